@@ -1,0 +1,80 @@
+# Every command of the project. `make test` and `make compare` need nothing but Python 3.11 to 3.13 and make.
+#
+#   make test ARGS="-k covariance"     pass arguments to pytest
+#   make test PYTHON=python3.12        the interpreter that .venv is made with, when there is none yet
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+PIP := $(RUN) pip --disable-pip-version-check install
+PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest
+PARALLEL := -n 2 --dist worksteal
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.PHONY: help test test-deep bench lint format docs compare clean distclean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+test: $(VENV)/.installed-dev ## Run the tests (and set everything up first, on a fresh machine).
+	$(PYTEST) $(PARALLEL) $(ARGS)
+
+test-deep: $(VENV)/.installed-dev ## Run the long tests as well, with 5,000 examples to a property.
+	HYPOTHESIS_PROFILE=deep $(PYTEST) $(PARALLEL) -m "not bench" $(ARGS)
+
+bench: $(VENV)/.installed-dev ## Take the measurements in tests/benchmarks, one at a time.
+	@$(PYTEST) -m bench $(wildcard tests/benchmarks) $(ARGS) || { test $$? -eq 5 && echo "There are no benchmarks yet."; }
+
+lint: $(VENV)/.installed-dev ## Check style, format and types.
+	$(RUN) ruff check .
+	$(RUN) ruff format --check .
+	$(RUN) mypy
+
+format: $(VENV)/.installed-dev ## Rewrite the code in the house format.
+	$(RUN) ruff check --fix .
+	$(RUN) ruff format .
+
+docs: $(VENV)/.installed-docs ## Build the figures and the documentation into docs/_build/html.
+	@if [ -f docs/make_figures.py ]; then echo "$(BIN)/python docs/make_figures.py"; $(BIN)/python docs/make_figures.py; fi
+	$(RUN) sphinx -W --keep-going -b html docs docs/_build/html
+
+compare: $(VENV)/.installed ## Compare posterior approximations (for now: say what is installed).
+	@$(RUN) pyro_dropout
+
+clean: ## Remove caches and built documents; keep the virtual environment.
+	rm -rf docs/_build build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -path ./$(VENV) -prune -o -type d -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the virtual environment too.
+	rm -rf $(VENV)
+
+# The virtual environment. It is trusted when its stamp names this folder (a copied or moved one still installs from
+# the old place), its interpreter answers, and every package in it was installed to the end: pip writes INSTALLER among
+# the last files of a package, and keeps a name that starts with ~ only while it replaces one. Else it is made anew.
+WHOLE := $(shell [ "$$(cat $(VENV)/.made 2>/dev/null)" = "$(CURDIR)" ] && $(BIN)/python -c "import pip" 2>/dev/null \
+	&& for d in $(VENV)/lib/python3*/site-packages/*.dist-info; do [ -f "$$d/INSTALLER" ] || exit 1; done \
+	&& ! ls -d $(VENV)/lib/python3*/site-packages/~* >/dev/null 2>&1 && echo yes)
+ifneq ($(WHOLE),yes)
+.PHONY: $(VENV)/.made
+endif
+
+$(VENV)/.made:
+	@$(PYTHON) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || { \
+	  echo "pyro_dropout needs Python 3.11, 3.12 or 3.13, and $(PYTHON) is: $$($(PYTHON) --version 2>&1 | head -n 1)." \
+	    "Name another one, for example: make PYTHON=python3.12 test" >&2; exit 1; }
+	rm -rf $(VENV)
+	$(PYTHON) -m venv $(VENV)
+	@echo "$(CURDIR)" > $@
+
+# Stamps are written last, so an interrupted installation is simply done again.
+$(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e ".[$*]"
+	@touch $(VENV)/.installed $@

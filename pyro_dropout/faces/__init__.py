@@ -1,0 +1,1 @@
+"""Where people meet the library: figures, comparisons, estimators and the command line."""

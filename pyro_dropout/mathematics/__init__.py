@@ -1,0 +1,1 @@
+"""The paper's mathematics: tensors in, tensors out; this floor knows no Pyro model."""

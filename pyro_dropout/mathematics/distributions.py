@@ -1,0 +1,132 @@
+"""The paper's q(w) and multiplicative Gaussian noise, both as mixtures over the rows of a tensor (eqs. 8-10, §5)."""
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import (
+    ShapeError,
+    check_finite,
+    check_keep,
+    check_non_negative,
+    check_positive,
+)
+from pyro_dropout.mathematics.row_mixture import RowDim, RowMixture
+from pyro_dropout.mathematics.shapes import Float
+
+__all__ = ["BernoulliMixture", "MultiplicativeNormal", "RowMixture"]
+
+
+class BernoulliMixture(RowMixture):
+    """Dropout's q(w): each row is kept, at ``loc``, with probability ``keep``, and is zero otherwise.
+
+    ``scale`` is the width σ of both components; at 0, the default, draws are exactly z∘M, which is dropout.
+
+    Equation: eq8.
+
+    Args:
+        loc: the variational mean M of the kept rows, (*shape).
+        keep: probability that a row is kept, in (0, 1]; a number, or one for each row.
+        scale: standard deviation σ >= 0, broadcast to ``loc``.
+        row_dim: the dimension that counts rows: 1 for torch's Linear and ConvNd weights.
+        validate_args: check the values once, here; on by default.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> _ = torch.manual_seed(0)
+        >>> q = pd.BernoulliMixture(torch.ones(2, 4), keep=0.5)
+        >>> w = q.sample()
+        >>> bool(((w == 0) | (w == 1)).all()), bool((w[0] == w[1]).all())  # a dropped row is a zero column
+        (True, True)
+        >>> q.mean[0, 0].item()
+        0.5
+    """
+
+    zero_component = 1
+
+    def __init__(
+        self,
+        loc: Float[Tensor, "*shape"],
+        keep: float | Tensor,
+        scale: float | Tensor = 0.0,
+        row_dim: RowDim = 1,
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        if validate_args is not False:
+            check_finite("loc", loc)
+            check_keep("keep", keep)
+        kept = torch.as_tensor(keep, dtype=loc.dtype, device=loc.device)
+        probs = torch.stack([kept, 1 - kept], -1)
+        super().__init__(torch.stack([loc, torch.zeros_like(loc)]), scale, probs, row_dim, validate_args=validate_args)
+
+    @property
+    def loc(self) -> Tensor:
+        """The mean M of the kept rows."""
+        return self.locs[0]
+
+    @property
+    def keep(self) -> Tensor:
+        """The probability that each row is kept, (rows,)."""
+        return self.probs[:, 0]
+
+
+class MultiplicativeNormal(RowMixture):
+    """Weights multiplied by Gaussian noise N(1, α): w = loc·(1 + √α ε), plus independent noise of width ``scale``.
+
+    One ε for each row is Gaussian dropout, singular at ``scale=0`` as dropout is; with ``scale`` > 0 it is a Gaussian
+    whose rows have the rank-one covariance factor √α·loc. One ε for each weight, ``row_dim=None``, always has
+    a density.
+
+    Equation: sec5-multiplicative.
+
+    Args:
+        loc: the mean of the weights, (*shape).
+        alpha: variance α > 0 of the multiplicative noise; a number, one for each row, or with ``row_dim=None`` any
+            shape that broadcasts to ``loc``.
+        scale: standard deviation of the added noise, >= 0.
+        row_dim: the dimension that counts rows, or None for noise of its own on every weight.
+        validate_args: check the values once, here; on by default.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> q = pd.MultiplicativeNormal(torch.full((2, 3), 2.0), alpha=0.25, row_dim=None)
+        >>> q.mean[0, 0].item(), q.variance[0, 0].item()
+        (2.0, 1.0)
+    """
+
+    def __init__(
+        self,
+        loc: Float[Tensor, "*shape"],
+        alpha: float | Tensor,
+        scale: float | Tensor = 0.0,
+        row_dim: RowDim = 1,
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        if validate_args is not False:
+            check_finite("loc", loc)
+            check_positive("alpha", alpha)
+            check_non_negative("scale", scale)
+        alpha = torch.as_tensor(alpha, dtype=loc.dtype, device=loc.device)
+        self.alpha = alpha
+        one = torch.ones(1, dtype=loc.dtype, device=loc.device)
+        if row_dim is None:
+            try:
+                spread = torch.hypot(loc * alpha.sqrt(), torch.as_tensor(scale).to(loc)).expand(loc.shape)
+            except RuntimeError:
+                raise ShapeError(
+                    f"alpha and scale must broadcast to loc, shape {tuple(loc.shape)}; got {tuple(alpha.shape)} and"
+                    f" {tuple(torch.as_tensor(scale).shape)}."
+                ) from None
+            super().__init__(loc.unsqueeze(0), spread, one, None, validate_args=validate_args)
+            return
+        super().__init__(loc.unsqueeze(0), scale, one, row_dim, validate_args=validate_args)
+        if tuple(alpha.shape) not in ((), (1,), (self.rows,)):
+            raise ShapeError(f"alpha must be a number or one for each of {self.rows} rows; got {tuple(alpha.shape)}.")
+        factor = self.to_rows(loc) * alpha.sqrt().expand(self.rows).unsqueeze(-1)
+        self.cov_factor = factor.unsqueeze(-1).unsqueeze(0)
+
+    @property
+    def loc(self) -> Tensor:
+        """The mean of the weights."""
+        return self.locs[0]

@@ -1,0 +1,127 @@
+"""What can be wrong with an argument, and the checks that say so to a person.
+
+Every message names the argument, what was given, and what is allowed. All types are ``ValueError`` as well, so code
+that catches the usual exception keeps working.
+"""
+
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class PyroDropoutError(ValueError):
+    """Any mistake in what was handed to pyro_dropout; the base of the three below.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> try:
+        ...     pd.weight_decay(keep=1.5, tau=1.0, num_data=10)
+        ... except pd.PyroDropoutError as mistake:
+        ...     print(mistake)
+        keep must lie in (0, 1]; got 1.5.
+    """
+
+
+class RangeError(PyroDropoutError):
+    """A number outside the range in which the mathematics means something.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> try:
+        ...     pd.weight_decay(keep=0.9, tau=-1.0, num_data=10)
+        ... except pd.RangeError as mistake:
+        ...     print(mistake)
+        tau must be positive and finite; got -1.0.
+    """
+
+
+class ShapeError(PyroDropoutError):
+    """Tensors whose shapes do not fit together.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> try:
+        ...     pd.BernoulliMixture(torch.ones(3, 4), keep=0.9, row_dim=2)
+        ... except pd.ShapeError as mistake:
+        ...     print(mistake)
+        row_dim must index a dimension of the weights, -2 to 1 for shape (3, 4); got 2.
+    """
+
+
+class SingularError(PyroDropoutError):
+    """A density was asked of a distribution that has none, such as dropout in its limit ``scale=0``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> try:
+        ...     pd.BernoulliMixture(torch.ones(2, 3), keep=0.9).log_prob(torch.zeros(2, 3))
+        ... except pd.SingularError as mistake:
+        ...     print("no density at scale=0" if "scale=0" in str(mistake) else mistake)
+        no density at scale=0
+    """
+
+
+def describe(value: Any) -> str:
+    """Return ``value`` as an error message shows it: numbers as they are, large tensors by shape and range."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.numel() == 1:
+        return repr(value.item())
+    if value.numel() <= 8:
+        return repr(value.tolist())
+    finite = value[torch.isfinite(value)]
+    odd = value.numel() - finite.numel()
+    span = f"from {finite.min().item():.6g} to {finite.max().item():.6g}" if finite.numel() else "with no finite value"
+    return f"a tensor of shape {tuple(value.shape)} {span}" + (f" and {odd} not finite" if odd else "")
+
+
+def _holds(condition: bool | Tensor) -> bool:
+    return bool(condition.all()) if isinstance(condition, Tensor) else condition
+
+
+def check_number(name: str, value: Any) -> None:
+    """Raise unless ``value`` is a real number or a real tensor (a bool is neither)."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point() and value.dtype not in (torch.int32, torch.int64):
+            raise RangeError(f"{name} must be a real number or a real tensor; got a tensor of {value.dtype}.")
+    elif isinstance(value, bool) or not isinstance(value, Real):  # numpy's numbers are Real too
+        raise RangeError(f"{name} must be a real number or a real tensor; got {type(value).__name__} {value!r}.")
+
+
+def check_positive(name: str, value: Any) -> None:
+    """Raise unless every element of ``value`` is positive and finite."""
+    check_number(name, value)
+    if not _holds((value > 0) & (value < float("inf"))):
+        raise RangeError(f"{name} must be positive and finite; got {describe(value)}.")
+
+
+def check_non_negative(name: str, value: Any) -> None:
+    """Raise unless every element of ``value`` is zero or positive, and finite."""
+    check_number(name, value)
+    if not _holds((value >= 0) & (value < float("inf"))):
+        raise RangeError(f"{name} must be zero or positive, and finite; got {describe(value)}.")
+
+
+def check_keep(name: str, value: Any) -> None:
+    """Raise unless every element of ``value`` is a probability of keeping a row: in (0, 1]."""
+    check_number(name, value)
+    if not _holds((value > 0) & (value <= 1)):
+        raise RangeError(f"{name} must lie in (0, 1]; got {describe(value)}.")
+
+
+def check_finite(name: str, value: Tensor) -> None:
+    """Raise unless every element of the tensor is finite."""
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{name} must be a tensor; got {type(value).__name__} {value!r}.")
+    if not value.is_floating_point():
+        raise RangeError(f"{name} must be a floating-point tensor; got {value.dtype}.")
+    if not bool(torch.isfinite(value).all()):
+        raise RangeError(f"{name} must be finite; got {describe(value)}.")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raise unless ``value`` is a whole number of at least one."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        raise RangeError(f"{name} must be a whole number of at least 1; got {value!r}.")

@@ -1,0 +1,292 @@
+"""Covariance by Monte Carlo features: finite-rank layers for any nonlinearity, and §4.6's second layer.
+
+K draws of (w, b) give features Φ with K̂ = ΦΦᵀ, which tends to the exact covariance as K grows; that finite rank is what
+makes a Gaussian process a neural network with K hidden units.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, check_finite, check_positive
+from pyro_dropout.mathematics.kernel_frame import Covariance, Number, check_shape, check_values, own_parameters
+from pyro_dropout.mathematics.shapes import Float
+
+Nonlinearity = str | Callable[[Tensor], Tensor]
+_NAMED = {"relu": torch.relu, "tanh": torch.tanh, "erf": torch.erf, "cos": torch.cos}
+
+
+def nonlinearity_of(given: Nonlinearity) -> Callable[[Tensor], Tensor]:
+    """Return the function that a name stands for, or the function itself."""
+    if isinstance(given, str) and given in _NAMED:
+        return _NAMED[given]
+    if callable(given):
+        return given
+    raise RangeError(f"nonlinearity must be one of {', '.join(_NAMED)} or a callable; got {given!r}.")
+
+
+def _check_bias(bias: Tensor, width: int, *others: Tensor) -> None:
+    check_shape(bias.dim() >= 1 and bias.size(-1) == width, "bias", f"(..., {width})", bias)
+    batches = [tuple(bias.shape[:-1]), *(tuple(other.shape[:-2]) for other in others)]
+    try:
+        torch.broadcast_shapes(*batches)
+    except RuntimeError:
+        raise ShapeError(f"leading dimensions must broadcast; got {', '.join(map(str, batches))}.") from None
+
+
+def finite_rank_features(
+    x: Tensor, weight: Tensor, bias: Tensor, nonlinearity: Nonlinearity
+) -> Float[Tensor, "... n k"]:
+    """Features Φ of a layer of K units, whose products ΦΦᵀ are its covariance K̂.
+
+    Φ = √(1/K) σ(x W₁ᵀ + b), with the weights as torch holds them. Leading dimensions broadcast.
+
+    Equation: sec3.1-features.
+
+    Args:
+        x: Inputs, (..., N, Q).
+        weight: Draws of the weights, (..., K, Q).
+        bias: Draws of the biases, (..., K).
+        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+
+    Returns:
+        Φ, (..., N, K).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> weight = torch.tensor([[1.0], [-1.0], [2.0], [0.0]])
+        >>> pd.finite_rank_features(torch.tensor([[1.0], [2.0]]), weight, torch.zeros(4), "relu")
+        tensor([[0.5000, 0.0000, 1.0000, 0.0000],
+                [1.0000, 0.0000, 2.0000, 0.0000]])
+    """
+    act = nonlinearity_of(nonlinearity)
+    check_values(check_finite, x=x, weight=weight, bias=bias)
+    check_shape(x.dim() >= 2, "x", "(..., N, Q)", x)
+    fits = weight.dim() >= 2 and weight.size(-1) == x.size(-1)
+    check_shape(fits, "weight", f"(..., K, {x.size(-1)})", weight)
+    _check_bias(bias, weight.size(-2), x, weight)
+    return act(x @ weight.mT + bias.unsqueeze(-2)) / math.sqrt(weight.size(-2))
+
+
+def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -> Float[Tensor, "... n k"]:
+    """Features Φ₂ of a deep Gaussian process's second layer, given the outputs of its first.
+
+    Φ₂ = √(1/K₂) σ₂(h + b): no weights are drawn, for the first layer's outputs are the K₂ pre-activations. Leading
+    dimensions broadcast.
+
+    Equation: sec4.6-features.
+
+    Args:
+        h: Outputs of the first layer, (..., N, K₂).
+        bias: One draw of the biases, (..., K₂).
+        nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+
+    Returns:
+        Φ₂, (..., N, K₂).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.second_layer_features(torch.tensor([[1.0, -2.0, 3.0, 0.0]]), torch.ones(4), "relu")
+        tensor([[1.0000, 0.0000, 2.0000, 0.5000]])
+    """
+    act = nonlinearity_of(nonlinearity)
+    check_values(check_finite, h=h, bias=bias)
+    check_shape(h.dim() >= 2, "h", "(..., N, K₂)", h)
+    _check_bias(bias, h.size(-1), h)
+    return act(h + bias.unsqueeze(-2)) / math.sqrt(h.size(-1))
+
+
+class _Featured(Covariance):
+    """A covariance that is given by its features: the frame of the two below."""
+
+    nonlinearity: Nonlinearity
+    standard_weight: Tensor
+    standard_bias: Tensor
+
+    def _draw(self, seed: int | None, *shape: int) -> Tensor:
+        # In float64 and then rounded, so that a seed means the same draws in either precision.
+        generator = None if seed is None else torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(torch.get_default_dtype())
+
+    def features(self, X: Tensor) -> Float[Tensor, "n k"]:
+        raise NotImplementedError
+
+    def forward(self, X: Tensor, Z: Tensor | None = None, diag: bool = False) -> Float[Tensor, "..."]:
+        phi = self.features(X)
+        return phi.square().sum(-1) if diag else phi @ (phi if Z is None else self.features(Z)).mT
+
+
+class FiniteRank(_Featured):
+    """Monte Carlo covariance of a layer of finitely many units, as a Pyro kernel with its features.
+
+    K̂(x, y) = (1/K) Σ_k σ(w_kᵀx + b_k) σ(w_kᵀy + b_k) with w_k ~ N(0, l⁻²I) and b_k ~ N(0, l'⁻²). The draws are held in
+    standard form, so that the length-scales can be learned. Memory is (N, K).
+
+    With "cos", ``bias_prior="uniform"`` and ``variance=2`` it tends to the squared-exponential kernel
+    exp(−‖x − y‖² / 2l²), since 2 E_b[cos(u + b) cos(v + b)] = cos(u − v).
+
+    Equation: sec3.1-finite-rank.
+
+    Args:
+        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+        width: Number K of units.
+        input_dim: Number Q of inputs.
+        variance: Factor of the whole covariance; 1 when absent.
+        length_scale: l, a number or (Q,); 1 when absent.
+        bias_length_scale: l', 1 when absent; a uniform prior has none.
+        seed: Seed of the draws; torch's global generator when absent.
+        bias_prior: "normal", or "uniform" for b_k ~ U[0, 2π).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x, kernel = torch.tensor([0.0, 1.0]), pd.FiniteRank("relu", width=100_000, seed=0)
+        >>> bool((kernel(x) - pd.ArcCosine(1)(x)).abs().max() < 0.02)
+        True
+        >>> kernel.features(x).shape
+        torch.Size([2, 100000])
+    """
+
+    def __init__(
+        self,
+        nonlinearity: Nonlinearity,
+        width: int,
+        input_dim: int = 1,
+        variance: Number | None = None,
+        length_scale: Number | None = None,
+        bias_length_scale: Number | None = None,
+        seed: int | None = None,
+        bias_prior: str = "normal",
+    ) -> None:
+        nonlinearity_of(nonlinearity)
+        check_count("width", width)
+        if bias_prior not in ("normal", "uniform"):
+            raise RangeError(f"bias_prior must be 'normal' or 'uniform'; got {bias_prior!r}.")
+        if bias_prior == "uniform" and bias_length_scale is not None:
+            raise RangeError(f"bias_length_scale must be absent for a uniform prior; got {bias_length_scale}.")
+        of_bias = {"bias_length_scale": bias_length_scale} if bias_prior == "normal" else {}
+        super().__init__(input_dim, None, variance=variance, length_scale=length_scale, **of_bias)
+        self.nonlinearity, self.width, self.bias_prior = nonlinearity, width, bias_prior
+        draws = self._draw(seed, width, input_dim + 1)
+        self.register_buffer("standard_weight", draws[:, :-1].contiguous())
+        self.register_buffer("standard_bias", draws[:, -1].contiguous())
+
+    @own_parameters
+    def features(self, X: Tensor) -> Float[Tensor, "n k"]:
+        """Φ, (N, K), with the root of the variance in it, so that ΦΦᵀ is the covariance."""
+        X = self._inputs("X", X)
+        weight, bias = self.standard_weight.to(X.dtype) / self.length_scale, self.standard_bias.to(X.dtype)
+        uniform = self.bias_prior == "uniform"
+        bias = 2 * math.pi * torch.special.ndtr(bias) if uniform else bias / self.bias_length_scale
+        return finite_rank_features(X, weight, bias, self.nonlinearity) * self.variance.sqrt()
+
+
+class SecondLayer(_Featured):
+    """Covariance between hidden vectors with which a deep Gaussian process matches a dropout network, as a Pyro kernel.
+
+    K₂(x, y) = (1/K₂) ∫ p(b₂) σ₂(x + b₂)ᵀ σ₂(y + b₂) db₂ for vectors x, y of length K₂ and b₂ ~ N(0, l'⁻²I). The kernel
+    is its Monte Carlo estimate with so many ``terms``, one in the paper; `exact` is the integral.
+
+    Equation: sec4.6-covariance.
+
+    Args:
+        nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+        width: Number K₂ of hidden units, the columns of the inputs.
+        bias_length_scale: l'; 1 when absent.
+        terms: Number of draws of b₂ that are averaged.
+        seed: Seed of the draws; torch's global generator when absent.
+        variance: Factor of the whole covariance; 1 when absent.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> hidden = torch.tensor([[0.0, 1.0, 2.0], [1.0, 1.0, -1.0]])
+        >>> pd.SecondLayer("tanh", width=3).exact(hidden).detach().round(decimals=3)
+        tensor([[0.5850, 0.1350],
+                [0.1350, 0.5500]])
+    """
+
+    def __init__(
+        self,
+        nonlinearity: Nonlinearity,
+        width: int,
+        bias_length_scale: Number | None = None,
+        terms: int = 1,
+        seed: int | None = None,
+        variance: Number | None = None,
+    ) -> None:
+        nonlinearity_of(nonlinearity)
+        check_count("width", width)
+        check_count("terms", terms)
+        super().__init__(width, None, variance=variance, bias_length_scale=bias_length_scale)
+        self.nonlinearity, self.width, self.terms = nonlinearity, width, terms
+        self.register_buffer("standard_bias", self._draw(seed, terms, width))
+
+    def _stacked(self, X: Tensor, standard_bias: Tensor, mass: Tensor) -> Float[Tensor, "n k"]:
+        bias = standard_bias.to(X.dtype) / self.bias_length_scale
+        phi = second_layer_features(X, bias, self.nonlinearity)  # (terms, N, K₂)
+        return (phi * (self.variance * mass).sqrt()[:, None, None]).transpose(0, 1).flatten(1)
+
+    @own_parameters
+    def features(self, X: Tensor) -> Float[Tensor, "n k"]:
+        """Φ₂, (N, terms · K₂), with the root of the variance in it, so that Φ₂Φ₂ᵀ is the covariance."""
+        X = self._inputs("X", X)
+        return self._stacked(X, self.standard_bias, X.new_full((self.terms,), 1 / self.terms))
+
+    @own_parameters
+    def exact(self, X: Tensor, Z: Tensor | None = None, nodes: int = 128) -> Float[Tensor, "n m"]:
+        """The integral over b₂, (N, M), by Gauss-Hermite quadrature in each unit; memory is (nodes, N, K₂).
+
+        The error falls geometrically in √nodes for smooth σ₂ (tanh, erf, cos), the slower the smaller l' is; at a kink
+        (relu) it falls as a power of nodes only.
+        """
+        check_count("nodes", nodes)
+        points, masses = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(nodes))
+        X = self._inputs("X", X)
+        points, masses = points.to(X)[:, None].expand(-1, self.width), masses.to(X) / math.sqrt(2 * math.pi)
+        phi = self._stacked(X, points, masses)
+        return phi @ (phi if Z is None else self._stacked(self._inputs("Z", Z), points, masses)).mT
+
+
+def finite_rank_log_marginal(y: Tensor, features: Tensor, tau: Number) -> Float[Tensor, "..."]:
+    """Log evidence of a Gaussian process of finite rank, its weights integrated out, in nats.
+
+    log N(y; 0, ΦΦᵀ + τ⁻¹I) = log ∫ N(y; Φw, τ⁻¹I) N(w; 0, I) dw, by K×K matrices when K < N, else by N×N.
+
+    Equation: eq12.
+
+    Args:
+        y: Targets, (N,), or (N, D) for D independent outputs, whose logs are summed.
+        features: Φ, (..., N, K).
+        tau: Precision τ of the observations.
+
+    Returns:
+        One number for each Φ, (...).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.finite_rank_log_marginal(torch.zeros(2), torch.eye(2), tau=1.0)  # y ~ N(0, 2I)
+        tensor(-2.5310)
+    """
+    check_values(check_finite, y=y, features=features)
+    check_values(check_positive, tau=tau)
+    check_shape(features.dim() >= 2, "features", "(..., N, K)", features)
+    n, k = features.shape[-2:]
+    check_shape(y.dim() in (1, 2) and y.size(0) == n, "y", f"({n},) or ({n}, D)", y)
+    # In float64 throughout: a Gram matrix squares the condition number, and float32 fails from τ ~ 10⁶ on.
+    precision = torch.as_tensor(tau, dtype=torch.float64, device=features.device)
+    check_shape(precision.numel() == 1, "tau", "()", precision)
+    root = precision.reshape(()).sqrt()
+    phi, target = features.double() * root, y.double().reshape(n, -1) * root
+    gram = phi.mT @ phi if k < n else phi @ phi.mT  # |I + τΦΦᵀ| = |I + τΦᵀΦ|
+    chol = torch.linalg.cholesky(gram + torch.eye(min(n, k), dtype=gram.dtype, device=gram.device))
+    if k < n:
+        w = torch.cholesky_solve(phi.mT @ target, chol)
+        # yᵀΣ⁻¹y = min_w τ‖y − Φw‖² + ‖w‖²: a sum of squares, where Woodbury's difference would cancel
+        quadratic = (target - phi @ w).square().sum((-2, -1)) + w.square().sum((-2, -1))
+    else:
+        quadratic = torch.linalg.solve_triangular(chol, target, upper=False).square().sum((-2, -1))
+    log_det = 2 * chol.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 2 * n * root.log()  # log|ΦΦᵀ + τ⁻¹I|
+    log_density: Tensor = -0.5 * (quadratic + target.size(1) * (log_det + n * math.log(2 * math.pi)))
+    return log_density.to(features.dtype)

@@ -1,0 +1,44 @@
+"""Stand-ins: for the density of a draw that has none, and for weights that exist once for every data point."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import SingularError
+
+if TYPE_CHECKING:
+    from pyro_dropout.mathematics.per_data_point import PerDataPoint
+
+MARK = "_pyro_dropout_per_data_point"
+# What Pyro does to every log density of a trace in passing, whether or not the loss will read it.
+_IN_PASSING = {"sum", "mul", "__mul__", "__rmul__", "expand", "reshape", "detach", "clone", "dim", "size", "numel"}
+_QUESTIONS = {"isnan", "isinf", "isfinite", "any", "all", "eq", "__eq__", "__bool__", "is_floating_point"}
+
+
+def drawn_per_data_point(value: object) -> "PerDataPoint | None":
+    """Return the recipe of a tensor that stands for one weight draw for each data point, or None for any other."""
+    return getattr(value, MARK, None)
+
+
+class NoDensity(Tensor):
+    """A log density that must not be read: it passes through a trace, and raises when a loss uses its value."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _QUESTIONS or name == "__get__":
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        if name in _IN_PASSING:
+            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        raise SingularError(
+            "log q(w) does not exist for these draws: at scale=0 they lie on a set of volume zero, and a draw for each"
+            " data point has no joint density. Use pyro_dropout.ELBO or pyro.infer.TraceMeanField_ELBO, which need"
+            " none; or scale > 0 with shared draws."
+        )
+
+
+def no_density(like: Tensor, shape: torch.Size) -> Tensor:
+    """Return a stand-in for a log density of shape ``shape``."""
+    return torch.zeros((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(NoDensity)

@@ -1,0 +1,323 @@
+"""The dropout objective, and the dictionary between a prior and a weight decay (sections 2.1 and 4.2-4.3).
+
+Dropout training minimises (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖². Minus the ELBO of the paper's model, divided by
+Nτ, is the same function of the weights when λ_i = l² p_i / (2Nτ): p_i is ``keep``, and 1 for a bias that is
+not dropped. All converters take numbers or tensors and broadcast them: numbers give a ``float``, and a tensor
+anywhere among them gives a ``Tensor``.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, overload
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import (
+    RangeError,
+    ShapeError,
+    check_finite,
+    check_keep,
+    check_non_negative,
+    check_number,
+    check_positive,
+    describe,
+)
+from pyro_dropout.mathematics.shapes import Float, Int
+
+Number = float | Tensor
+Loss = Literal["half_mse", "mse", "cross_entropy"]
+
+# `Tensor | Any` below: one tensor among the arguments makes a Tensor, but a caller's `float | Tensor` may be a float.
+
+
+@overload
+def weight_decay(keep: float, tau: float, num_data: float, length_scale: float = 1.0) -> float: ...
+@overload
+def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Number = 1.0) -> Tensor | Any: ...
+def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Number = 1.0) -> float | Tensor:
+    """The weight decay λ = l² p / (2Nτ) under which dropout training is inference with this prior and noise.
+
+    λ multiplies ‖W‖² beside (1/2N) Σ‖y − ŷ‖²; for ``torch.optim`` use ``optimizer_weight_decay``.
+
+    Equation: sec4.2-weight-decay.
+
+    Args:
+        keep: probability in (0, 1] that a row of the layer is kept; 1 for a bias, which is not dropped.
+        tau: observation precision, positive.
+        num_data: number of data points, whole and at least 1 (``455.0`` is whole, ``455.5`` is refused).
+        length_scale: the l of the prior N(0, l⁻² I), positive.
+
+    Returns:
+        λ, in the broadcast shape of the arguments.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> print(f"{pd.weight_decay(keep=0.95, tau=0.15, num_data=455, length_scale=1e-2):.6e}")
+        6.959707e-07
+    """
+    _check_layer(keep, num_data, length_scale)
+    check_positive("tau", tau)
+    return length_scale * length_scale * keep / (2 * num_data * tau)
+
+
+@overload
+def precision(keep: float, weight_decay: float, num_data: float, length_scale: float = 1.0) -> float: ...
+@overload
+def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale: Number = 1.0) -> Tensor | Any: ...
+def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale: Number = 1.0) -> float | Tensor:
+    """The observation precision τ = l² p / (2Nλ) that a network trained with weight decay λ has assumed.
+
+    Equation: sec4.2-precision.
+
+    Args:
+        keep: probability in (0, 1] that a row of the layer is kept.
+        weight_decay: λ beside (1/2N) Σ‖y − ŷ‖², positive: λ = 0 would claim data without noise.
+        num_data: number of data points, whole and at least 1.
+        length_scale: the l of the prior N(0, l⁻² I), positive.
+
+    Returns:
+        τ, in the broadcast shape of the arguments.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> round(pd.precision(keep=0.9, weight_decay=1e-6, num_data=272), 1)
+        1654.4
+    """
+    _check_layer(keep, num_data, length_scale)
+    check_positive("weight_decay", weight_decay)
+    return length_scale * length_scale * keep / (2 * num_data * weight_decay)
+
+
+@overload
+def implied_length_scale(keep: float, tau: float, weight_decay: float, num_data: float) -> float: ...
+@overload
+def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_data: Number) -> Tensor | Any: ...
+def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_data: Number) -> float | Tensor:
+    """The prior length-scale l = √(2Nτλ / p) that a stated weight decay and precision take for granted.
+
+    Equation: sec4.2-length-scale.
+
+    Args:
+        keep: probability in (0, 1] that a row of the layer is kept.
+        tau: observation precision, positive.
+        weight_decay: λ beside (1/2N) Σ‖y − ŷ‖², positive.
+        num_data: number of data points, whole and at least 1.
+
+    Returns:
+        l, in the broadcast shape of the arguments.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> round(pd.implied_length_scale(keep=0.9, tau=1e5, weight_decay=1e-6, num_data=272), 4)
+        7.7746
+    """
+    _check_layer(keep, num_data)
+    check_positive("tau", tau)
+    check_positive("weight_decay", weight_decay)
+    square = 2 * num_data * tau * weight_decay / keep
+    return square.sqrt() if isinstance(square, Tensor) else math.sqrt(square)
+
+
+@overload
+def optimizer_weight_decay(
+    keep: float,
+    tau: float,
+    num_data: float,
+    length_scale: float = 1.0,
+    loss: Loss = ...,
+    out_features: int = 1,
+) -> float: ...
+@overload
+def optimizer_weight_decay(
+    keep: Number,
+    tau: Number,
+    num_data: Number,
+    length_scale: Number = 1.0,
+    loss: Loss = ...,
+    out_features: int = 1,
+) -> Tensor | Any: ...
+def optimizer_weight_decay(
+    keep: Number,
+    tau: Number,
+    num_data: Number,
+    length_scale: Number = 1.0,
+    loss: str = "half_mse",
+    out_features: int = 1,
+) -> float | Tensor:
+    """The number to hand to ``torch.optim`` as ``weight_decay``, for the loss that you train with.
+
+    ``SGD`` and ``Adam`` add c·w to the gradient, and the gradient of λ‖w‖² is 2λ·w: beside the loss that λ
+    belongs to, c = 2λ, and a multiple of that loss takes the same multiple of c. (``AdamW`` shrinks weights
+    apart from the gradient; no c makes it minimise this objective.) Weights and biases need a parameter group
+    each, because a bias that is not dropped has ``keep=1``.
+
+    Equation: sec4.2-optimizer-weight-decay.
+
+    Args:
+        keep: probability in (0, 1] that a row of the layer is kept.
+        tau: observation precision, positive; 1 for ``"cross_entropy"``, since labels have no such noise.
+        num_data: number of data points (not of a batch), whole and at least 1.
+        length_scale: the l of the prior N(0, l⁻² I), positive.
+        loss: what λ stands beside, a mean over points in each case. ``"half_mse"``: (1/2N) Σ‖y − ŷ‖², a sum
+            over the D outputs; c = 2λ. ``"mse"``: torch's ``MSELoss``, (1/ND) Σ‖y − ŷ‖², a mean over the
+            outputs and so 2/D times the former; c = 4λ/D. ``"cross_entropy"``: −(1/N) Σ log p̂(y); c = 2λ.
+        out_features: the D of ``"mse"``, a whole number; the other losses do not depend on it.
+
+    Returns:
+        c, in the broadcast shape of the arguments.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> [pd.optimizer_weight_decay(0.5, 2.0, 100, loss=loss) for loss in ("half_mse", "mse")]
+        [0.0025, 0.005]
+        >>> pd.optimizer_weight_decay(0.5, 2.0, 100, loss="mse", out_features=4)
+        0.00125
+    """
+    if loss not in ("half_mse", "mse", "cross_entropy"):
+        raise RangeError(f"loss must be 'half_mse', 'mse' or 'cross_entropy'; got {loss!r}.")
+    _check_whole("out_features", out_features)
+    decay = weight_decay(keep, tau, num_data, length_scale)
+    if loss == "cross_entropy" and bool((torch.as_tensor(tau) != 1).any()):
+        raise RangeError(
+            f"tau must be 1 beside loss='cross_entropy', as labels have no observation precision; got {describe(tau)}."
+        )
+    return 4 * decay / out_features if loss == "mse" else 2 * decay
+
+
+@overload
+def standardised_precision(tau: float, target_std: float) -> float: ...
+@overload
+def standardised_precision(tau: Number, target_std: Number) -> Tensor | Any: ...
+def standardised_precision(tau: Number, target_std: Number) -> float | Tensor:
+    """The precision τ·σ_y² of targets standardised to (y − mean)/σ_y, when the raw targets have precision τ.
+
+    Dividing y by σ_y divides the noise's variance τ⁻¹ by σ_y². Wherever the network is trained on the
+    standardised targets, this is the τ of all formulas.
+
+    Equation: sec4.2-standardised-precision.
+
+    Args:
+        tau: observation precision in the targets' own units, positive.
+        target_std: the σ_y by which the targets were divided, positive.
+
+    Returns:
+        The precision in standardised units, in the broadcast shape of the arguments.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> pd.standardised_precision(tau=0.25, target_std=8.0)
+        16.0
+    """
+    check_positive("tau", tau)
+    check_positive("target_std", target_std)
+    return tau * target_std * target_std
+
+
+def dropout_objective(
+    y: Tensor,
+    y_hat: Tensor,
+    weights: Mapping[str, Tensor] | Iterable[Tensor],
+    weight_decays: Number | Mapping[str, Number] | Iterable[Number],
+) -> Float[Tensor, ""]:
+    """What dropout training minimises: (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖², with the softmax loss for classes.
+
+    For tests and for teaching, where the whole objective should stand in one place.
+
+    Equation: eq3.
+
+    Args:
+        y: real targets (N, D), or (N,), or (N, ...) with the squares summed over all but the first dimension;
+            or integer class indices (N,), for which the first term is −(1/N) Σ log softmax(ŷ)[y].
+        y_hat: predictions under one draw of the masks: the shape of ``y``, or logits (N, C) for classes.
+        weights: the W_i, and the biases if they decay too: a dict by name, or an iterable of tensors.
+        weight_decays: the λ_i ≥ 0, as ``weight_decay`` gives them: one number for all, an iterable in the
+            order of ``weights``, or a dict with the same keys.
+
+    Returns:
+        A scalar tensor, differentiable in ``y_hat`` and ``weights``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> y, y_hat, w = torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]), torch.ones(1, 4)
+        >>> pd.dropout_objective(y, y_hat, {"w": w}, {"w": 0.25})
+        tensor(2.)
+        >>> pd.dropout_objective(torch.tensor([0, 1, 1]), torch.zeros(3, 2), [w], 0.0)
+        tensor(0.6931)
+    """
+    _check_targets(y, y_hat)
+    objective = _half_mean_square(y, y_hat) if y.is_floating_point() else _mean_surprise(y, y_hat)
+    for weight, decay in _pairs(weights, weight_decays):
+        objective = objective + decay * weight.square().sum()
+    return objective
+
+
+def _half_mean_square(y: Float[Tensor, "*shape"], y_hat: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    return (y - y_hat).square().sum() / (2 * len(y))
+
+
+def _mean_surprise(y: Int[Tensor, " n"], logits: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
+    return F.cross_entropy(logits, y.long())  # −(1/N) Σ log p̂(y_n)
+
+
+def _pairs(weights: Any, weight_decays: Any) -> list[tuple[Tensor, Number]]:
+    """Each weight with its own decay, whichever of the accepted forms the two came in."""
+    if isinstance(weights, Tensor):
+        raise ShapeError("weights must be a dict or a list of tensors; got one tensor: write [w] for it.")
+    named = dict(weights) if isinstance(weights, Mapping) else dict(enumerate(weights))
+    if isinstance(weight_decays, int | float) or getattr(weight_decays, "shape", None) == ():
+        decays = dict.fromkeys(named, weight_decays)
+    elif isinstance(weight_decays, Mapping):
+        decays = dict(weight_decays)
+    else:
+        listed = list(weight_decays)
+        if len(listed) != len(named):
+            raise ShapeError(f"weight_decays must be one a weight; got {len(listed)} for {len(named)} weights.")
+        decays = dict(zip(named, listed, strict=True))
+    if decays.keys() != named.keys():
+        raise ShapeError(f"weight_decays must have the keys of weights, {list(named)}; got {list(decays)}.")
+    for key, decay in decays.items():
+        if not isinstance(named[key], Tensor):
+            raise ShapeError(f"weights[{key!r}] must be a tensor; got {type(named[key]).__name__}.")
+        if isinstance(decay, Tensor) and decay.dim() > 0:
+            raise ShapeError(f"weight_decays[{key!r}] must be one number; got shape {tuple(decay.shape)}.")
+        check_non_negative(f"weight_decays[{key!r}]", decay)
+    return [(weight, decays[key]) for key, weight in named.items()]
+
+
+def _check_targets(y: Any, y_hat: Any) -> None:
+    if not isinstance(y, Tensor) or not isinstance(y_hat, Tensor):
+        raise ShapeError(f"y and y_hat must be tensors; got {type(y).__name__} and {type(y_hat).__name__}.")
+    shapes = f"got {tuple(y.shape)} and {tuple(y_hat.shape)}"
+    if y.dim() == 0 or y.numel() == 0 or y_hat.numel() == 0:
+        raise ShapeError(f"y and y_hat must hold at least one point each, shape (N, D); {shapes}.")
+    if y.is_floating_point():
+        if y.shape != y_hat.shape:
+            raise ShapeError(
+                f"y and y_hat must share one shape; {shapes}. Beside (N, 1) an (N,) broadcasts to (N, N): "
+                "each point against every prediction. Write y.reshape(y_hat.shape)."
+            )
+        check_finite("y", y)
+        return
+    check_number("y", y)
+    if y.dim() != 1 or y_hat.dim() != 2 or len(y) != len(y_hat):
+        raise ShapeError(
+            f"an integer y holds class indices, shape (N,), and y_hat their logits, shape (N, C); {shapes}. "
+            "Convert y to floating point if it holds real targets."
+        )
+    if not bool(((y >= 0) & (y < y_hat.shape[1])).all()):
+        raise RangeError(f"y must hold classes from 0 to {y_hat.shape[1] - 1}; got {describe(y)}.")
+
+
+def _check_whole(name: str, value: Number) -> None:
+    check_number(name, value)
+    whole = (value >= 1) & (value < math.inf) & (value // 1 == value)
+    if not (bool(whole.all()) if isinstance(whole, Tensor) else whole):
+        raise RangeError(f"{name} must be a whole number of at least 1; got {describe(value)}.")
+
+
+def _check_layer(keep: Number, num_data: Number, length_scale: Number = 1.0) -> None:
+    check_keep("keep", keep)
+    _check_whole("num_data", num_data)
+    check_positive("length_scale", length_scale)

@@ -1,0 +1,220 @@
+"""A weight draw of its own for every data point, at the price of a mask: what one layer does with it.
+
+A draw of row mixtures is W_n = Σ_l M_l∘[z_n = l] + Σ_r V_r∘η_nr + σ∘ε_n, with one z and one η for each row. A layer is
+linear in its weights, so the first two parts are the layer's own product with masked or scaled inputs, and no tensor of
+size N × out × in is ever made. The last part is Gaussian noise on the layer's output: for a plain matrix product it is
+independent with a known variance (local reparameterisation, Kingma et al. 2015). Where one draw meets several positions
+of one data point, in convolutions and sequences, the outputs are correlated, and one draw ε for the batch with a sign
+flip for every input and output unit of every data point has exactly the right distribution (flipout, Wen et al. 2018).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.no_density import MARK, drawn_per_data_point
+from pyro_dropout.mathematics.row_mixture import RowMixture
+
+__all__ = ["Layer", "Lookup", "PerDataPoint", "drawn_per_data_point"]
+
+Product = Callable[[Tensor, Tensor], Tensor]
+
+
+class PerDataPoint:
+    """Draws of one site for every data point, made inside the layers that use them.
+
+    Args:
+        site: the site's name, for messages.
+        q: the distribution that every data point's weights are drawn from.
+        reused: whether one draw meets several inputs (tied layers, recurrence), so that noise must be a draw of the
+            weights themselves.
+
+    Attributes:
+        weight: a tensor of the site's shape that stands for the draws; a handler recognises it in the model's layers.
+    """
+
+    def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
+        self.site, self.q, self.reused = site, q.expand(torch.Size()), reused
+        self.weight = self.mark(q.locs[0].detach().view(q.event_shape))
+        self.masks: list[Tensor] | None = None
+        self.count: int | None = None
+        self._coefficients: Tensor | None = None
+        self._flips: dict[str, Tensor] = {}
+        self._noise: Tensor | None = None
+        self._whole: Tensor | None = None
+        self._uses = 0
+
+    def mark(self, value: Tensor) -> Tensor:
+        """Make ``value`` stand for these draws."""
+        setattr(value, MARK, self)
+        return value
+
+    # --- what is drawn, once for each data point ------------------------------------------------------------------
+
+    def _start(self, count: int) -> None:
+        if self.count is None:
+            self.count = count
+        if self.count != count:
+            raise ShapeError(
+                f"site {self.site!r} is drawn for {self.count} data points, and meets an input whose first dimension is"
+                f" {count}. Inputs must have data points first (batch_first=True in recurrent and attention layers)."
+            )
+        if self.masks is None:
+            self.masks = self.q.sample_masks((count,))
+            self._coefficients = self.q.sample_coefficients((count, self.q.rows))
+
+    def _flip(self, side: str, width: int) -> Tensor:
+        """Return one sign for each data point and unit of the input or the output."""
+        if side not in self._flips:
+            u = torch.rand((self.count or 0, width), dtype=self.q.locs.dtype, device=self.q.locs.device)
+            self._flips[side] = torch.where(u < 0.5, -1.0, 1.0).to(self.q.locs)
+        return self._flips[side]
+
+    def _epsilon(self) -> Tensor:
+        """Return the one ε that all data points flip the signs of."""
+        if self._noise is None:
+            self._noise = torch.randn_like(self.q.locs[0])
+        return self._noise
+
+    # --- what a layer makes of it -----------------------------------------------------------------------------------
+
+    def product(self, x: Tensor, layer: "Layer") -> Tensor:
+        """Return what a layer gives when every data point has a draw of its own, without the layer's bias."""
+        self._start(len(x))
+        assert self.masks is not None
+        q = self.q
+        if q.row_dim is None and q.components > 1:
+            raise PyroDropoutError(
+                f"site {self.site!r} has a label for each weight, so a draw for each data point would be a weight"
+                " tensor for each data point. Use shared draws, or rows (row_dim=1)."
+            )
+        total = self.weight.new_zeros(())
+        for label in range(q.components):
+            if label != q.zero_component:
+                total = total + self._part(x, layer, q.locs[label], None if q.components == 1 else self.masks[label])
+        if q.cov_factor is not None and self._coefficients is not None and q.row_dim is not None:
+            total = total + self._low_rank(x, layer)
+        return total if q.noiseless else total + self._gaussian(x, layer)
+
+    def _part(self, x: Tensor, layer: "Layer", matrix: Tensor, rows: Tensor | None) -> Tensor:
+        """Return the layer's product with ``matrix``, its rows scaled by ``rows``, (N, rows)."""
+        if rows is None:
+            return layer.op(x, matrix)
+        if self.q.row_dim == layer.in_dim:
+            return layer.by_input(x, matrix, rows)
+        return layer.scale_out(layer.op(x, matrix), rows)  # rows are output units, or all weights are one row
+
+    def _low_rank(self, x: Tensor, layer: "Layer") -> Tensor:
+        """Return Σ_r V_r∘η_r's product: R extra products, or L·R where each component has a factor of its own."""
+        q = self.q
+        assert q.cov_factor is not None
+        assert self._coefficients is not None
+        assert self.masks is not None
+        total = self.weight.new_zeros(())
+        for r in range(q.cov_factor.shape[-1]):
+            eta = self._coefficients[..., r]
+            for label in range(q.cov_factor.shape[0]):
+                rows = eta * self.masks[label] if q.cov_factor.shape[0] > 1 else eta
+                total = total + self._part(x, layer, q.from_rows(q.cov_factor[label, ..., r]), rows)
+        return total
+
+    def _gaussian(self, x: Tensor, layer: "Layer") -> Tensor:
+        """Return a draw of the product with σ∘ε."""
+        q = self.q
+        assert self.masks is not None
+        if not layer.positions and not self.reused:
+            self._uses += 1
+            if self._uses > 1:
+                raise PyroDropoutError(
+                    f"site {self.site!r} is used twice in one forward pass, and its noise was drawn for one use. Write"
+                    " per_example(reused=True)."
+                )
+            variance = self.weight.new_zeros(())
+            for label in range(q.scale.shape[0]):
+                rows = self.masks[label] if q.scale.shape[0] > 1 else None
+                variance = variance + self._part(x.square(), layer, self._variance(label), rows)
+            return (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
+        total = self.weight.new_zeros(())
+        flips = self._flip("in", layer.in_width)
+        for label in range(q.scale.shape[0]):
+            noise = self._variance(label).sqrt() * self._epsilon()
+            if q.scale.shape[0] == 1:
+                total = total + layer.by_input(x, noise, flips)
+            elif q.row_dim == layer.in_dim:
+                total = total + layer.by_input(x, noise, flips * self.masks[label])
+            else:
+                total = total + layer.scale_out(layer.by_input(x, noise, flips), self.masks[label])
+        return layer.scale_out(total, self._flip("out", layer.out_width))
+
+    def _variance(self, label: int) -> Tensor:
+        """Return σ_l², with a low-rank part that has a coefficient for each weight folded in."""
+        q = self.q
+        variance = q.scale[label].square()
+        if q.cov_factor is not None and q.row_dim is None:
+            variance = variance + q.from_rows(q.cov_factor[min(label, q.cov_factor.shape[0] - 1)].square().sum(-1))
+        return variance
+
+    def draws(self, count: int) -> Tensor:
+        """Return the weights themselves, (count, *shape): for biases and other small sites."""
+        if self._whole is None or len(self._whole) != count:
+            self._whole = self.q.rsample((count,))
+        return self._whole
+
+
+class Layer:
+    """How a layer's weight meets its input: which dimension is which, and how units are scaled.
+
+    Args:
+        op: the layer, bilinear in (input, weight), without its bias.
+        weight: the weight's shape.
+        in_dim: the dimension of the weight that meets the input.
+        out_dim: the dimension of the weight that becomes the output.
+        channel: the dimension of input and output that counts units.
+        groups: how often the weight's input dimension repeats along the input's units (grouped convolutions); a
+            transposed convolution repeats its output dimension instead.
+        positions: whether one data point has several positions that share its draw.
+    """
+
+    def __init__(
+        self,
+        op: Product,
+        weight: torch.Size,
+        in_dim: int,
+        out_dim: int,
+        *,
+        channel: int = -1,
+        groups: int = 1,
+        positions: bool = False,
+    ) -> None:
+        self.op, self.in_dim, self.channel, self.positions = op, in_dim, channel, positions
+        self.in_width, self.out_width = weight[in_dim], weight[out_dim]
+        transposed = in_dim == 0
+        self.in_repeat, self.out_repeat = (1, groups) if transposed else (groups, 1)
+
+    def by_input(self, x: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
+        """Return the product with ``matrix``, its input units scaled by ``rows``, (N, in), for each data point."""
+        return self.op(_scale(x, rows, self.channel, self.in_repeat), matrix)
+
+    def scale_out(self, y: Tensor, rows: Tensor) -> Tensor:
+        """Multiply the output's units by ``rows``, (N, out) or (N, 1)."""
+        return _scale(y, rows, self.channel, self.out_repeat if rows.shape[-1] > 1 else 1)
+
+
+class Lookup(Layer):
+    """An embedding: its input units are words, and each position picks one of them."""
+
+    def by_input(self, x: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
+        """Return the words' vectors, each scaled by its data point's number for that word."""
+        picked = rows.gather(1, x.reshape(len(x), -1)).reshape(*x.shape, 1)
+        return self.op(x, matrix) * picked
+
+
+def _scale(x: Tensor, rows: Tensor, channel: int, repeat: int) -> Tensor:
+    """Multiply dimension ``channel`` of x, data points first, by one number for each data point and unit."""
+    if repeat > 1:
+        rows = rows.repeat(1, repeat)
+    shape = [1] * x.dim()
+    shape[0], shape[channel] = rows.shape
+    return x * rows.reshape(shape)

@@ -1,0 +1,387 @@
+"""Mixtures of Gaussians over the rows of a weight tensor: the family that dropout and its kin belong to (§5).
+
+A row of the paper's W is what one input unit sends onward; in torch's layout it is a column of ``Linear.weight`` and an
+input channel of a convolution, which is why ``row_dim`` is 1 by default. All weights of a row share one label z.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+import torch
+from pyro.distributions import TorchDistribution
+from torch import Size, Tensor
+from torch.distributions import constraints
+
+from pyro_dropout.mathematics.errors import (
+    RangeError,
+    ShapeError,
+    SingularError,
+    check_finite,
+    check_non_negative,
+    describe,
+)
+from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
+from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
+from pyro_dropout.mathematics.shapes import Float, Int
+
+LOG_2PI = 1.8378770664093453
+# Which dimension counts rows: an index; None, every weight is a row; "all", the tensor is one row.
+RowDim = int | Literal["all"] | None
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What a sample was made of; in float32 m + σε may round to m, and then only ε still knows its density."""
+
+    value: weakref.ref[Tensor]
+    labels: Tensor
+    noise: Tensor
+    coefficients: Tensor | None
+
+
+class RowMixture(TorchDistribution):
+    """A weight tensor whose rows are drawn independently, each from a mixture of L Gaussians.
+
+    With one component it is a Gaussian, with a component at zero it is dropout, with ``cov_factor`` its rows have a
+    low-rank covariance. ``scale=0`` is allowed and singular: samples and moments exist, a density does not.
+
+    Equation: sec5-row-mixture.
+
+    Args:
+        locs: component means, (L, *shape); the event is a tensor of ``shape``.
+        scale: standard deviation σ >= 0 of each weight, broadcast to ``locs``: a number, or (*shape) to share it among
+            components, or (L, *shape).
+        probs: component probabilities, (L,) or (rows, L), summing to one.
+        row_dim: the dimension of ``shape`` that counts rows; None makes every weight a row of its own, and "all" makes
+            the whole tensor one row.
+        cov_factor: V, (L, rows, rest, R), or (1, rows, rest, R) to share it; adds V Vᵀ to each row's covariance.
+        validate_args: check the values once, here; on by default.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> q = pd.RowMixture(torch.stack([torch.ones(2, 3), -torch.ones(2, 3)]), 0.1, torch.tensor([0.75, 0.25]))
+        >>> q.event_shape, q.mean[0].tolist(), q.sample((5,)).shape
+        (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    has_rsample = True
+    # In a guide, a density that does not exist is an error when it is used, not when a trace asks for it in passing.
+    lenient = False
+    zero_component: int | None = None  # the component whose mean is known to be zero, which no product needs
+
+    def __init__(
+        self,
+        locs: Float[Tensor, "L *shape"],
+        scale: float | Tensor,
+        probs: Tensor,
+        row_dim: RowDim = 1,
+        cov_factor: Tensor | None = None,
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        self._validate = validate_args is not False
+        if self._validate:
+            check_finite("locs", locs)
+        shape = locs.shape[1:]
+        self.components = locs.shape[0]
+        self.row_dim = self._check_row_dim(shape, row_dim)
+        self.rows = _count_rows(shape, self.row_dim)
+        self.rest = shape.numel() // max(self.rows, 1)
+        self.locs = locs
+        self.probs = self._check_probs(probs).expand(self.rows, self.components)
+        self.scale = self._check_scale(scale)
+        self.cov_factor = self._check_cov_factor(cov_factor)
+        # A number is known to be zero while tracing; a tensor is looked at only where looking is allowed.
+        zero = scale == 0 if self._validate or not isinstance(scale, Tensor) else False
+        self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
+        self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
+        self._draw: _Draw | None = None
+        super().__init__(Size(), shape, validate_args=False)
+
+    # --- what was given -------------------------------------------------------------------------------------------
+
+    def _check_row_dim(self, shape: Size, row_dim: RowDim) -> RowDim:
+        if row_dim is None or row_dim == "all":
+            return row_dim
+        if not -len(shape) <= row_dim < len(shape):
+            allowed = f"{-len(shape)} to {len(shape) - 1}" if len(shape) else "only None"
+            raise ShapeError(
+                f"row_dim must index a dimension of the weights, {allowed} for shape {tuple(shape)}; got {row_dim}."
+            )
+        return row_dim % len(shape)
+
+    def _check_probs(self, probs: Tensor) -> Tensor:
+        fits = isinstance(probs, Tensor) and tuple(probs.shape) in (
+            (self.components,),
+            (1, self.components),
+            (self.rows, self.components),
+        )
+        if not fits:
+            got = tuple(probs.shape) if isinstance(probs, Tensor) else repr(probs)
+            raise ShapeError(
+                f"probs must have shape ({self.components},) or ({self.rows}, {self.components}), one probability per"
+                f" component; got {got}."
+            )
+        if self._validate:
+            check_finite("probs", probs)
+            if not bool((probs >= 0).all()):
+                raise RangeError(f"probs must not be negative; got {describe(probs)}.")
+            if not bool(((probs.sum(-1) - 1).abs() < 1e-5).all()):
+                raise RangeError(f"probs must sum to 1 over components; the sums are {describe(probs.sum(-1))}.")
+        return probs.to(self.locs)
+
+    def _check_scale(self, scale: float | Tensor) -> Tensor:
+        if self._validate:
+            check_non_negative("scale", scale)
+        given = scale if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=self.locs.dtype)
+        given = given.to(self.locs)
+        shape = self.locs.shape[1:]
+        try:
+            if given.dim() > len(shape):
+                return given.expand(given.shape[0], *shape) if given.shape[0] == 1 else given.expand(self.locs.shape)
+            return given.expand(1, *shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"scale must broadcast to the components, shape {tuple(self.locs.shape)}; got {tuple(given.shape)}."
+            ) from None
+
+    def _check_cov_factor(self, cov_factor: Tensor | None) -> Tensor | None:
+        if cov_factor is None:
+            return None
+        if self._validate:
+            check_finite("cov_factor", cov_factor)
+        if cov_factor.dim() != 4 or cov_factor.shape[:3] not in (
+            (self.components, self.rows, self.rest),
+            (1, self.rows, self.rest),
+        ):
+            raise ShapeError(
+                f"cov_factor must have shape (L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or"
+                f" 1 for L; got {tuple(cov_factor.shape)}."
+            )
+        return cov_factor
+
+    # --- rows and tensors -----------------------------------------------------------------------------------------
+
+    def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
+        """Lay a tensor of the event's shape out as (..., rows, rest)."""
+        lead = value.shape[: value.dim() - len(self.event_shape)]
+        if isinstance(self.row_dim, int):
+            value = value.movedim(self.row_dim - len(self.event_shape), len(lead))
+        return value.reshape(*lead, self.rows, self.rest)
+
+    def from_rows(self, value: Float[Tensor, "*batch rows rest"]) -> Float[Tensor, "*batch_and_shape"]:
+        """Undo ``to_rows``."""
+        lead, shape = value.shape[:-2], list(self.event_shape)
+        if not isinstance(self.row_dim, int):
+            return value.reshape(*lead, *shape)
+        rest = shape[: self.row_dim] + shape[self.row_dim + 1 :]
+        return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
+
+    def per_row(self, value: Tensor) -> Tensor:
+        """Shape one number a row, (..., rows), so that it broadcasts against the event."""
+        if self.row_dim is None:
+            return value.reshape(*value.shape[:-1], *self.event_shape)
+        if self.row_dim == "all":
+            return value.reshape(*value.shape[:-1], *[1] * len(self.event_shape))
+        after = len(self.event_shape) - self.row_dim - 1
+        return value.reshape(*value.shape[:-1], *[1] * self.row_dim, self.rows, *[1] * after)
+
+    @property
+    def shared_covariance(self) -> bool:
+        """Whether all components have one covariance, so that the label's log-odds are normal."""
+        return self.scale.shape[0] == 1 and (self.cov_factor is None or self.cov_factor.shape[0] == 1)
+
+    def log_scale(self) -> Float[Tensor, "components rows rest"]:
+        """Return log σ by rows, (1 or L, rows, rest)."""
+        return self.to_rows(self.scale).log()
+
+    def factor(self) -> Factor | None:
+        """Return the factorised low-rank part of the rows' covariances, or None where there is none."""
+        return None if self.cov_factor is None else low_rank_factor(self.cov_factor, self.log_scale())
+
+    def low_rank_log_det(self) -> Tensor | None:
+        """Return log det(I + AAᵀ) of every component and row, A = V/σ; None without a low-rank part."""
+        factor = self.factor()
+        return None if factor is None else factor.log_det
+
+    def separation_sq(self) -> Float[Tensor, "rows"]:
+        """Return d² for each row: the squared distance of two components in units of their shared covariance."""
+        if self.components != 2 or not self.shared_covariance:
+            raise ShapeError(
+                "the separation of a row is defined for two components with a shared covariance; this mixture has"
+                f" {self.components} component(s) and {self.scale.shape[0]} covariance(s)."
+            )
+        difference = self.to_rows(self.locs[0] - self.locs[1])
+        if self.singular:  # the limit σ → 0: equal means stay together, all others part for good
+            return torch.where(difference.abs().amax(-1) > 0, torch.inf, 0.0).to(difference)
+        factor = self.factor()
+        squared = mahalanobis(standardise(difference, self.log_scale()[0]).unsqueeze(0), factor)
+        return squared.squeeze(0)
+
+    # --- samples ----------------------------------------------------------------------------------------------------
+
+    def sample_labels(self, sample_shape: Sequence[int] = ()) -> Int[Tensor, "*batch rows"]:
+        """Draw one component label for each row."""
+        shape = (*sample_shape, *self.batch_shape, self.rows)
+        u = torch.rand(shape, dtype=self.locs.dtype, device=self.locs.device)
+        # The last component takes what is left, so that rounding in the sums can never name a component too many.
+        return (u.unsqueeze(-1) >= self.probs.cumsum(-1)[..., :-1]).sum(-1)
+
+    def sample_coefficients(self, shape: Sequence[int]) -> Tensor | None:
+        """Draw η, (*shape, R), for rows of shape ``shape``; None without a low-rank part."""
+        if self.cov_factor is None:
+            return None
+        return torch.randn((*shape, self.cov_factor.shape[-1]), dtype=self.locs.dtype, device=self.locs.device)
+
+    def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
+        """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each component."""
+        labels = self.sample_labels(sample_shape)
+        return [(labels == label).to(self.locs.dtype) for label in range(self.components)]
+
+    def _pick(self, labels: Tensor, choices: Tensor) -> Tensor:
+        """Return for each row the slice of ``choices`` (1 or L, *broadcastable) that its label names."""
+        picked = choices[0]
+        for label in range(1, choices.shape[0]):
+            picked = torch.where(labels == label, choices[label], picked)
+        return picked
+
+    def _assemble(self, labels: Tensor, noise: Tensor, coefficients: Tensor | None) -> Tensor:
+        """Return w = m_z + σ_z ε + V_z η by rows."""
+        z = labels.unsqueeze(-1)
+        value = self._pick(z, self.to_rows(self.locs))
+        if not self.noiseless:
+            value = value + self._pick(z, self.to_rows(self.scale)) * noise
+        if self.cov_factor is not None and coefficients is not None:
+            spread = (self.cov_factor @ coefficients.unsqueeze(-1).unsqueeze(-4)).squeeze(-1)
+            value = value + self._pick(z, spread.movedim(-3, 0))
+        return value
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw weights, (*sample_shape, *batch_shape, *shape); differentiable in everything but ``probs``."""
+        labels = self.sample_labels(sample_shape)
+        shape = (*labels.shape, self.rest)
+        like = self.locs
+        noise = like.new_zeros(()) if self.noiseless else torch.randn(shape, dtype=like.dtype, device=like.device)
+        coefficients = self.sample_coefficients(labels.shape)
+        value = self.from_rows(self._assemble(labels, noise, coefficients))
+        self._draw = _Draw(weakref.ref(value), labels, noise, coefficients)
+        return value
+
+    # --- the density ----------------------------------------------------------------------------------------------
+
+    def log_joint(
+        self, labels: Tensor | None, noise: Tensor, coefficients: Tensor | None = None
+    ) -> Float[Tensor, "components *batch rows"]:
+        """Return log p(z=l) + log N(w; m_l, Σ_l) of each row under every component l.
+
+        Without ``labels``, ``noise`` is w itself by rows; with them, w is m_z + σ_z ε + V_z η given by its parts, and
+        under its own component nothing that rounding has destroyed is asked for.
+        """
+        log_scale, factor, locs = self.log_scale(), self.factor(), self.to_rows(self.locs)
+        log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
+        if labels is not None:
+            z = labels.unsqueeze(-1)
+            start = self._pick(z, locs) if self.shared_covariance else self._assemble(labels, noise, coefficients)
+        terms = []
+        for label in range(self.components):
+            shared = min(label, log_scale.shape[0] - 1)
+            part = _component(factor, label)
+            eta = coefficients
+            if labels is None:
+                residual = standardise(noise - locs[label], log_scale[shared])
+            elif self.shared_covariance:
+                residual = noise + standardise(start - locs[label], log_scale[shared])
+            else:
+                own = z == label
+                residual = torch.where(own, noise, standardise(start - locs[label], log_scale[shared]))
+                eta = None if coefficients is None else torch.where(own, coefficients, 0.0)
+            log_det = 2 * log_scale[shared].sum(-1) + (0.0 if part is None else part.log_det)
+            form = mahalanobis(residual, part, eta)
+            terms.append(log_probs[:, label] - 0.5 * (form + log_det + self.rest * LOG_2PI))
+        return torch.stack(torch.broadcast_tensors(*terms))
+
+    def label_log_prob(self) -> Tensor:
+        """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
+        assert self._draw is not None, "nothing was drawn yet"
+        log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
+        z = self._draw.labels.unsqueeze(-1)
+        return self._pick(z, log_probs.mT.unsqueeze(-1)).sum((-2, -1))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
+        if self.lenient and (self.singular or drawn_per_data_point(value) is not None):
+            return no_density(
+                self.locs, torch.broadcast_shapes(value.shape[: -len(self.event_shape)], self.batch_shape)
+            )
+        if self.singular:
+            raise SingularError(
+                f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"
+                " is infinite. Use scale > 0 for a density, or compare predictive scores, which need none."
+            )
+        if value.shape[value.dim() - len(self.event_shape) :] != self.event_shape:
+            raise ShapeError(
+                f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
+            )
+        draw = self._draw
+        if draw is not None and draw.value() is value:
+            joint = self.log_joint(draw.labels, draw.noise, draw.coefficients)
+        else:
+            joint = self.log_joint(None, self.to_rows(value))
+        total = torch.logsumexp(joint, 0).sum(-1)
+        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
+
+    # --- moments and the rest of torch's interface ------------------------------------------------------------------
+
+    def _average(self, choices: Tensor) -> Tensor:
+        probs = self.per_row(self.probs.mT)
+        return (probs * choices).sum(0)
+
+    @property
+    def mean(self) -> Tensor:
+        """E[w], (*batch_shape, *shape)."""
+        return self._average(self.locs).expand(self._extended_shape())
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[w] of each weight, (*batch_shape, *shape)."""
+        spread = self.scale.square() + (self.locs - self._average(self.locs)).square()
+        if self.cov_factor is not None:
+            spread = spread + self.from_rows(self.cov_factor.square().sum(-1))
+        return self._average(spread).expand(self._extended_shape())
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> Any:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._draw = None
+        new._batch_shape = Size(batch_shape)
+        return new
+
+    def __repr__(self) -> str:
+        rank = "" if self.cov_factor is None else f", rank={self.cov_factor.shape[-1]}"
+        return (
+            f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, components={self.components},"
+            f" row_dim={self.row_dim}{rank}, singular={self.singular})"
+        )
+
+
+def _count_rows(shape: Size, row_dim: RowDim) -> int:
+    if row_dim is None:
+        return shape.numel()
+    return 1 if row_dim == "all" else shape[row_dim]
+
+
+def _component(factor: Factor | None, label: int) -> Factor | None:
+    """Return the factor of one component, or the shared one."""
+    if factor is None:
+        return None
+    index = min(label, factor.log_det.shape[0] - 1)
+    return Factor(*(part[index] for part in (factor.directions, factor.inverse_sizes, factor.cholesky, factor.log_det)))

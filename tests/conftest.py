@@ -1,0 +1,74 @@
+"""What every test stands on: checked shapes, one thread, a seed of its own, and a clean parameter store."""
+
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+
+import hypothesis
+import jaxtyping
+import pyro
+import pytest
+import torch
+from jaxtyping import install_import_hook
+
+from tests.shape_checks import checked
+
+# Functions are wrapped when their module is imported, so one imported earlier would go unchecked without a word.
+assert "pyro_dropout" not in sys.modules, "pyro_dropout was imported before its shape checks were installed"
+
+install_import_hook("pyro_dropout", f"{checked.__module__}.{checked.__name__}")
+
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start
+os.environ["MPLBACKEND"] = "Agg"
+
+
+class TorchRandom:
+    """torch's generator, in the three words by which hypothesis keeps the examples of a property reproducible."""
+
+    def seed(self, value: int) -> None:
+        torch.manual_seed(value)
+
+    def getstate(self) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: torch.Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+TORCH_RANDOM = TorchRandom()  # hypothesis keeps a weak reference only
+hypothesis.register_random(TORCH_RANDOM)
+
+TOO_SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile(
+    "ci", max_examples=200, deadline=None, derandomize=True, suppress_health_check=TOO_SLOW
+)
+hypothesis.settings.register_profile("deep", max_examples=5_000, deadline=None, suppress_health_check=TOO_SLOW)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_start(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Seed by the test's own name, so that a test gives the same numbers alone, in any order and on any worker."""
+    default = torch.get_default_dtype()
+    pyro.clear_param_store()
+    pyro.set_rng_seed(zlib.crc32(request.node.nodeid.encode()))
+    yield
+    torch.set_default_dtype(default)
+
+
+# One scope for the whole run: a dtype never changes, and hypothesis forbids function-scoped fixtures in properties.
+@pytest.fixture(scope="session", params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    """The floating-point type under test."""
+    found: torch.dtype = request.param
+    return found
+
+
+@pytest.fixture
+def unchecked_shapes() -> Iterator[None]:
+    """Let bad input through to the package's own checks, which are what a user without jaxtyping meets."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

@@ -1,0 +1,359 @@
+"""The KL and its gap, against quadrature, plain Monte Carlo in numpy, and torch's own Gaussians."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyro.distributions import Normal as PyroNormal
+from torch.distributions import (
+    Independent,
+    LogNormal,
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    Normal,
+    kl_divergence,
+)
+
+from pyro_dropout import (
+    BernoulliMixture,
+    MultiplicativeNormal,
+    PyroDropoutError,
+    RowMixture,
+    SingularError,
+    kl,
+    kl_gap,
+)
+from tests.oracles.mixtures import kl_by_sampling, kl_two_components
+
+F64 = torch.float64
+seeds = st.integers(0, 2**31)
+
+
+def gaussian(length_scale: float) -> Normal:
+    """N(0, l⁻²) in float64: a Python number would be rounded to float32 on the way in."""
+    return Normal(torch.zeros((), dtype=F64), torch.tensor(1 / length_scale, dtype=F64))
+
+
+def one_row(keep: float, d: float, rest: int, sigma: float, seed: int = 0) -> BernoulliMixture:
+    direction = torch.randn(rest, 1, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    return BernoulliMixture(direction / direction.norm() * d * sigma, keep, sigma)
+
+
+def settings(count: int, seed: int) -> list[tuple[float, float, int, float, float]]:
+    """Random (keep, d, K, σ, l): d up to 40, keep down to 1e-4 of either end."""
+    rng = np.random.default_rng(seed)
+    logits = rng.uniform(-9, 9, count)
+    return [
+        (1 / (1 + math.exp(-a)), float(d), int(k), float(s), float(length))
+        for a, d, k, s, length in zip(
+            logits,
+            rng.uniform(0, 40, count) ** rng.choice([1.0, 0.6, 0.2], count),
+            rng.integers(1, 200, count),
+            10 ** rng.uniform(-3, 1, count),
+            10 ** rng.uniform(-2, 2, count),
+            strict=True,
+        )
+    ]
+
+
+def test_exact_kl_against_adaptive_quadrature() -> None:
+    worst = 0.0
+    for keep, d, rest, sigma, length_scale in settings(1000, seed=1):
+        q = one_row(keep, d, rest, sigma)
+        # the part in l² grows like (l·d·σ)²; what the quadrature must resolve is the mixture, so l·σ·d stays moderate
+        length_scale = min(length_scale, 10 / (sigma * max(d, 1)))
+        found = kl(q, gaussian(length_scale), "exact").item()
+        expected = kl_two_components(keep, d, rest, sigma, length_scale)
+        worst = max(worst, abs(found - expected))
+    print(f"largest error over 1,000 settings: {worst:.2e}")
+    assert worst <= 1e-9
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(1000, marks=pytest.mark.deep)])
+def test_exact_kl_against_a_million_draws(count: int) -> None:
+    # 4 standard errors: a correct KL fails one setting in 16,000, so 15 settings 1 run in 1,000 and 1,000 settings 6 %
+    # of runs; the seed is fixed.
+    rng = np.random.default_rng(2)
+    for keep, d, rest, sigma, length_scale in settings(count, seed=3):
+        rest = 1 + rest % 6
+        length_scale = min(length_scale, 10 / (sigma * max(d, 1)))
+        q = one_row(keep, d, rest, sigma)
+        mean, error = kl_by_sampling(rng, keep, q.loc[:, 0].numpy(), sigma, length_scale, 1_000_000)
+        assert abs(kl(q, gaussian(length_scale), "exact").item() - mean) <= 4 * error + 1e-9
+
+
+@given(seeds, st.floats(0.01, 0.999), st.floats(1e-3, 10), st.floats(0.1, 10))
+def test_large_k_plus_gap_is_exact(seed: int, keep: float, scale: float, length_scale: float) -> None:
+    torch.manual_seed(seed)
+    q = BernoulliMixture(torch.randn(3, 4, dtype=F64), keep, scale)
+    prior = gaussian(length_scale)
+    exact, large_k, gap = kl(q, prior, "exact"), kl(q, prior), kl_gap(q)
+    assert (exact - large_k - gap).abs().item() <= 1e-12 * max(1, exact.abs().item())
+    entropy = -4 * (keep * math.log(keep) + (1 - keep) * math.log1p(-keep))
+    assert -1e-14 <= gap.item() <= entropy * (1 + 1e-12)
+
+
+@given(seeds, st.floats(0.01, 0.999), st.floats(1e-2, 10))
+def test_exact_kl_is_never_negative(seed: int, keep: float, scale: float) -> None:
+    torch.manual_seed(seed)
+    q = BernoulliMixture(torch.randn(2, 3, dtype=F64), keep, scale)
+    assert kl(q, Normal(0.0, 1.0), "exact").item() >= -1e-12
+
+
+def test_large_k_form_can_be_negative_where_the_exact_kl_cannot() -> None:
+    q = BernoulliMixture(torch.zeros(4, 3, dtype=F64), 0.5, 1.0)  # q is the prior
+    assert kl(q, Normal(0.0, 1.0)).item() == pytest.approx(-3 * math.log(2))
+    assert kl(q, Normal(0.0, 1.0), "exact").item() == pytest.approx(0, abs=1e-12)
+
+
+@given(seeds, st.floats(0.05, 0.95), st.floats(1.01, 3))
+def test_gap_falls_as_means_grow(seed: int, keep: float, factor: float) -> None:
+    torch.manual_seed(seed)
+    loc = torch.randn(3, 4, dtype=F64)
+    assert kl_gap(BernoulliMixture(factor * loc, keep, 1.0)) <= kl_gap(BernoulliMixture(loc, keep, 1.0)) + 1e-14
+
+
+@given(seeds, st.floats(0.1, 10), st.floats(0.05, 0.95))
+def test_gap_has_no_units(seed: int, unit: float, keep: float) -> None:
+    torch.manual_seed(seed)
+    loc = torch.randn(3, 4, dtype=F64)
+    left, right = kl_gap(BernoulliMixture(loc, keep, 0.5)), kl_gap(BernoulliMixture(unit * loc, keep, unit * 0.5))
+    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-14)
+
+
+@given(seeds, st.floats(0.1, 10), st.floats(0.05, 1.0), st.sampled_from(["large_k", "exact"]))
+def test_kl_has_no_units(seed: int, unit: float, keep: float, method: str) -> None:
+    torch.manual_seed(seed)
+    loc = torch.randn(3, 4, dtype=F64)
+    left = kl(BernoulliMixture(loc, keep, 0.5), Normal(0.0, 2.0), method)
+    right = kl(BernoulliMixture(unit * loc, keep, unit * 0.5), gaussian(0.5 / unit), method)
+    torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-10)
+
+
+@given(seeds, st.permutations(range(4)))
+def test_kl_does_not_care_about_the_order_of_rows(seed: int, order: list[int]) -> None:
+    torch.manual_seed(seed)
+    loc, keep = torch.randn(3, 4, dtype=F64), torch.rand(4, dtype=F64) * 0.9 + 0.05
+    left = kl(BernoulliMixture(loc, keep, 0.5), Normal(0.0, 1.0), "exact")
+    right = kl(BernoulliMixture(loc[:, order], keep[order], 0.5), Normal(0.0, 1.0), "exact")
+    torch.testing.assert_close(left, right)
+
+
+@given(seeds, st.integers(0, 2))
+def test_row_dim_is_only_a_matter_of_layout(seed: int, row_dim: int) -> None:
+    torch.manual_seed(seed)
+    loc = torch.randn(3, 3, 3, dtype=F64)
+    prior = Normal(torch.zeros(3, 3, 3, dtype=F64), torch.rand(3, 3, 3, dtype=F64) + 0.1)
+    moved = Normal(prior.loc, prior.scale.movedim(row_dim, 0))
+    left = kl(BernoulliMixture(loc, 0.7, 0.3, row_dim=row_dim), prior, "exact")
+    right = kl(BernoulliMixture(loc.movedim(row_dim, 0), 0.7, 0.3, row_dim=0), moved, "exact")
+    torch.testing.assert_close(left, right)
+
+
+@given(seeds, st.integers(0, 3), st.sampled_from(["large_k", "exact"]))
+def test_one_component_is_torchs_gaussian(seed: int, rank: int, method: str) -> None:
+    """L=1, diagonal or low-rank, against torch's KL of (LowRank)MultivariateNormal, row by row."""
+    torch.manual_seed(seed)
+    rows, rest = 3, 5
+    loc, scale = torch.randn(rest, rows, dtype=F64), torch.rand(rest, rows, dtype=F64) + 0.05
+    factor = torch.randn(1, rows, rest, rank, dtype=F64) if rank else None
+    prior = Normal(torch.zeros((), dtype=F64), torch.rand(rest, rows, dtype=F64) + 0.2)
+    q = RowMixture(loc.unsqueeze(0), scale, torch.ones(1, dtype=F64), cov_factor=factor)
+    expected = torch.zeros((), dtype=F64)
+    for row in range(rows):
+        base = MultivariateNormal(torch.zeros(rest, dtype=F64), torch.diag(prior.scale[:, row] ** 2))
+        if factor is None:
+            mine = MultivariateNormal(loc[:, row], torch.diag(scale[:, row] ** 2))
+        else:
+            low = LowRankMultivariateNormal(loc[:, row], factor[0, row], scale[:, row] ** 2)
+            mine = MultivariateNormal(low.loc, low.covariance_matrix)
+        expected = expected + kl_divergence(mine, base)
+    assert abs(kl(q, prior, method).item() - expected.item()) <= 1e-9 * max(1, expected.item())
+    assert kl_gap(q).item() == 0
+
+
+@given(seeds)
+def test_multiplicative_noise_is_torchs_gaussian(seed: int) -> None:
+    torch.manual_seed(seed)
+    loc, alpha = torch.randn(4, 1, dtype=F64), torch.rand((), dtype=F64) + 0.1
+    per_weight = kl(MultiplicativeNormal(loc, alpha, 0.1, row_dim=None), Normal(0.0, 1.0))
+    spread = (alpha * loc**2 + 0.01).sqrt()
+    torch.testing.assert_close(per_weight, kl_divergence(Normal(loc, spread), Normal(0.0, 1.0)).sum())
+    full = MultivariateNormal(loc[:, 0], alpha * loc @ loc.T + 0.01 * torch.eye(4, dtype=F64))
+    base = MultivariateNormal(torch.zeros(4, dtype=F64), torch.eye(4, dtype=F64))
+    torch.testing.assert_close(kl(MultiplicativeNormal(loc, alpha, 0.1), Normal(0.0, 1.0)), kl_divergence(full, base))
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_gradients_of_the_exact_kl(rank: int) -> None:
+    torch.manual_seed(0)
+    loc = torch.randn(3, 2, dtype=F64, requires_grad=True)
+    scale = (torch.rand(3, 2, dtype=F64) + 0.3).requires_grad_()
+    keep = torch.tensor([0.5, 0.8], dtype=F64, requires_grad=True)
+    factor = torch.randn(1, 2, 3, rank, dtype=F64, requires_grad=True) if rank else None
+
+    def function(loc: torch.Tensor, scale: torch.Tensor, keep: torch.Tensor, *factors: torch.Tensor) -> torch.Tensor:
+        locs, probs = torch.stack([loc, torch.zeros_like(loc)]), torch.stack([keep, 1 - keep], -1)
+        q = RowMixture(locs, scale, probs, cov_factor=factors[0] if factors else None, validate_args=False)
+        return kl(q, Normal(0.0, 1.5), "exact")
+
+    assert torch.autograd.gradcheck(function, (loc, scale, keep) if factor is None else (loc, scale, keep, factor))
+
+
+def test_gradient_is_finite_for_rows_of_zeros(dtype: torch.dtype) -> None:
+    loc = torch.zeros(3, 4, dtype=dtype, requires_grad=True)
+    keep = torch.full((4,), 0.5, dtype=dtype, requires_grad=True)
+    kl(BernoulliMixture(loc, keep, 0.5), Normal(0.0, 1.0), "exact").backward()
+    assert torch.isfinite(loc.grad).all()
+    assert torch.isfinite(keep.grad).all()
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
+@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("components", [2, 3])
+def test_every_method_agrees_for_general_mixtures(components: int, rank: int, shared: bool) -> None:
+    # 5 standard errors of the noisier estimate: fails 6 runs in 10 million
+    torch.manual_seed(components * 10 + rank)
+    rows, rest, each = 2, 3, 1 if shared else components
+    q = RowMixture(
+        torch.randn(components, rest, rows, dtype=F64),
+        torch.rand(each, rest, rows, dtype=F64) + 0.2,
+        torch.softmax(torch.randn(rows, components, dtype=F64), -1),
+        cov_factor=torch.randn(each, rows, rest, rank, dtype=F64) if rank else None,
+    )
+    prior = Normal(0.0, 1.3)
+    exact = kl(q, prior, "exact", num_samples=200_000)
+    w = q.sample((400_000,))
+    each_draw = q.log_prob(w) - prior.log_prob(w).sum((-2, -1))
+    error = each_draw.std() / math.sqrt(len(w))
+    assert (exact - each_draw.mean()).abs() <= 5 * error
+    assert (kl(q, prior, "monte_carlo", num_samples=400_000) - exact).abs() <= 7 * error
+
+
+def test_the_sampled_gap_is_unbiased_and_beats_plain_monte_carlo() -> None:
+    # 4 standard errors on one comparison: fails 6 runs in 100,000
+    torch.manual_seed(5)
+    loc = torch.randn(3, 2, dtype=F64)
+    shared = BernoulliMixture(loc, 0.7, 0.6)
+    separate = BernoulliMixture(loc, 0.7, torch.full((2, 3, 2), 0.6, dtype=F64))  # the same q, but sampled
+    exact = kl_gap(shared)
+    few = torch.stack([kl_gap(separate, num_samples=8) for _ in range(800)])
+    assert (few.mean() - exact).abs() <= 4 * few.std() / math.sqrt(len(few))
+    plain = torch.stack([kl(shared, Normal(0.0, 1.0), "monte_carlo", num_samples=16) for _ in range(500)])
+    print(f"standard deviation at 16 draws: gap {few.std():.4f}, plain Monte Carlo KL {plain.std():.4f}")
+    assert few.std() < 0.5 * plain.std()
+
+
+def test_gradient_of_the_sampled_gap_is_unbiased() -> None:
+    # 4 standard errors on 3 numbers: fails 2 runs in 10,000
+    torch.manual_seed(6)
+    loc, scale = torch.randn(3, 1, dtype=F64), torch.full((3, 1), 0.8, dtype=F64)
+    leaves = [t.requires_grad_() for t in (loc, scale, torch.tensor(0.6, dtype=F64))]
+    exact = torch.autograd.grad(kl_gap(BernoulliMixture(leaves[0], leaves[2], leaves[1])), leaves)
+    draws = []
+    for _ in range(800):
+        spread = leaves[1].expand(2, 3, 1).clone()
+        q = BernoulliMixture(leaves[0], leaves[2], spread)
+        draws.append(torch.autograd.grad(kl_gap(q, num_samples=4), leaves))
+    for want, got in zip(exact, zip(*draws, strict=True), strict=True):
+        got = torch.stack(got)
+        assert ((got.mean(0) - want).abs() <= 4 * got.std(0) / math.sqrt(len(got)) + 1e-12).all()
+
+
+def test_torchs_own_door_gives_the_large_k_value() -> None:
+    q = BernoulliMixture(torch.randn(3, 4), 0.8, 0.1)
+    for prior in (
+        Normal(0.0, 1.0),
+        Normal(torch.zeros(3, 4), 1.0),
+        Independent(Normal(torch.zeros(3, 4), 1.0), 2),
+        PyroNormal(0.0, 1.0).expand([3, 4]).to_event(2),
+    ):
+        torch.testing.assert_close(kl_divergence(q, prior), kl(q, prior, "large_k"))
+
+
+def test_batches_of_q_and_of_p_broadcast() -> None:
+    q = BernoulliMixture(torch.randn(3, 4, dtype=F64), 0.8, 0.1)
+    one = kl(q, Normal(0.0, 1.0), "exact")
+    assert kl(q.expand((5,)), Normal(0.0, 1.0), "exact").shape == (5,)
+    scales = torch.tensor([1.0, 2.0], dtype=F64).reshape(2, 1, 1).expand(2, 3, 4)
+    many = kl(q, Independent(Normal(torch.zeros(2, 3, 4, dtype=F64), scales), 2), "exact")
+    torch.testing.assert_close(many, torch.stack([one, kl(q, Normal(0.0, 2.0), "exact")]))
+    rough = kl(q, Independent(Normal(torch.zeros(2, 3, 4, dtype=F64), scales), 2), "monte_carlo", num_samples=20_000)
+    torch.testing.assert_close(rough, many, rtol=0.05, atol=0.0)
+
+
+def test_a_prior_mean_is_respected() -> None:
+    loc = torch.randn(3, 4, dtype=F64)
+    noisy = MultiplicativeNormal(loc, 0.3, 0.2)
+    q = RowMixture(loc[None] + 2.0, 0.2, torch.ones(1, dtype=F64), cov_factor=noisy.cov_factor)
+    torch.testing.assert_close(kl(q, Normal(2.0, 1.0)), kl(noisy, Normal(0.0, 1.0)))
+
+
+# --- scale = 0 --------------------------------------------------------------------------------------------------------
+
+
+@given(seeds, st.floats(0.05, 1.0), st.floats(0.1, 10))
+def test_at_scale_zero_only_the_terms_in_sigma_are_dropped(seed: int, keep: float, length_scale: float) -> None:
+    torch.manual_seed(seed)
+    loc = torch.randn(3, 4, dtype=F64)
+    prior = gaussian(length_scale)
+    sigma = 1e-6
+    dropped = 12 * 0.5 * ((length_scale * sigma) ** 2 - 2 * math.log(sigma) - 1)
+    expected = kl(BernoulliMixture(loc, keep, sigma), prior).item() - dropped
+    assert kl(BernoulliMixture(loc, keep), prior).item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    by_hand = keep / 2 * length_scale**2 * (loc**2).sum().item() - 12 * math.log(length_scale)
+    by_hand += 4 * (keep * math.log(keep) + ((1 - keep) * math.log1p(-keep) if keep < 1 else 0))
+    assert kl(BernoulliMixture(loc, keep), prior, "exact").item() == pytest.approx(by_hand, rel=1e-9, abs=1e-9)
+
+
+def test_at_scale_zero_multiplicative_noise_keeps_what_its_mean_moves() -> None:
+    loc = torch.randn(3, 1, dtype=F64, requires_grad=True)
+    prior = Normal(0.0, 1.0)
+    (limit,) = torch.autograd.grad(kl(MultiplicativeNormal(loc, 0.3), prior), loc)
+    (near,) = torch.autograd.grad(kl(MultiplicativeNormal(loc, 0.3, 1e-6), prior), loc)
+    torch.testing.assert_close(limit, near, rtol=1e-8, atol=1e-8)
+
+
+def test_at_scale_zero_a_row_of_zeros_keeps_its_label_secret() -> None:
+    loc = torch.ones(3, 2, dtype=F64)
+    loc[:, 1] = 0
+    assert kl_gap(BernoulliMixture(loc, 0.5)).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda q, p: kl(q, p, "monte_carlo"), "no"),
+        (lambda q, p: q.log_prob(torch.zeros(3, 4)), "no density at scale=0"),
+        (lambda q, p: kl_gap(RowMixture(torch.randn(3, 3, 4), 0.0, torch.ones(3) / 3)), "scale=0"),
+        (
+            lambda q, p: kl(
+                RowMixture(
+                    torch.ones(1, 2, 1), torch.tensor([[0.0], [1.0]]), torch.ones(1), cov_factor=torch.ones(1, 1, 2, 1)
+                ),
+                p,
+            ),
+            "for all weights or for none",
+        ),
+    ],
+)
+def test_at_scale_zero_what_does_not_exist_says_so(call, why: str) -> None:
+    with pytest.raises(SingularError, match=why):
+        call(BernoulliMixture(torch.ones(3, 4), 0.9), Normal(0.0, 1.0))
+
+
+def test_a_spike_and_a_slab_have_a_kl_up_to_the_spikes_constant() -> None:
+    locs = torch.zeros(2, 3, 1, dtype=F64)
+    q = RowMixture(locs, torch.tensor([0.5, 0.0], dtype=F64).reshape(2, 1, 1), torch.tensor([0.4, 0.6], dtype=F64))
+    slab = kl_divergence(Normal(0.0, 0.5), Normal(0.0, 1.0)).item() * 3
+    entropy = 0.4 * math.log(0.4) + 0.6 * math.log(0.6)
+    assert kl(q, Normal(0.0, 1.0)).item() == pytest.approx(0.4 * slab + entropy)
+
+
+def test_other_posteriors_go_to_torch_and_other_priors_are_refused() -> None:
+    assert kl(Normal(0.5, 1.0), Normal(0.0, 1.0)).item() == pytest.approx(0.125)
+    with pytest.raises(PyroDropoutError, match="Gaussian prior"):
+        kl(BernoulliMixture(torch.ones(2, 2), 0.9, 0.1), LogNormal(0.0, 1.0))

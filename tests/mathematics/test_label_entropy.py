@@ -1,0 +1,122 @@
+"""The one-dimensional integral, against mpmath and against what must be true of any label's entropy."""
+
+import math
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pyro_dropout import label_entropy
+
+keeps = st.floats(1e-6, 1 - 1e-6)
+distances = st.floats(0, 40)
+
+
+def entropy(keep: float, d: float, dtype: torch.dtype = torch.float64) -> float:
+    probs = torch.tensor([keep, 1 - keep], dtype=dtype)
+    return label_entropy(probs, torch.tensor(d * d, dtype=dtype)).item()
+
+
+def binary_entropy(keep: float) -> float:
+    return -keep * math.log(keep) - (1 - keep) * math.log1p(-keep)
+
+
+def mixture_entropy_oracle(keep: float, d: float) -> float:
+    """E[H(z|w)] from the definition: responsibilities of two unit Gaussians at 0 and d, integrated over w."""
+    with mpmath.workdps(30):
+        p, q, d = mpmath.mpf(keep), 1 - mpmath.mpf(keep), mpmath.mpf(d)
+
+        def integrand(w: mpmath.mpf) -> mpmath.mpf:
+            a, b = p * mpmath.npdf(w, d), q * mpmath.npdf(w)
+            return -(a * mpmath.log(a / (a + b)) + b * mpmath.log(b / (a + b)))
+
+        even = d / 2 - mpmath.log(p / q) / d if d else mpmath.mpf(0)  # where both labels are as likely
+        marks = sorted({*(c + k for c in (mpmath.mpf(0), d) for k in (-14, -4, 0, 4, 14)), even, even - 1, even + 1})
+        return float(mpmath.quad(integrand, marks))
+
+
+@pytest.mark.parametrize(("d", "expected"), [(2, 0.35631636), (4, 0.06042699), (8, 9.35351e-5)])
+def test_published_values_at_even_odds(d: float, expected: float) -> None:
+    assert entropy(0.5, d) == pytest.approx(expected, rel=1e-6, abs=5e-9)
+
+
+@pytest.mark.parametrize("keep", [1e-6, 0.05, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("d", [0.01, 0.5, 1, 3, 7, 15, 30])
+def test_against_mpmath(keep: float, d: float) -> None:
+    assert entropy(keep, d) == pytest.approx(mixture_entropy_oracle(keep, d), abs=1e-13)
+
+
+@given(keeps, distances)
+def test_lies_between_zero_and_the_entropy_of_the_label(keep: float, d: float) -> None:
+    assert -1e-15 <= entropy(keep, d) <= binary_entropy(keep) + 1e-14
+
+
+@given(keeps, distances, st.floats(1e-3, 5))
+def test_falls_as_the_components_part(keep: float, d: float, further: float) -> None:
+    assert entropy(keep, d + further) <= entropy(keep, d) + 1e-15
+
+
+@given(keeps, distances)
+def test_does_not_care_which_component_is_which(keep: float, d: float) -> None:
+    probs = torch.tensor([keep, 1 - keep], dtype=torch.float64)
+    d2 = torch.tensor(d * d, dtype=torch.float64)
+    torch.testing.assert_close(label_entropy(probs, d2), label_entropy(probs.flip(0), d2), rtol=1e-12, atol=1e-16)
+
+
+@given(keeps)
+def test_is_the_entropy_of_the_label_where_the_components_coincide(keep: float) -> None:
+    assert entropy(keep, 0) == pytest.approx(binary_entropy(keep), rel=1e-12)
+
+
+@given(keeps, st.floats(0, 20))
+def test_slopes_are_those_of_information_theory(keep: float, d: float) -> None:
+    """Slope in d² is -½E[Var(z|w)], so it lies in [-p(1-p)/2, 0]; slopes in p are mean surprises, at least 0."""
+    probs = torch.tensor([keep, 1 - keep], dtype=torch.float64, requires_grad=True)
+    d2 = torch.tensor(d * d, dtype=torch.float64, requires_grad=True)
+    by_probs, by_d2 = torch.autograd.grad(label_entropy(probs, d2), (probs, d2))
+    assert -keep * (1 - keep) / 2 - 1e-14 <= by_d2.item() <= 0
+    assert (by_probs >= 0).all()
+    # Euler's identity for a function homogeneous of degree one
+    assert (by_probs * probs).sum().item() == pytest.approx(entropy(keep, d), rel=1e-10, abs=1e-300)
+
+
+@given(keeps, distances)
+def test_float32_follows_float64(keep: float, d: float) -> None:
+    probs = torch.tensor([keep, 1 - keep], dtype=torch.float32)
+    d2 = torch.tensor(d * d, dtype=torch.float32)
+    single, double = label_entropy(probs, d2), label_entropy(probs.double(), d2.double())
+    # exp(-d²/8) turns one rounding error of d² into d²/8 of them
+    torch.testing.assert_close(single.double(), double, rtol=1e-5 * max(1, d * d / 8), atol=1e-37)
+
+
+@pytest.mark.parametrize("d", [0.3, 2.0, 9.0])
+def test_first_and_second_derivatives(d: float) -> None:
+    keep = torch.tensor([0.5, 0.9, 0.02], dtype=torch.float64, requires_grad=True)
+    d2 = torch.full((3,), d * d, dtype=torch.float64, requires_grad=True)
+
+    def function(keep: torch.Tensor, d2: torch.Tensor) -> torch.Tensor:
+        return label_entropy(torch.stack([keep, 1 - keep], -1), d2)
+
+    assert torch.autograd.gradcheck(function, (keep, d2))
+    assert torch.autograd.gradgradcheck(function, (keep, d2), atol=1e-4)
+
+
+def test_works_under_vmap_and_grad() -> None:
+    probs = torch.tensor([[0.5, 0.5], [0.9, 0.1]], dtype=torch.float64)
+    d2 = torch.tensor([1.0, 4.0], dtype=torch.float64)
+    each = torch.vmap(torch.func.grad(label_entropy, argnums=1))(probs, d2)
+    whole = torch.func.grad(lambda x: label_entropy(probs, x).sum())(d2)
+    torch.testing.assert_close(each, whole)
+
+
+@pytest.mark.parametrize("keep", [1.0, 1 - 1e-16, 1e-30])
+@pytest.mark.parametrize("d", [0.0, 1.0, 1e3])
+def test_certain_labels_have_no_entropy_and_no_nan(keep: float, d: float, dtype: torch.dtype) -> None:
+    probs = torch.tensor([keep, 1 - keep], dtype=dtype, requires_grad=True)
+    d2 = torch.tensor(d * d, dtype=dtype, requires_grad=True)
+    value = label_entropy(probs, d2)
+    slopes = torch.autograd.grad(value, (probs, d2))
+    assert value.item() == pytest.approx(0, abs=1e-14)
+    assert all(torch.isfinite(s).all() for s in slopes)

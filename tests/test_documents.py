@@ -1,0 +1,162 @@
+"""The documents tell the truth: equations and code name each other, and every example that is shown runs."""
+
+import ast
+import doctest
+import importlib
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyro_dropout
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pyro_dropout"
+EQUATIONS = ROOT / "docs" / "equations.md"
+EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
+HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
+PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.startswith("__")]
+SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}
+MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work|opt)/\w")
+
+
+def resolve(dotted: str) -> Any:
+    """The object that a dotted name means, whether it lies in a module or in a class."""
+    parts = dotted.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(dotted)
+
+
+def equations_in_code() -> Counter[str]:
+    """How often each equation is named by a docstring of the package."""
+    named: Counter[str] = Counter()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                named.update(EQUATION_LINE.findall(ast.get_docstring(node) or ""))
+    return named
+
+
+def equation_sections() -> dict[str, str]:
+    """The sections of docs/equations.md by id; each ``##`` heading must be one."""
+    text = EQUATIONS.read_text("utf-8")
+    headings = list(HEADING.finditer(text))
+    assert len(headings) == len(re.findall(r"^## ", text, re.MULTILINE)), "a heading is not of the form ## `id` — title"
+    ends = [heading.start() for heading in headings[1:]] + [len(text)]
+    sections = {heading["id"]: text[heading.end() : end] for heading, end in zip(headings, ends, strict=True)}
+    assert len(sections) == len(headings), "two sections have the same id"
+    return sections
+
+
+def test_equations_and_code_name_the_same_set() -> None:
+    in_code = equations_in_code()
+    assert [name for name, times in in_code.items() if times > 1] == []
+    assert set(in_code) == set(equation_sections())
+
+
+def test_every_equation_shows_its_formula_and_its_code() -> None:
+    for name, body in equation_sections().items():
+        assert re.search(r"\$\$.+?\$\$", body, re.DOTALL), f"{name} has no formula between $$ and $$"
+        code = re.findall(r"^Code: `([\w.]+)`", body, re.MULTILINE)
+        assert len(code) == 1, f"{name} needs one line 'Code: `dotted.name`'; it has {len(code)}"
+        docstring = inspect.getdoc(resolve(code[0])) or ""
+        assert name in EQUATION_LINE.findall(docstring), f"the docstring of {code[0]} does not say 'Equation: {name}.'"
+
+
+def test_the_public_names_are_listed_once_and_all() -> None:
+    listed = pyro_dropout.__all__
+    assert [name for name, times in Counter(listed).items() if times > 1] == []
+    assert [name for name in listed if not hasattr(pyro_dropout, name)] == []
+    tree = ast.parse((PACKAGE / "__init__.py").read_text("utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    bound = {alias.asname or alias.name.split(".")[0] for node in imports for alias in node.names}
+    assert {name for name in bound if not name.startswith("_")} - set(listed) == set()
+
+
+def test_the_public_names_are_in_the_api_page() -> None:
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    shown = Counter(re.findall(r"^\.\. auto\w+:: (\w+)", page, re.MULTILINE))
+    assert shown == Counter(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_an_example_that_runs(name: str) -> None:
+    thing = getattr(pyro_dropout, name)
+    docstring = inspect.getdoc(thing) or ""
+    assert re.search(r"^Examples?:\n(?:.*\n)*?\s+>>> ", docstring, re.MULTILINE), f"{name} shows no example"
+    # Nothing is in scope but what the example itself imports, as for a reader who pastes it.
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    runner = doctest.DocTestRunner(optionflags=flags)
+    said: list[str] = []
+    for example in doctest.DocTestFinder().find(thing, name, module=False, globs={}):
+        runner.run(example, out=said.append)
+    assert runner.failures == 0, "".join(said)
+    assert runner.tries > 0
+
+
+def python_blocks() -> list[Any]:
+    """Every ```python block of the README and the documentation, named by file and line."""
+    blocks = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text("utf-8")
+        for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            line = text.count("\n", 0, found.start(1))
+            blocks.append(pytest.param(path, line, found[1], id=f"{path.name}:{line}"))
+    return blocks
+
+
+@pytest.mark.parametrize(("path", "line", "source"), python_blocks())
+def test_a_block_runs_and_prints_what_it_says(
+    path: Path,
+    line: int,
+    source: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(
+        compile("\n" * line + source, path, "exec"), {"__name__": "__main__"}
+    )  # blank lines: errors point into the page
+    promised = re.findall(r"^print\(.*\)  # (.*)$", source, re.MULTILINE)
+    assert not promised or capsys.readouterr().out.splitlines() == promised
+
+
+def texts(folder: Path) -> list[Path]:
+    """The repository's own text files: neither caches nor environments nor pictures."""
+    found: list[Path] = []
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            hidden = path.name.startswith(".") and path.name not in {".ci", ".github"}
+            if not hidden and path.name not in SKIPPED_FOLDERS and path.suffix != ".egg-info":
+                found += texts(path)
+        elif b"\0" not in path.read_bytes()[:8192]:
+            found.append(path)
+    return found
+
+
+def test_no_file_knows_a_machine() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}:{number}": line
+        for path in texts(ROOT)
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if MACHINE_PATH.search(line)
+    }
+    assert found == {}
+
+
+def test_a_machine_path_is_caught() -> None:
+    for place in ("home", "root", "Users", "work", "opt"):
+        assert MACHINE_PATH.search(f"read('/{place}/data.csv')")
+    for harmless in ("https://example.org/home/page", "docs/work/x", "a /works/ b"):
+        assert not MACHINE_PATH.search(harmless)

@@ -1,0 +1,163 @@
+"""The house rules that can be read off the source: the floors, the sizes, what is forbidden, style and types."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+from pyro_dropout.mathematics.label_entropy import label_entropy
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pyro_dropout"
+FLOORS = ("mathematics", "generative", "guides", "inference", "answers", "faces")
+OUTSIDE = {"models", "tests", "notebooks", "docs"}
+EXEMPT = {"__init__.py", "__main__.py"}  # the doors of the package stand on no floor
+
+
+def imported_names(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, str]]:
+    """Every import in a file, at any depth, as (line, absolute dotted name); ``package`` is where the file lies."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*start, *filter(None, [node.module])])
+            for alias in node.names:
+                yield node.lineno, f"{base}.{alias.name}"
+        elif isinstance(node, ast.Call) and called_name(node) in {"import_module", "__import__"}:
+            for argument in node.args:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.lineno, argument.value
+
+
+def called_name(call: ast.Call) -> str:
+    """The last word of what is called: ``load`` for ``torch.load(...)``."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def misplaced_imports(package: Path) -> list[str]:
+    """Describe every import that goes upward, or out of the package into the scripts and tests beside it."""
+    wrong = []
+    for path in sorted(package.rglob("*.py")):
+        inside = path.relative_to(package).parts
+        where = "/".join(inside)
+        if len(inside) == 1 and inside[0] in EXEMPT:
+            continue
+        if inside[0] not in FLOORS:
+            wrong.append(f"{where} stands on no floor; the floors are {', '.join(FLOORS)}")
+            continue
+        height = FLOORS.index(inside[0])
+        for line, name in imported_names(ast.parse(path.read_text("utf-8")), [package.name, *inside[:-1]]):
+            first, *rest = name.split(".")
+            if first in OUTSIDE:
+                wrong.append(f"{where}:{line} imports {name}, which is not installed with the package")
+            elif first == package.name and (not rest or rest[0] not in FLOORS[: height + 1]):
+                wrong.append(f"{where}:{line} imports {name}, which is not on its floor or below")
+    return wrong
+
+
+def test_imports_go_downward() -> None:
+    assert misplaced_imports(PACKAGE) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pyro_dropout.guides.dropout",
+        "from pyro_dropout.guides import dropout",
+        "from pyro_dropout import guides",
+        "from ..guides.dropout import AutoDropout",
+        "from .. import guides",
+        "def late():\n    from ..guides import dropout",
+        "import importlib\nimportlib.import_module('pyro_dropout.guides')",
+        "import pyro_dropout",
+        "from pyro_dropout import AutoDropout",
+        "import models.bnn",
+        "from tests.oracles import masks",
+    ],
+)
+def test_an_upward_import_is_caught(tmp_path: Path, line: str) -> None:
+    package = tmp_path / "pyro_dropout"
+    (package / "mathematics").mkdir(parents=True)
+    (package / "mathematics" / "objective.py").write_text(line + "\n")
+    assert len(misplaced_imports(package)) == 1
+
+
+def test_a_downward_import_is_let_through(tmp_path: Path) -> None:
+    package = tmp_path / "pyro_dropout"
+    (package / "guides").mkdir(parents=True)
+    (package / "__init__.py").write_text("from pyro_dropout.guides.dropout import AutoDropout\n")
+    (package / "guides" / "dropout.py").write_text(
+        "import torch\nfrom pyro_dropout.mathematics import kl\nfrom ..generative import networks\nfrom . import base\n"
+    )
+    assert misplaced_imports(package) == []
+    (package / "attic.py").write_text("")
+    assert misplaced_imports(package) == [f"attic.py stands on no floor; the floors are {', '.join(FLOORS)}"]
+
+
+def forbidden_words(tree: ast.AST) -> Iterator[str]:
+    """Every way in which a file could run code that came as data."""
+    for line, name in imported_names(tree, []):
+        if {"pickle", "cPickle", "dill", "cloudpickle", "joblib"} & set(name.split(".")) or name == "torch.load":
+            yield f"{line}: imports {name}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in {"torch.load", "torch.serialization.load"}:
+            yield f"{node.lineno}: {ast.unparse(node)}"
+        if isinstance(node, ast.Name) and node.id in {"eval", "exec"}:
+            yield f"{node.lineno}: {node.id}"
+
+
+def test_no_file_runs_code_that_came_as_data() -> None:
+    found = {str(path): list(forbidden_words(ast.parse(path.read_text("utf-8")))) for path in PACKAGE.rglob("*.py")}
+    assert {path: words for path, words in found.items() if words} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "torch.load(path)",
+        "from torch import load",
+        "eval('1')",
+        "f = exec",
+    ],
+)
+def test_code_as_data_is_caught(line: str) -> None:
+    assert len(list(forbidden_words(ast.parse(line)))) == 1
+
+
+def test_a_model_may_be_set_to_evaluation() -> None:
+    assert list(forbidden_words(ast.parse("net.eval()\nguide.load(path)\nre.compile(text)"))) == []
+
+
+def test_files_are_short_and_have_names() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in PACKAGE.rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > 400} == {}
+    nameless = {"utils.py", "helpers.py", "common.py"}
+    assert [path for path in lengths if Path(path).name in nameless] == []
+
+
+def test_annotated_shapes_are_checked_here() -> None:
+    probs = torch.full((3, 2), 0.5)
+    assert label_entropy(probs, torch.ones(3)).shape == (3,)
+    with pytest.raises(TypeCheckError):
+        label_entropy(probs, torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", "--cache-dir", ".mypy_cache")],
+    ids=["ruff-check", "ruff-format", "mypy"],
+)
+def test_style_and_types(command: tuple[str, ...]) -> None:
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr

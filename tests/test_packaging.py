@@ -1,0 +1,108 @@
+"""What a user gets: one version, a wheel with the package alone in it, and a Makefile that sets everything up."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import pyro_dropout
+
+ROOT = Path(__file__).parents[1]
+TARGETS = {"help", "test", "test-deep", "bench", "lint", "format", "docs", "compare", "clean"}
+
+
+def make(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run make as from a fresh shell: nothing of an outer ``make test`` is handed on."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(["make", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A folder with the Makefile and what it depends on, and no virtual environment."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def test_there_is_one_version() -> None:
+    written = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert pyro_dropout.__version__ == version("pyro-dropout") == written
+
+
+def test_the_wheel_holds_the_package_alone(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {
+        "pyro_dropout",
+        f"pyro_dropout-{pyro_dropout.__version__}.dist-info",
+    }
+    assert "pyro_dropout/py.typed" in names
+    assert {name for name in names if name.endswith(".py")} == {
+        str(path.relative_to(ROOT)) for path in (ROOT / "pyro_dropout").rglob("*.py")
+    }
+
+    # As installed, with nothing else in sight: the scripts beside the package cannot be imported.
+    look = "import importlib.util, sys; print(*(bool(importlib.util.find_spec(name)) for name in sys.argv[1:]))"
+    alone = f"import sys; sys.path.insert(0, {str(wheel)!r}); "
+    command = [sys.executable, "-I", "-S", "-c", alone + look, "pyro_dropout", "models", "tests"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "False"], done.stderr
+
+
+def test_make_installs_and_then_tests(bare: Path) -> None:
+    done = make("-n", "test", folder=bare)
+    assert done.returncode == 0, done.stderr
+    steps = ["-m venv .venv", 'pip --disable-pip-version-check install -c constraints.txt -e ".[dev]"', "-m pytest"]
+    places = [done.stdout.find(step) for step in steps]
+    assert -1 not in places
+    assert places == sorted(places)
+
+
+def test_make_lists_its_targets(bare: Path) -> None:
+    for arguments in (["help"], []):
+        done = make(*arguments, folder=bare)
+        assert {line.split()[1] for line in done.stdout.splitlines()} >= TARGETS
+
+
+def test_make_does_not_trust_a_half_made_environment(bare: Path) -> None:
+    (bare / ".venv" / "bin").mkdir(parents=True)
+    (bare / ".venv" / ".installed-dev").touch()
+    for stamp in ("", "some/other/folder", str(bare.resolve())):  # the last is right, but no interpreter answers
+        (bare / ".venv" / ".made").write_text(stamp)
+        assert "rm -rf .venv\n" in make("-n", "test", folder=bare).stdout
+
+
+def test_make_refuses_another_python_in_one_line(bare: Path) -> None:
+    old = bare / "old-python"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1 && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    done = make("test", "PYTHON=./old-python", folder=bare)
+    assert done.returncode != 0
+    (line,) = [line for line in done.stderr.splitlines() if "needs Python 3.11, 3.12 or 3.13" in line]
+    assert "Python 3.9.1" in line
+    assert not (bare / ".venv").exists()
+
+
+def test_make_compare_says_what_is_there() -> None:
+    # The environment is the one these tests run in, taken as it is (-o): no test may rebuild what it stands on.
+    given = ["-o", ".venv/.made", "-o", ".venv/.installed", f"BIN={Path(sys.executable).parent}"]
+    done = make("compare", *given, folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert f"pyro_dropout  {pyro_dropout.__version__}" in done.stdout
+    assert "mathematics" in done.stdout
+
+
+def test_the_command_for_continuous_integration() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text("utf-8").splitlines()[-1] == "exec make test"
