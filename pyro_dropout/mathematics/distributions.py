@@ -1,5 +1,7 @@
 """The paper's q(w) and multiplicative Gaussian noise, both as mixtures over the rows of a tensor (eqs. 8-10, §5)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,8 @@ from pyro_dropout.mathematics.errors import (
     check_non_negative,
     check_positive,
 )
-from pyro_dropout.mathematics.row_mixture import RowDim, RowMixture
+from pyro_dropout.mathematics.row_layout import RowDim
+from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.mathematics.shapes import Float
 
 __all__ = ["BernoulliMixture", "MultiplicativeNormal", "RowMixture"]
@@ -41,8 +44,6 @@ class BernoulliMixture(RowMixture):
         0.5
     """
 
-    zero_component = 1
-
     def __init__(
         self,
         loc: Float[Tensor, "*shape"],
@@ -55,14 +56,20 @@ class BernoulliMixture(RowMixture):
         if validate_args is not False:
             check_finite("loc", loc)
             check_keep("keep", keep)
-        kept = torch.as_tensor(keep, dtype=loc.dtype, device=loc.device)
+        kept = keep.to(loc) if isinstance(keep, Tensor) else loc.new_full((), keep)
         probs = torch.stack([kept, 1 - kept], -1)
-        super().__init__(torch.stack([loc, torch.zeros_like(loc)]), scale, probs, row_dim, validate_args=validate_args)
+        self._build([loc, None], scale, probs, row_dim, None, validate_args is not False)
+
+    def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
+        """Draw which rows are kept, and which are not."""
+        shape = (*sample_shape, *self.batch_shape, self.rows)
+        kept = (torch.rand(shape, dtype=self.like.dtype, device=self.like.device) < self.keep).to(self.like.dtype)
+        return [kept, 1 - kept]
 
     @property
     def loc(self) -> Tensor:
         """The mean M of the kept rows."""
-        return self.locs[0]
+        return self.like
 
     @property
     def keep(self) -> Tensor:
@@ -107,12 +114,13 @@ class MultiplicativeNormal(RowMixture):
             check_finite("loc", loc)
             check_positive("alpha", alpha)
             check_non_negative("scale", scale)
-        alpha = torch.as_tensor(alpha, dtype=loc.dtype, device=loc.device)
+        alpha = alpha.to(loc) if isinstance(alpha, Tensor) else loc.new_full((), alpha)
         self.alpha = alpha
         one = torch.ones(1, dtype=loc.dtype, device=loc.device)
         if row_dim is None:
             try:
-                spread = torch.hypot(loc * alpha.sqrt(), torch.as_tensor(scale).to(loc)).expand(loc.shape)
+                added = scale.to(loc) if isinstance(scale, Tensor) else loc.new_full((), scale)
+                spread = torch.hypot(loc * alpha.sqrt(), added).expand(loc.shape)
             except RuntimeError:
                 raise ShapeError(
                     f"alpha and scale must broadcast to loc, shape {tuple(loc.shape)}; got {tuple(alpha.shape)} and"
@@ -129,4 +137,4 @@ class MultiplicativeNormal(RowMixture):
     @property
     def loc(self) -> Tensor:
         """The mean of the weights."""
-        return self.locs[0]
+        return self.like

@@ -7,6 +7,7 @@ draw of the weights still leaves unknown about which component it came from.
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
@@ -22,11 +23,16 @@ _METHODS = ("large_k", "exact", "monte_carlo")
 _BLOCK = 2**22
 
 
-def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
-    """Return the prior's mean and log standard deviation by rows, (*batch, rows, rest)."""
+def _base(p: Distribution) -> Any:
     base: Any = p
     while isinstance(base, Independent | ExpandedDistribution):
         base = base.base_dist
+    return base
+
+
+def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
+    """Return the prior's mean and log standard deviation by rows, (*batch, rows, rest), or 1 where they repeat."""
+    base = _base(p)
     if not isinstance(base, Normal):
         raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
     shape = p.batch_shape + p.event_shape
@@ -36,30 +42,65 @@ def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
         raise ShapeError(
             f"p must broadcast to the weights, shape {tuple(q.event_shape)}; got {tuple(shape)}."
         ) from None
-    loc, scale = (t.to(q.locs).expand(shape) for t in (base.loc, base.scale))
-    return q.to_rows(loc), q.to_rows(scale).log()
+    loc, scale = (compact(q.to_rows(t.to(q.like).expand(shape))) for t in (base.loc, base.scale))
+    return loc, scale.log()
 
 
-def _component_kl(q: RowMixture, p: Distribution) -> Float[Tensor, "components *batch rows"]:
+def _component_kl(q: RowMixture, p: Distribution) -> list[Float[Tensor, "*batch rows"]]:
     """Return KL(N_l‖p) of every component and row; at scale=0 without the terms in σ, which nothing moves."""
     loc, log_prior = _prior(q, p)
     precision = torch.exp(-2 * log_prior)
-    lead = [1] * (loc.dim() - 2)
-    locs, scale = q.to_rows(q.locs), q.to_rows(q.scale)
-    spread = torch.zeros_like(scale) if q.noiseless else scale.square()
-    if q.cov_factor is not None:
-        spread = spread + q.cov_factor.square().sum(-1)
-    inside = spread.reshape(-1, *lead, q.rows, q.rest) + (locs.reshape(-1, *lead, q.rows, q.rest) - loc).square()
-    # ½(tr Λ Σ_l + m_lᵀ Λ m_l) - Σ log l, with Λ = l² the prior precision
-    total = (0.5 * precision * inside + log_prior).sum(-1)
-    return total - _half_log_det(q).reshape(-1, *lead, q.rows)
+    half_log_det = _half_log_det(q)
+    # The normaliser of the prior is part of ½(l²σ² - log l²σ² - 1); with σ = 0 it goes too, unless l is being learned.
+    dropped = q.noiseless and not log_prior.requires_grad
+    normaliser = torch.zeros_like(log_prior[..., 0]) if dropped else _over_rest(log_prior, q.rest)
+    found = []
+    for label in range(q.components):
+        # ½(tr Λ Σ_l + m_lᵀ Λ m_l) - Σ log l, with Λ = l² the prior precision
+        quadratic = _weighted(precision, _square_distance(q.mean_rows(label), loc), q.rest)
+        if not q.noiseless:
+            scale = compact(q.to_rows(q.scale)[min(label, q.scale.shape[0] - 1)])
+            quadratic = quadratic + _weighted(precision, scale.square(), q.rest)
+        if q.cov_factor is not None:
+            factor = q.cov_factor[min(label, q.cov_factor.shape[0] - 1)]
+            quadratic = quadratic + _weighted(precision, factor.square().sum(-1), q.rest)
+        found.append(0.5 * quadratic + normaliser - half_log_det[min(label, len(half_log_det) - 1)])
+    return found
+
+
+def compact(values: Tensor) -> Tensor:
+    """Return a tensor with one element along every dimension in which it repeats itself: a number is not a matrix."""
+    for d, (size, stride) in enumerate(zip(values.shape, values.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            values = values.narrow(d, 0, 1)
+    return values
+
+
+def _over_rest(values: Tensor, rest: int) -> Tensor:
+    """Sum over the last dimension, of size ``rest``; one value may stand for all of it."""
+    return values.squeeze(-1) * rest if values.shape[-1] == 1 else values.sum(-1)
+
+
+def _weighted(precision: Tensor, squares: Tensor, rest: int) -> Tensor:
+    """Sum ``precision * squares`` over the weights of a row; a precision that they share is multiplied with the sum."""
+    if precision.shape[-1] == 1:
+        return precision.squeeze(-1) * _over_rest(squares, rest)
+    return _over_rest(precision * squares, rest)
+
+
+def _square_distance(mean: Tensor | float, loc: Tensor) -> Tensor:
+    """Return (mean - loc)²; unlike the difference squared, it keeps nothing for its gradient but its inputs."""
+    if not isinstance(mean, Tensor):
+        return (mean - loc).square()
+    left, right = torch.broadcast_tensors(mean, loc)
+    return F.mse_loss(left, right, reduction="none")
 
 
 def _half_log_det(q: RowMixture) -> Float[Tensor, "components rows"]:
     """Return ½(log det Σ_l + K) of every component and row; at scale=0 what is left when σ's own terms are dropped."""
     if not q.singular:
         extra = q.low_rank_log_det()
-        diagonal = (q.log_scale() + 0.5).sum(-1)
+        diagonal = _over_rest(compact(q.to_rows(q.scale)).log() + 0.5, q.rest)
         return diagonal if extra is None else diagonal + extra / 2
     if q.cov_factor is None:
         scale = q.to_rows(q.scale)
@@ -71,16 +112,18 @@ def _half_log_det(q: RowMixture) -> Float[Tensor, "components rows"]:
     return half
 
 
-def _label_terms(q: RowMixture) -> Tensor:
+def _label_terms(probs: Tensor) -> Tensor:
     """Return Σ_l p_l log p_l of every row, which is -H(z)."""
-    log_probs = q.probs.clamp_min(torch.finfo(q.probs.dtype).tiny).log()  # 0·log 0 = 0, with a finite slope
-    return (q.probs * log_probs).sum(-1)
+    log_probs = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()  # 0·log 0 = 0, with a finite slope
+    return (probs * log_probs).sum(-1)
 
 
 def _large_k(q: RowMixture, p: Distribution) -> Tensor:
-    each = _component_kl(q, p)
-    probs = q.probs.mT.reshape(q.components, *[1] * (each.dim() - 2), q.rows)
-    return ((probs * each).sum(0) + _label_terms(q)).sum(-1)
+    probs = compact(q.probs)  # one row where all rows have the same probabilities
+    total = _over_rest(_label_terms(probs), q.rows)
+    for label, each in enumerate(_component_kl(q, p)):
+        total = total + _over_rest(probs[:, label] * each, q.rows)
+    return total
 
 
 def _entropy_of(joint: Tensor) -> Tensor:
@@ -93,16 +136,16 @@ def _sampled_gap(q: RowMixture, num_samples: int) -> Tensor:
     """Estimate E[H(z|w)] with every component visited in proportion (no draw of z) and mirrored noise."""
     half = max(1, (num_samples + 1) // 2)
     block = max(1, _BLOCK // max(1, 2 * q.rows * q.rest))
-    total = q.locs.new_zeros(q.rows)
+    total = q.like.new_zeros(q.rows)
     for start in range(0, half, block):
         n = min(block, half - start)
         for label in range(q.components):
-            noise = torch.randn((n, q.rows, q.rest), dtype=q.locs.dtype, device=q.locs.device)
+            noise = torch.randn((n, q.rows, q.rest), dtype=q.like.dtype, device=q.like.device)
             eta = None
             if q.cov_factor is not None:
-                eta = torch.randn((n, q.rows, q.cov_factor.shape[-1]), dtype=q.locs.dtype, device=q.locs.device)
+                eta = torch.randn((n, q.rows, q.cov_factor.shape[-1]), dtype=q.like.dtype, device=q.like.device)
                 eta = torch.cat([eta, -eta])
-            labels = torch.full((2 * n, q.rows), label, device=q.locs.device)
+            labels = torch.full((2 * n, q.rows), label, device=q.like.device)
             entropy = _entropy_of(q.log_joint(labels, torch.cat([noise, -noise]), eta))
             total = total + q.probs[:, label] * entropy.sum(0)
     return total.sum() / (2 * half)
@@ -133,7 +176,7 @@ def kl_gap(q: RowMixture, *, num_samples: int = 64) -> Tensor:
     """
     check_count("num_samples", num_samples)
     if q.components == 1:
-        return q.locs.sum() * 0
+        return q.like.new_zeros(())
     if q.components == 2 and q.shared_covariance:
         return label_entropy(q.probs, q.separation_sq()).sum()
     if q.singular:
@@ -147,12 +190,15 @@ def kl_gap(q: RowMixture, *, num_samples: int = 64) -> Tensor:
 def _monte_carlo(q: RowMixture, p: Distribution, num_samples: int) -> Tensor:
     loc, log_prior = _prior(q, p)
     block = max(1, _BLOCK // max(1, q.rows * q.rest))
-    total = q.locs.new_zeros(())
+    total = q.like.new_zeros(())
     for start in range(0, num_samples, block):
         w = q.rsample((min(block, num_samples - start), *[1] * (loc.dim() - 2)))
         standard = (q.to_rows(w) - loc) * torch.exp(-log_prior)
         log_p = (-0.5 * (standard.square() + LOG_2PI) - log_prior).sum((-2, -1))
-        total = total + (q.log_prob(w) - log_p).sum(0)
+        each, log_label = q.log_prob(w) - log_p, q.label_log_prob()
+        if log_label.requires_grad:  # no path leads from a label to its probability; the score of the labels does
+            each = each + each.detach() * (log_label - log_label.detach())
+        total = total + each.sum(0)
     return total / num_samples
 
 
@@ -163,8 +209,9 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
     gap: to machine precision for two components with a shared covariance, and elsewhere by an unbiased estimate of low
     variance. ``"monte_carlo"`` averages log q - log p over draws and assumes nothing.
 
-    At ``scale=0`` the true KL is infinite. What is returned then leaves out ½(l²σ² - log σ² - 1) a weight, which no
-    parameter moves, and keeps the rest, so gradients are right and values compare within one guide only.
+    At ``scale=0`` the true KL is infinite. What is returned then leaves out ½(l²σ² - log l²σ² - 1) a weight, which no
+    parameter moves (log l stays where l is learned), and keeps the rest: ½ l² p ‖m‖² - H(z) a row of a dropout layer.
+    Gradients are right, and values compare within one guide only.
 
     Equation: prop1.
 
@@ -206,7 +253,14 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
     return value.expand(torch.broadcast_shapes(q.batch_shape, full[: max(0, len(full) - len(q.event_shape))]))
 
 
+def _by_formula(q: RowMixture, p: Distribution) -> Tensor:
+    """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
+    if not isinstance(_base(p), Normal):
+        raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(_base(p)).__name__}).")
+    return kl(q, p)
+
+
 # torch's own door gives the large-K value: it needs no samples and no quadrature. A prior over a weight tensor is an
 # Independent, so that pair is named too.
 for _family in (Normal, Independent):
-    register_kl(RowMixture, _family)(kl)
+    register_kl(RowMixture, _family)(_by_formula)

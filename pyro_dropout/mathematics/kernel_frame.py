@@ -54,7 +54,7 @@ def own_parameters(method: Method) -> Method:
 
 
 class Covariance(Kernel):
-    """What the covariances of this file share: parameters and inputs checked at the door."""
+    """What the package's covariances share: parameters and inputs checked at the door."""
 
     variance: Tensor
     length_scale: Tensor

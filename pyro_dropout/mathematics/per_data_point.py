@@ -8,6 +8,7 @@ of one data point, in convolutions and sequences, the outputs are correlated, an
 flip for every input and output unit of every data point has exactly the right distribution (flipout, Wen et al. 2018).
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -37,14 +38,19 @@ class PerDataPoint:
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
         self.site, self.q, self.reused = site, q.expand(torch.Size()), reused
-        self.weight = self.mark(q.locs[0].detach().view(q.event_shape))
+        self._like = q.like.detach()
         self.masks: list[Tensor] | None = None
         self.count: int | None = None
         self._coefficients: Tensor | None = None
-        self._flips: dict[str, Tensor] = {}
+        self._flips: dict[int, Tensor] = {}
         self._noise: Tensor | None = None
         self._whole: Tensor | None = None
         self._uses = 0
+
+    @property
+    def weight(self) -> Tensor:
+        """A new stand-in; it knows the draws, and the draws know none, so that both are freed with the last one."""
+        return self.mark(self._like.view(self.q.event_shape))
 
     def mark(self, value: Tensor) -> Tensor:
         """Make ``value`` stand for these draws."""
@@ -53,7 +59,7 @@ class PerDataPoint:
 
     # --- what is drawn, once for each data point ------------------------------------------------------------------
 
-    def _start(self, count: int) -> None:
+    def _check_count(self, count: int) -> None:
         if self.count is None:
             self.count = count
         if self.count != count:
@@ -61,21 +67,27 @@ class PerDataPoint:
                 f"site {self.site!r} is drawn for {self.count} data points, and meets an input whose first dimension is"
                 f" {count}. Inputs must have data points first (batch_first=True in recurrent and attention layers)."
             )
-        if self.masks is None:
-            self.masks = self.q.sample_masks((count,))
-            self._coefficients = self.q.sample_coefficients((count, self.q.rows))
 
-    def _flip(self, side: str, width: int) -> Tensor:
-        """Return one sign for each data point and unit of the input or the output."""
-        if side not in self._flips:
-            u = torch.rand((self.count or 0, width), dtype=self.q.locs.dtype, device=self.q.locs.device)
-            self._flips[side] = torch.where(u < 0.5, -1.0, 1.0).to(self.q.locs)
-        return self._flips[side]
+    def _start(self, count: int) -> None:
+        self._check_count(count)
+        if self.masks is None:
+            # One component needs no labels; and where every weight is a row, they would be as many as all weights.
+            self.masks = self.q.sample_masks((count,)) if self.q.components > 1 else []
+            if self.q.row_dim is not None:
+                self._coefficients = self.q.sample_coefficients((count, self.q.rows))
+
+    def _flip(self, dim: int) -> Tensor:
+        """Return one sign for each data point and index of a dimension of the weight, whichever side it is used on."""
+        if dim not in self._flips:
+            like = self.q.like
+            u = torch.rand((self.count or 0, self.q.event_shape[dim]), dtype=like.dtype, device=like.device)
+            self._flips[dim] = torch.where(u < 0.5, -1.0, 1.0).to(like)
+        return self._flips[dim]
 
     def _epsilon(self) -> Tensor:
         """Return the one ε that all data points flip the signs of."""
         if self._noise is None:
-            self._noise = torch.randn_like(self.q.locs[0])
+            self._noise = torch.randn_like(self.q.like)
         return self._noise
 
     # --- what a layer makes of it -----------------------------------------------------------------------------------
@@ -90,13 +102,21 @@ class PerDataPoint:
                 f"site {self.site!r} has a label for each weight, so a draw for each data point would be a weight"
                 " tensor for each data point. Use shared draws, or rows (row_dim=1)."
             )
-        total = self.weight.new_zeros(())
-        for label in range(q.components):
-            if label != q.zero_component:
-                total = total + self._part(x, layer, q.locs[label], None if q.components == 1 else self.masks[label])
-        if q.cov_factor is not None and self._coefficients is not None and q.row_dim is not None:
-            total = total + self._low_rank(x, layer)
-        return total if q.noiseless else total + self._gaussian(x, layer)
+        if isinstance(q.row_dim, int) and q.row_dim not in (layer.in_dim, layer.out_dim):
+            raise PyroDropoutError(
+                f"site {self.site!r} counts rows by dimension {q.row_dim}, which is neither its layer's input"
+                f" ({layer.in_dim}) nor its output ({layer.out_dim}). Use one of them as row_dim, or shared draws."
+            )
+        parts = [
+            self._part(x, layer, mean, None if q.components == 1 else self.masks[label])
+            for label, mean in enumerate(q.means)
+            if mean is not None
+        ]
+        if self._coefficients is not None:
+            parts += self._low_rank(x, layer)
+        if not q.noiseless:
+            parts.append(self._gaussian(x, layer))
+        return _total(parts)
 
     def _part(self, x: Tensor, layer: "Layer", matrix: Tensor, rows: Tensor | None) -> Tensor:
         """Return the layer's product with ``matrix``, its rows scaled by ``rows``, (N, rows)."""
@@ -106,19 +126,19 @@ class PerDataPoint:
             return layer.by_input(x, matrix, rows)
         return layer.scale_out(layer.op(x, matrix), rows)  # rows are output units, or all weights are one row
 
-    def _low_rank(self, x: Tensor, layer: "Layer") -> Tensor:
-        """Return Σ_r V_r∘η_r's product: R extra products, or L·R where each component has a factor of its own."""
+    def _low_rank(self, x: Tensor, layer: "Layer") -> list[Tensor]:
+        """Return the products with V_r∘η_r: R of them, or L·R where each component has a factor of its own."""
         q = self.q
         assert q.cov_factor is not None
         assert self._coefficients is not None
         assert self.masks is not None
-        total = self.weight.new_zeros(())
+        parts = []
         for r in range(q.cov_factor.shape[-1]):
             eta = self._coefficients[..., r]
             for label in range(q.cov_factor.shape[0]):
                 rows = eta * self.masks[label] if q.cov_factor.shape[0] > 1 else eta
-                total = total + self._part(x, layer, q.from_rows(q.cov_factor[label, ..., r]), rows)
-        return total
+                parts.append(self._part(x, layer, q.from_rows(q.cov_factor[label, ..., r]), rows))
+        return parts
 
     def _gaussian(self, x: Tensor, layer: "Layer") -> Tensor:
         """Return a draw of the product with σ∘ε."""
@@ -131,22 +151,27 @@ class PerDataPoint:
                     f"site {self.site!r} is used twice in one forward pass, and its noise was drawn for one use. Write"
                     " per_example(reused=True)."
                 )
-            variance = self.weight.new_zeros(())
-            for label in range(q.scale.shape[0]):
-                rows = self.masks[label] if q.scale.shape[0] > 1 else None
-                variance = variance + self._part(x.square(), layer, self._variance(label), rows)
+            squares = x.square()
+            variance = _total(
+                [
+                    self._part(
+                        squares, layer, self._variance(label), self.masks[label] if q.scale.shape[0] > 1 else None
+                    )
+                    for label in range(q.scale.shape[0])
+                ]
+            )
             return (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
-        total = self.weight.new_zeros(())
-        flips = self._flip("in", layer.in_width)
+        flips = self._flip(layer.in_dim)
+        parts = []
         for label in range(q.scale.shape[0]):
             noise = self._variance(label).sqrt() * self._epsilon()
             if q.scale.shape[0] == 1:
-                total = total + layer.by_input(x, noise, flips)
+                parts.append(layer.by_input(x, noise, flips))
             elif q.row_dim == layer.in_dim:
-                total = total + layer.by_input(x, noise, flips * self.masks[label])
+                parts.append(layer.by_input(x, noise, flips * self.masks[label]))
             else:
-                total = total + layer.scale_out(layer.by_input(x, noise, flips), self.masks[label])
-        return layer.scale_out(total, self._flip("out", layer.out_width))
+                parts.append(layer.scale_out(layer.by_input(x, noise, flips), self.masks[label]))
+        return layer.scale_out(_total(parts), self._flip(layer.out_dim))
 
     def _variance(self, label: int) -> Tensor:
         """Return σ_l², with a low-rank part that has a coefficient for each weight folded in."""
@@ -156,9 +181,17 @@ class PerDataPoint:
             variance = variance + q.from_rows(q.cov_factor[min(label, q.cov_factor.shape[0] - 1)].square().sum(-1))
         return variance
 
+    def label_log_prob(self) -> Tensor:
+        """Return log p(z_n) of the labels that each data point has drawn, (N,)."""
+        log_probs = self.q.probs.clamp_min(torch.finfo(self.q.probs.dtype).tiny).log()
+        if not self.masks:  # one component, or a site that no layer has used
+            return log_probs.new_zeros(self.count or 1)
+        return torch.stack([(m * log_probs[:, k]).sum(-1) for k, m in enumerate(self.masks)]).sum(0)
+
     def draws(self, count: int) -> Tensor:
         """Return the weights themselves, (count, *shape): for biases and other small sites."""
-        if self._whole is None or len(self._whole) != count:
+        self._check_count(count)
+        if self._whole is None:
             self._whole = self.q.rsample((count,))
         return self._whole
 
@@ -168,7 +201,6 @@ class Layer:
 
     Args:
         op: the layer, bilinear in (input, weight), without its bias.
-        weight: the weight's shape.
         in_dim: the dimension of the weight that meets the input.
         out_dim: the dimension of the weight that becomes the output.
         channel: the dimension of input and output that counts units.
@@ -180,7 +212,6 @@ class Layer:
     def __init__(
         self,
         op: Product,
-        weight: torch.Size,
         in_dim: int,
         out_dim: int,
         *,
@@ -188,8 +219,7 @@ class Layer:
         groups: int = 1,
         positions: bool = False,
     ) -> None:
-        self.op, self.in_dim, self.channel, self.positions = op, in_dim, channel, positions
-        self.in_width, self.out_width = weight[in_dim], weight[out_dim]
+        self.op, self.in_dim, self.out_dim, self.channel, self.positions = op, in_dim, out_dim, channel, positions
         transposed = in_dim == 0
         self.in_repeat, self.out_repeat = (1, groups) if transposed else (groups, 1)
 
@@ -209,6 +239,11 @@ class Lookup(Layer):
         """Return the words' vectors, each scaled by its data point's number for that word."""
         picked = rows.gather(1, x.reshape(len(x), -1)).reshape(*x.shape, 1)
         return self.op(x, matrix) * picked
+
+
+def _total(parts: list[Tensor]) -> Tensor:
+    # Nothing is added to a product that stands alone: a matrix product and its bias can then be one kernel.
+    return functools.reduce(torch.add, parts)
 
 
 def _scale(x: Tensor, rows: Tensor, channel: int, repeat: int) -> Tensor:

@@ -7,7 +7,7 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -24,11 +24,10 @@ from pyro_dropout.mathematics.errors import (
 )
 from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
+from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.shapes import Float, Int
 
 LOG_2PI = 1.8378770664093453
-# Which dimension counts rows: an index; None, every weight is a row; "all", the tensor is one row.
-RowDim = int | Literal["all"] | None
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,8 @@ class RowMixture(TorchDistribution):
     has_rsample = True
     # In a guide, a density that does not exist is an error when it is used, not when a trace asks for it in passing.
     lenient = False
-    zero_component: int | None = None  # the component whose mean is known to be zero, which no product needs
+    learns_probs = False  # whether ``probs`` are trained, by the score of the labels
+    joint = False  # whether a draw shares noise with the draws of other sites
 
     def __init__(
         self,
@@ -82,15 +82,27 @@ class RowMixture(TorchDistribution):
         *,
         validate_args: bool | None = None,
     ) -> None:
-        self._validate = validate_args is not False
-        if self._validate:
+        if validate_args is not False:
             check_finite("locs", locs)
-        shape = locs.shape[1:]
-        self.components = locs.shape[0]
-        self.row_dim = self._check_row_dim(shape, row_dim)
-        self.rows = _count_rows(shape, self.row_dim)
-        self.rest = shape.numel() // max(self.rows, 1)
-        self.locs = locs
+        self._build(list(locs.unbind(0)), scale, probs, row_dim, cov_factor, validate_args is not False)
+
+    def _build(
+        self,
+        means: list[Tensor | None],
+        scale: float | Tensor,
+        probs: Tensor,
+        row_dim: RowDim,
+        cov_factor: Tensor | None,
+        validate: bool,
+    ) -> None:
+        """Set the mixture up from the means of its components; None is a mean of zero, which costs nothing."""
+        self._validate = validate
+        self.means = means
+        self.like = next(mean for mean in means if mean is not None)  # for dtype, device and shape
+        shape = self.like.shape
+        self.components = len(means)
+        self.layout = RowLayout(shape, row_dim)
+        self.row_dim, self.rows, self.rest = self.layout.row_dim, self.layout.rows, self.layout.rest
         self.probs = self._check_probs(probs).expand(self.rows, self.components)
         self.scale = self._check_scale(scale)
         self.cov_factor = self._check_cov_factor(cov_factor)
@@ -102,16 +114,6 @@ class RowMixture(TorchDistribution):
         super().__init__(Size(), shape, validate_args=False)
 
     # --- what was given -------------------------------------------------------------------------------------------
-
-    def _check_row_dim(self, shape: Size, row_dim: RowDim) -> RowDim:
-        if row_dim is None or row_dim == "all":
-            return row_dim
-        if not -len(shape) <= row_dim < len(shape):
-            allowed = f"{-len(shape)} to {len(shape) - 1}" if len(shape) else "only None"
-            raise ShapeError(
-                f"row_dim must index a dimension of the weights, {allowed} for shape {tuple(shape)}; got {row_dim}."
-            )
-        return row_dim % len(shape)
 
     def _check_probs(self, probs: Tensor) -> Tensor:
         fits = isinstance(probs, Tensor) and tuple(probs.shape) in (
@@ -131,21 +133,21 @@ class RowMixture(TorchDistribution):
                 raise RangeError(f"probs must not be negative; got {describe(probs)}.")
             if not bool(((probs.sum(-1) - 1).abs() < 1e-5).all()):
                 raise RangeError(f"probs must sum to 1 over components; the sums are {describe(probs.sum(-1))}.")
-        return probs.to(self.locs)
+        return probs.to(self.like)
 
     def _check_scale(self, scale: float | Tensor) -> Tensor:
         if self._validate:
             check_non_negative("scale", scale)
-        given = scale if isinstance(scale, Tensor) else torch.as_tensor(scale, dtype=self.locs.dtype)
-        given = given.to(self.locs)
-        shape = self.locs.shape[1:]
+        given = scale.to(self.like) if isinstance(scale, Tensor) else self.like.new_full((), scale)
+        shape = self.like.shape
+        whole = (self.components, *shape)
         try:
             if given.dim() > len(shape):
-                return given.expand(given.shape[0], *shape) if given.shape[0] == 1 else given.expand(self.locs.shape)
+                return given.expand(1, *shape) if given.shape[0] == 1 else given.expand(whole)
             return given.expand(1, *shape)
         except RuntimeError:
             raise ShapeError(
-                f"scale must broadcast to the components, shape {tuple(self.locs.shape)}; got {tuple(given.shape)}."
+                f"scale must broadcast to the components, shape {whole}; got {tuple(given.shape)}."
             ) from None
 
     def _check_cov_factor(self, cov_factor: Tensor | None) -> Tensor | None:
@@ -167,27 +169,25 @@ class RowMixture(TorchDistribution):
 
     def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
         """Lay a tensor of the event's shape out as (..., rows, rest)."""
-        lead = value.shape[: value.dim() - len(self.event_shape)]
-        if isinstance(self.row_dim, int):
-            value = value.movedim(self.row_dim - len(self.event_shape), len(lead))
-        return value.reshape(*lead, self.rows, self.rest)
+        return self.layout.to_rows(value)
 
     def from_rows(self, value: Float[Tensor, "*batch rows rest"]) -> Float[Tensor, "*batch_and_shape"]:
         """Undo ``to_rows``."""
-        lead, shape = value.shape[:-2], list(self.event_shape)
-        if not isinstance(self.row_dim, int):
-            return value.reshape(*lead, *shape)
-        rest = shape[: self.row_dim] + shape[self.row_dim + 1 :]
-        return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
+        return self.layout.from_rows(value)
 
     def per_row(self, value: Tensor) -> Tensor:
         """Shape one number a row, (..., rows), so that it broadcasts against the event."""
-        if self.row_dim is None:
-            return value.reshape(*value.shape[:-1], *self.event_shape)
-        if self.row_dim == "all":
-            return value.reshape(*value.shape[:-1], *[1] * len(self.event_shape))
-        after = len(self.event_shape) - self.row_dim - 1
-        return value.reshape(*value.shape[:-1], *[1] * self.row_dim, self.rows, *[1] * after)
+        return self.layout.per_row(value)
+
+    @property
+    def locs(self) -> Tensor:
+        """The means of all components, (L, *shape)."""
+        return torch.stack([torch.zeros_like(self.like) if mean is None else mean for mean in self.means])
+
+    def mean_rows(self, label: int) -> Tensor | float:
+        """Return one component's mean by rows, (rows, rest), or 0."""
+        mean = self.means[label]
+        return 0.0 if mean is None else self.to_rows(mean)
 
     @property
     def shared_covariance(self) -> bool:
@@ -214,7 +214,7 @@ class RowMixture(TorchDistribution):
                 "the separation of a row is defined for two components with a shared covariance; this mixture has"
                 f" {self.components} component(s) and {self.scale.shape[0]} covariance(s)."
             )
-        difference = self.to_rows(self.locs[0] - self.locs[1])
+        difference = torch.as_tensor(self.mean_rows(0) - self.mean_rows(1))
         if self.singular:  # the limit σ → 0: equal means stay together, all others part for good
             return torch.where(difference.abs().amax(-1) > 0, torch.inf, 0.0).to(difference)
         factor = self.factor()
@@ -226,7 +226,7 @@ class RowMixture(TorchDistribution):
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Int[Tensor, "*batch rows"]:
         """Draw one component label for each row."""
         shape = (*sample_shape, *self.batch_shape, self.rows)
-        u = torch.rand(shape, dtype=self.locs.dtype, device=self.locs.device)
+        u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
         # The last component takes what is left, so that rounding in the sums can never name a component too many.
         return (u.unsqueeze(-1) >= self.probs.cumsum(-1)[..., :-1]).sum(-1)
 
@@ -234,24 +234,24 @@ class RowMixture(TorchDistribution):
         """Draw η, (*shape, R), for rows of shape ``shape``; None without a low-rank part."""
         if self.cov_factor is None:
             return None
-        return torch.randn((*shape, self.cov_factor.shape[-1]), dtype=self.locs.dtype, device=self.locs.device)
+        return torch.randn((*shape, self.cov_factor.shape[-1]), dtype=self.like.dtype, device=self.like.device)
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw which component each row takes, as one mask (*sample_shape, *batch_shape, rows) for each component."""
         labels = self.sample_labels(sample_shape)
-        return [(labels == label).to(self.locs.dtype) for label in range(self.components)]
+        return [(labels == label).to(self.like.dtype) for label in range(self.components)]
 
-    def _pick(self, labels: Tensor, choices: Tensor) -> Tensor:
-        """Return for each row the slice of ``choices`` (1 or L, *broadcastable) that its label names."""
+    def _pick(self, labels: Tensor, choices: Tensor | list[Tensor | float]) -> Tensor:
+        """Return for each row the one of ``choices`` (1 or L of them, broadcastable) that its label names."""
         picked = choices[0]
-        for label in range(1, choices.shape[0]):
+        for label in range(1, len(choices)):
             picked = torch.where(labels == label, choices[label], picked)
-        return picked
+        return torch.as_tensor(picked)
 
     def _assemble(self, labels: Tensor, noise: Tensor, coefficients: Tensor | None) -> Tensor:
         """Return w = m_z + σ_z ε + V_z η by rows."""
         z = labels.unsqueeze(-1)
-        value = self._pick(z, self.to_rows(self.locs))
+        value = self._pick(z, [self.mean_rows(label) for label in range(self.components)])
         if not self.noiseless:
             value = value + self._pick(z, self.to_rows(self.scale)) * noise
         if self.cov_factor is not None and coefficients is not None:
@@ -263,7 +263,7 @@ class RowMixture(TorchDistribution):
         """Draw weights, (*sample_shape, *batch_shape, *shape); differentiable in everything but ``probs``."""
         labels = self.sample_labels(sample_shape)
         shape = (*labels.shape, self.rest)
-        like = self.locs
+        like = self.like
         noise = like.new_zeros(()) if self.noiseless else torch.randn(shape, dtype=like.dtype, device=like.device)
         coefficients = self.sample_coefficients(labels.shape)
         value = self.from_rows(self._assemble(labels, noise, coefficients))
@@ -280,7 +280,8 @@ class RowMixture(TorchDistribution):
         Without ``labels``, ``noise`` is w itself by rows; with them, w is m_z + σ_z ε + V_z η given by its parts, and
         under its own component nothing that rounding has destroyed is asked for.
         """
-        log_scale, factor, locs = self.log_scale(), self.factor(), self.to_rows(self.locs)
+        log_scale, factor = self.log_scale(), self.factor()
+        locs = [self.mean_rows(label) for label in range(self.components)]
         log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
         if labels is not None:
             z = labels.unsqueeze(-1)
@@ -313,9 +314,8 @@ class RowMixture(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
         if self.lenient and (self.singular or drawn_per_data_point(value) is not None):
-            return no_density(
-                self.locs, torch.broadcast_shapes(value.shape[: -len(self.event_shape)], self.batch_shape)
-            )
+            lead = value.shape[: value.dim() - len(self.event_shape)]
+            return no_density(self.locs, torch.broadcast_shapes(lead, self.batch_shape))
         if self.singular:
             raise SingularError(
                 f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"
@@ -335,22 +335,23 @@ class RowMixture(TorchDistribution):
 
     # --- moments and the rest of torch's interface ------------------------------------------------------------------
 
-    def _average(self, choices: Tensor) -> Tensor:
+    def _center(self) -> Tensor:
         probs = self.per_row(self.probs.mT)
-        return (probs * choices).sum(0)
+        parts = [p * mean for p, mean in zip(probs, self.means, strict=True) if mean is not None]
+        return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
     @property
     def mean(self) -> Tensor:
         """E[w], (*batch_shape, *shape)."""
-        return self._average(self.locs).expand(self._extended_shape())
+        return self._center().expand(self._extended_shape())
 
     @property
     def variance(self) -> Tensor:
         """Var[w] of each weight, (*batch_shape, *shape)."""
-        spread = self.scale.square() + (self.locs - self._average(self.locs)).square()
+        spread = self.scale.square() + (self.locs - self._center()).square()
         if self.cov_factor is not None:
             spread = spread + self.from_rows(self.cov_factor.square().sum(-1))
-        return self._average(spread).expand(self._extended_shape())
+        return (self.per_row(self.probs.mT) * spread).sum(0).expand(self._extended_shape())
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> Any:
@@ -371,12 +372,6 @@ class RowMixture(TorchDistribution):
             f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, components={self.components},"
             f" row_dim={self.row_dim}{rank}, singular={self.singular})"
         )
-
-
-def _count_rows(shape: Size, row_dim: RowDim) -> int:
-    if row_dim is None:
-        return shape.numel()
-    return 1 if row_dim == "all" else shape[row_dim]
 
 
 def _component(factor: Factor | None, label: int) -> Factor | None:

@@ -301,12 +301,22 @@ def test_at_scale_zero_only_the_terms_in_sigma_are_dropped(seed: int, keep: floa
     loc = torch.randn(3, 4, dtype=F64)
     prior = gaussian(length_scale)
     sigma = 1e-6
-    dropped = 12 * 0.5 * ((length_scale * sigma) ** 2 - 2 * math.log(sigma) - 1)
+    dropped = 12 * 0.5 * ((length_scale * sigma) ** 2 - 2 * math.log(length_scale * sigma) - 1)
     expected = kl(BernoulliMixture(loc, keep, sigma), prior).item() - dropped
     assert kl(BernoulliMixture(loc, keep), prior).item() == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    by_hand = keep / 2 * length_scale**2 * (loc**2).sum().item() - 12 * math.log(length_scale)
+    by_hand = keep / 2 * length_scale**2 * (loc**2).sum().item()
     by_hand += 4 * (keep * math.log(keep) + ((1 - keep) * math.log1p(-keep) if keep < 1 else 0))
     assert kl(BernoulliMixture(loc, keep), prior, "exact").item() == pytest.approx(by_hand, rel=1e-9, abs=1e-9)
+
+
+def test_at_scale_zero_a_learned_length_scale_keeps_its_normaliser() -> None:
+    loc = torch.randn(3, 4, dtype=F64)
+    scale = torch.tensor(0.7, dtype=F64, requires_grad=True)
+    (limit,) = torch.autograd.grad(kl(BernoulliMixture(loc, 0.8), Normal(torch.zeros((), dtype=F64), scale)), scale)
+    (near,) = torch.autograd.grad(
+        kl(BernoulliMixture(loc, 0.8, 1e-7), Normal(torch.zeros((), dtype=F64), scale)), scale
+    )
+    torch.testing.assert_close(limit, near)
 
 
 def test_at_scale_zero_multiplicative_noise_keeps_what_its_mean_moves() -> None:

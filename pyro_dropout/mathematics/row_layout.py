@@ -1,0 +1,62 @@
+"""How a weight tensor is cut into rows, and put together again."""
+
+from typing import Literal
+
+from torch import Size, Tensor
+
+from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.mathematics.shapes import Float
+
+# Which dimension counts rows: an index; None, every weight is a row; "all", the tensor is one row.
+RowDim = int | Literal["all"] | None
+
+
+class RowLayout:
+    """The rows of a tensor of a given shape.
+
+    Args:
+        shape: the tensor's shape.
+        row_dim: the dimension that counts rows; None makes every weight a row, "all" makes the tensor one row.
+
+    Attributes:
+        rows: how many rows there are.
+        rest: how many weights a row has.
+    """
+
+    def __init__(self, shape: Size, row_dim: RowDim) -> None:
+        if isinstance(row_dim, int):
+            if not -len(shape) <= row_dim < len(shape):
+                allowed = f"{-len(shape)} to {len(shape) - 1}" if len(shape) else "only None"
+                raise ShapeError(
+                    f"row_dim must index a dimension of the weights, {allowed} for shape {tuple(shape)}; got {row_dim}."
+                )
+            row_dim = row_dim % len(shape)
+            self.rows = shape[row_dim]
+        else:
+            self.rows = shape.numel() if row_dim is None else 1
+        self.shape, self.row_dim = shape, row_dim
+        self.rest = shape.numel() // max(self.rows, 1)
+
+    def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
+        """Lay a tensor of the shape out as (..., rows, rest)."""
+        lead = value.shape[: value.dim() - len(self.shape)]
+        if isinstance(self.row_dim, int):
+            value = value.movedim(self.row_dim - len(self.shape), len(lead))
+        return value.reshape(*lead, self.rows, self.rest)
+
+    def from_rows(self, value: Float[Tensor, "*batch rows rest"]) -> Float[Tensor, "*batch_and_shape"]:
+        """Undo ``to_rows``."""
+        lead, shape = value.shape[:-2], list(self.shape)
+        if not isinstance(self.row_dim, int):
+            return value.reshape((*lead, *shape))
+        rest = shape[: self.row_dim] + shape[self.row_dim + 1 :]
+        return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
+
+    def per_row(self, value: Tensor) -> Tensor:
+        """Shape one number a row, (..., rows), so that it broadcasts against the tensor."""
+        if self.row_dim is None:
+            return value.reshape((*value.shape[:-1], *self.shape))
+        if self.row_dim == "all":
+            return value.reshape((*value.shape[:-1], *[1] * len(self.shape)))
+        after = len(self.shape) - self.row_dim - 1
+        return value.reshape(*value.shape[:-1], *[1] * self.row_dim, self.rows, *[1] * after)
