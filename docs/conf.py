@@ -24,7 +24,7 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
-SHAPE_ASTERISK = re.compile(r"``.*?``|(?<=[( ])\*(?=\w+[,)])")
+SHAPE_ASTERISK = re.compile(r"``.*?``|(?<=\()\*(?=\w+[,) ])|(?<= )\*(?=\w+[,)])")
 
 
 def escape_shapes(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

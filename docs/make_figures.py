@@ -1,18 +1,173 @@
 """Draws every figure of the documentation anew: ``python docs/make_figures.py``."""
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+from tqdm import trange
 
 import pyro_dropout as pd
 
 FIGURES = Path(__file__).parent / "figures"
+BLUE, VERMILION = "#0072B2", "#D55E00"  # of Okabe and Ito's palette
+
+# --- one model --------------------------------------------------------------------------------------------------------
+
+NOISE, LENGTH_SCALE = 0.1, 0.5
+GAP, END = 0.75, 2.0  # data lie where |x| is between the two
 
 
-def main() -> None:
+def truth(x: Tensor) -> Tensor:
+    return x + 0.6 * torch.sin(3 * x)
+
+
+def toy_data(n: int = 200, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two stretches of a curve, with nothing between them and nothing beyond."""
+    generator = torch.Generator().manual_seed(seed)
+    x = GAP + (END - GAP) * torch.rand(n, 1, generator=generator)
+    x[::2] *= -1
+    return x, truth(x) + NOISE * torch.randn(n, 1, generator=generator)
+
+
+def toy_model() -> pd.BayesianNet:
+    net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 1, bias=False))
+    prior = pd.Prior(length_scale=LENGTH_SCALE, bias_length_scale=LENGTH_SCALE)
+    return pd.BayesianNet(net, prior, pd.Gaussian(tau=NOISE**-2))
+
+
+# --- six posteriors ---------------------------------------------------------------------------------------------------
+
+# x has one column, and dropping it would drop x: dropout and Gaussian dropout leave the first layer (nearly) alone.
+SIX: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "AutoDropout": (
+        r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(0.9)$",
+        lambda model: pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": 0.9, "4.weight": 0.9}),
+    ),
+    "AutoMultiplicative": (
+        r"$w_r = m_r\,(1 + \sqrt{\alpha}\,\varepsilon_r),\ \alpha = 1/9$",
+        lambda model: pd.AutoMultiplicative(model, alpha={"0.weight": 1e-4, "2.weight": 1 / 9, "4.weight": 1 / 9}),
+    ),
+    "AutoMeanField": (
+        r"$w \sim \mathcal{N}(m, \mathrm{diag}\,\sigma^2)$",
+        lambda model: pd.AutoMeanField(model, init_scale=0.05),
+    ),
+    "AutoRowMixture": (
+        r"$w_r \sim \frac{1}{2}\Sigma_l\,\mathcal{N}(m_{rl}, \mathrm{diag}\,\sigma_{rl}^2)$",
+        lambda model: pd.AutoRowMixture(model, components=2, init_scale=0.05),
+    ),
+    "AutoLowRank": (
+        r"$w \sim \mathcal{N}(m, \mathrm{diag}\,\sigma^2 + VV^\top)$, rank 5",
+        lambda model: pd.AutoLowRank(model, rank=5, init_scale=0.05),
+    ),
+    "AutoConcreteDropout": (
+        r"$w_r = z_r m_r,\ z_r \sim \mathrm{Bernoulli}(p)$, $p$ learned",
+        lambda model: pd.AutoConcreteDropout(model, keep=0.9),
+    ),
+}
+
+
+def fitted(name: str, model: pd.BayesianNet, x: Tensor, y: Tensor, steps: int) -> Any:
+    """Fit a guide with stock Pyro; the learning rate falls to 3 % of its first value."""
+    guide = SIX[name][1](model)
+    optimiser = pyro.optim.ClippedAdam({"lr": 0.02, "lrd": 0.03 ** (1 / steps)})
+    svi = pyro.infer.SVI(model, guide, optimiser, pd.ELBO(kl="exact"))
+    with pyro.validation_enabled(False):
+        for _ in trange(steps, desc=name):
+            svi.step(x, y)
+    return guide
+
+
+def moments(guide: Any, model: pd.BayesianNet, x: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of f at x, (N,) each, over draws of whole functions."""
+    weights = {name: draws.unsqueeze(1) for name, draws in guide.sample_weights(samples).items()}
+    with torch.no_grad():
+        f = model.evaluate(weights, x).squeeze(-1)
+    return f.mean(0), f.std(0)
+
+
+def wide_limit(x: Tensor, y: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the exact posterior of f for the same prior and infinitely many hidden units, as a yardstick."""
+    first = pd.ArcCosine(1, length_scale=torch.tensor(LENGTH_SCALE), bias_length_scale=torch.tensor(LENGTH_SCALE))
+    second = pd.ArcCosine(1, bias_length_scale=torch.tensor(LENGTH_SCALE))
+    gp = pd.GP(pd.Layered(second, first), tau=NOISE**-2).fit(x, y, steps=0)
+    mean, variance = gp.predict(at, noise=False)
+    return mean.squeeze(-1), variance.clamp_min(0).sqrt().squeeze(-1)
+
+
+def row(name: str, x: Tensor, std: Tensor, train_rmse: float) -> str:
+    """Return a line of the table: how far off on the data, how wide where."""
+    size = x.abs()
+    places = (size > GAP) & (size < END), size < GAP, size > END
+    return f"| {name} | {train_rmse:.3f} | " + " | ".join(f"{std[place].mean():.3f}" for place in places) + " |"
+
+
+def draw_six(quick: bool) -> Figure:
+    steps, samples = (20, 20) if quick else (1000, 500)
+    x, y = toy_data()
+    grid = torch.linspace(-4, 4, 161)
+    figure = Figure(figsize=(11, 6.4), layout="constrained")
+    panels = figure.subplots(2, 3, sharex=True, sharey=True)
+    exact, exact_std = wide_limit(x, y, grid.unsqueeze(-1))
+    table = ["| guide | train RMSE | std of f on data | in the gap | at the edges |", "|---|---|---|---|---|"]
+    for axes, (name, (formula, _)) in zip(panels.flat, SIX.items(), strict=True):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)  # every guide starts from the same network
+        model = toy_model()
+        guide = fitted(name, model, x, y, steps)
+        mean, std = moments(guide, model, grid.unsqueeze(-1), samples)
+        rmse = (moments(guide, model, x, samples)[0] - y.squeeze(-1)).square().mean().sqrt().item()
+        table.append(row(f"`{name}`", grid, std, rmse))
+        if isinstance(guide, pd.AutoConcreteDropout):
+            learned = ", ".join(f"{keep:.3f} ({site})" for site, keep in guide.keeps().items())
+        for wide, alpha in ((2, 0.18), (1, 0.3)):
+            axes.fill_between(
+                grid, mean - wide * std, mean + wide * std, color=BLUE, alpha=alpha, lw=0, label=f"±{wide} std of f"
+            )
+        axes.plot(grid, mean, color=BLUE, lw=1.8, label="mean of f")
+        for side in (-2, 2):
+            label = "±2 std, infinitely wide network" if side > 0 else None
+            axes.plot(grid, exact + side * exact_std, "--", color=VERMILION, lw=0.9, label=label)
+        axes.plot(grid, truth(grid), ":", color="0.3", lw=1, label="truth")
+        axes.plot(x, y, ".", color="black", ms=2.5, label="data")
+        axes.set_title(f"{name}\n{formula}", fontsize=10)
+        axes.grid(alpha=0.2)
+    panels[0, 0].set(xlim=(-4, 4), ylim=(-6, 6))
+    for axes in panels[1]:
+        axes.set_xlabel("x")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("y")
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+    exact_rmse = (wide_limit(x, y, x)[0] - y.squeeze(-1)).square().mean().sqrt().item()
+    print("\n".join([*table, row("infinitely wide network, exact", grid, exact_std, exact_rmse)]))
+    print(f"concrete dropout has learned to keep {learned}")
+    return figure
+
+
+# --- all figures ------------------------------------------------------------------------------------------------------
+
+DRAWINGS: dict[str, Callable[[bool], Any]] = {
+    "kl_gap": lambda quick: pd.plot_kl_gap(draws=20 if quick else 400),
+    "six_posteriors": draw_six,
+}
+
+
+def main(argv: list[str] | None = None) -> None:
     """Write the figures beside this file and say where they are."""
-    FIGURES.mkdir(exist_ok=True)
-    path = FIGURES / "kl_gap.png"
-    pd.plot_kl_gap().savefig(path, dpi=130)
-    print(f"wrote {path.relative_to(FIGURES.parent.parent)}")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=DRAWINGS, help="one figure instead of all")
+    parser.add_argument("--quick", action="store_true", help="a few steps and draws, to see that it runs")
+    parser.add_argument("--out", type=Path, default=FIGURES, metavar="FOLDER", help="where to put the pictures")
+    args = parser.parse_args(argv)
+    args.out.mkdir(exist_ok=True)
+    for name in [args.only] if args.only else DRAWINGS:
+        DRAWINGS[name](args.quick).savefig(args.out / f"{name}.png", dpi=130)
+        print(f"wrote {name}.png")
 
 
 if __name__ == "__main__":

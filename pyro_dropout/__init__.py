@@ -1,8 +1,32 @@
 """MC dropout as a Pyro guide, on one scale with the other posterior approximations of neural networks."""
 
+from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
 from pyro_dropout.faces.gap_figure import plot_kl_gap
+from pyro_dropout.generative.exact_gp import GP
+from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
+from pyro_dropout.generative.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+)
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.priors import Prior
+from pyro_dropout.guides import (
+    AutoConcreteDropout,
+    AutoDropout,
+    AutoLowRank,
+    AutoMeanField,
+    AutoMultiplicative,
+    AutoRowMixture,
+)
+from pyro_dropout.guides.from_dropout import from_dropout
+from pyro_dropout.inference.elbo import ELBO
+from pyro_dropout.inference.per_example import per_example
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
 from pyro_dropout.mathematics.distributions import BernoulliMixture, MultiplicativeNormal, RowMixture
 from pyro_dropout.mathematics.divergence import kl, kl_gap
@@ -24,15 +48,36 @@ from pyro_dropout.mathematics.objective import (
     weight_decay,
 )
 
-__version__ = _version("pyro-dropout")
+try:
+    __version__ = _version("pyro-dropout")
+except _PackageNotFoundError:  # a source tree that was never installed
+    __version__ = "0+source"
 
 __all__ = [
+    "ELBO",
+    "GP",
     "ArcCosine",
     "ArcSine",
+    "AutoConcreteDropout",
+    "AutoDropout",
+    "AutoLowRank",
+    "AutoMeanField",
+    "AutoMultiplicative",
+    "AutoRowMixture",
+    "BayesianNet",
+    "Bernoulli",
     "BernoulliMixture",
+    "Categorical",
+    "DeepGP",
     "FiniteRank",
+    "FiniteRankGP",
+    "Gaussian",
+    "HeteroscedasticGaussian",
     "Layered",
+    "Likelihood",
     "MultiplicativeNormal",
+    "Poisson",
+    "Prior",
     "PyroDropoutError",
     "RangeError",
     "RowMixture",
@@ -42,11 +87,13 @@ __all__ = [
     "dropout_objective",
     "finite_rank_features",
     "finite_rank_log_marginal",
+    "from_dropout",
     "implied_length_scale",
     "kl",
     "kl_gap",
     "label_entropy",
     "optimizer_weight_decay",
+    "per_example",
     "plot_kl_gap",
     "precision",
     "second_layer_features",

@@ -1,0 +1,1 @@
+"""Pyro models: likelihoods, Bayesian networks and Gaussian processes."""

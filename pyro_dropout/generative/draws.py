@@ -1,0 +1,58 @@
+"""Matrix products with weights that come as one draw, as many draws at once, or as a draw for every data point.
+
+Pyro puts sample dimensions in front and leaves a place for the plate of the data: a matrix is then (P, 1, K, Q) and a
+bias (P, 1, K), and what is computed from them and inputs (N, Q) is to be (P, N, K).
+"""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Size, Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+
+
+def without_plate(value: Tensor) -> Tensor:
+    """Return matrices (..., N, D) from a draw of them (..., 1, N, D)."""
+    return value.squeeze(-3) if value.dim() > 2 else value
+
+
+def add_bias(h: Tensor, bias: Tensor) -> Tensor:
+    """Add a bias to each row of ``h``, (..., N, K); one of (..., 1, K) has a place for the rows already."""
+    return h + (bias if bias.dim() == 1 or bias.size(-2) == 1 else bias.unsqueeze(-2))
+
+
+def linear(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return h Wᵀ + b, (..., N, K)."""
+    if weight.dim() == 2 and (bias is None or bias.dim() == 1):
+        return F.linear(h, weight, bias)
+    product = h @ without_plate(weight).mT
+    return product if bias is None else add_bias(product, bias)
+
+
+def one_for_each_point(
+    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], x: Tensor
+) -> tuple[dict[str, Tensor], Tensor, Size]:
+    """Return weights without sample dimensions, inputs to go with them, and the sample dimensions of the result.
+
+    Where weights are drawn for each data point inside the layers, P draws of everything are data points that are there
+    P times. Other weights are returned as they are, and the result has the sample dimensions that it comes out with.
+    """
+    batches = {site: value.shape[: value.dim() - len(shapes[site])] for site, value in weights.items()}
+    recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
+    if not any(recipe is not None for recipe in recipes.values()):
+        return dict(weights), x, Size()
+    particles = torch.broadcast_shapes(*batches.values())[:-1]
+    single: dict[str, Tensor] = {}
+    for site, value in weights.items():
+        recipe, batch = recipes[site], batches[site]
+        if recipe is not None:
+            recipe.count = particles.numel() * len(x)
+        elif batch.numel() > 1 and any(step for step, size in zip(value.stride(), batch, strict=False) if size > 1):
+            raise PyroDropoutError(
+                f"site {site!r} has shared draws for many particles, and others a draw for each point."
+            )
+        single[site] = value[(0,) * len(batch)] if recipe is None else recipe.weight
+    return single, x.repeat(particles.numel(), 1), particles

@@ -1,0 +1,215 @@
+"""The Gaussian process itself, without features or weights: what the approximations are measured against."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.contrib.gp.kernels import RBF, Kernel
+from pyro.contrib.gp.models import GPRegression
+from pyro.infer import Trace_ELBO
+from pyro.nn import PyroModule
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    SingularError,
+    check_count,
+    check_finite,
+    check_non_negative,
+    check_positive,
+)
+from pyro_dropout.mathematics.shapes import Float
+
+Number = float | Tensor
+# What a kernel is called here, and what it calls its hyper-parameters.
+_KERNELS: dict[str, tuple[Any, dict[str, str]]] = {
+    "se": (RBF, {"variance": "variance", "length_scale": "lengthscale"}),
+    "arc_cosine": (ArcCosine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
+    "arc_sine": (ArcSine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
+}
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keep Pyro's parameter store and the caller's handlers out: two GPs have parameters of the same names."""
+    with poutine.block(), pyro.get_param_store().scope():
+        try:
+            yield
+        except torch.linalg.LinAlgError as cause:  # type: ignore[attr-defined]
+            raise SingularError(
+                "the covariance of y is singular in float64: points repeat and tau is very large. "
+                "Give the GP a smaller tau, or a jitter such as 1e-8."
+            ) from cause
+
+
+class GP:
+    """Exact Gaussian process regression with noise of precision τ; the outputs are independent of each other.
+
+    Fitting maximises the marginal likelihood over the kernel's hyper-parameters, and over τ if asked to; those that
+    have a prior (a ``PyroSample`` of the kernel) take their most probable values. All is computed in float64, and the
+    time it takes is cubic in N.
+
+    Args:
+        kernel: "se" (squared exponential), "arc_cosine" (wide ReLU layer), "arc_sine" (wide erf layer), or a Pyro
+            kernel, of which a copy is fitted.
+        tau: Observation precision τ; where it is learned, its starting point.
+        learn_tau: Whether τ is fitted too.
+        variance: Factor of a kernel given by name, 1 when absent; like the next two, a starting point.
+        length_scale: l of a kernel given by name, a number or (Q,); 1 when absent.
+        bias_length_scale: l' of "arc_cosine" and "arc_sine"; 1 when absent.
+        jitter: Added to the diagonal of the covariance, for a τ so large that its Cholesky factor does not exist.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x, y = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [2.0]])
+        >>> gp = pd.GP("se", tau=100.0).fit(x, y, steps=0)  # hyper-parameters as they are given
+        >>> mean, variance = gp.predict(torch.tensor([[0.5]]))
+        >>> round(mean.item(), 2), round(variance.item(), 2)
+        (1.64, 0.05)
+    """
+
+    def __init__(
+        self,
+        kernel: str | Kernel = "se",
+        tau: Number = 1.0,
+        *,
+        learn_tau: bool = False,
+        variance: Number | None = None,
+        length_scale: Number | None = None,
+        bias_length_scale: Number | None = None,
+        jitter: float = 0.0,
+    ) -> None:
+        if not isinstance(kernel, Kernel) and kernel not in _KERNELS:
+            raise RangeError(f"kernel must be {', '.join(map(repr, _KERNELS))} or a Pyro kernel; got {kernel!r}.")
+        allowed = _KERNELS[kernel][1] if isinstance(kernel, str) else {}
+        given = {"variance": variance, "length_scale": length_scale, "bias_length_scale": bias_length_scale}
+        self._hyper = {name: value for name, value in given.items() if value is not None}
+        for name, value in self._hyper.items():
+            check_positive(name, value)
+            if name not in allowed:
+                what = f"kernel {kernel!r}" if isinstance(kernel, str) else "a kernel that brings its own"
+                raise RangeError(f"{name} must be absent for {what}; got {value}.")
+        check_positive("tau", tau)
+        check_non_negative("jitter", jitter)
+        self._given, self._tau, self._learn_tau, self._jitter = kernel, tau, learn_tau, jitter
+        self._regression: Any = None
+        self.history: list[float] = []
+
+    def _built_kernel(self, x: Tensor) -> Any:
+        columns = x.size(1)
+        if isinstance(self._given, str):
+            make, names = _KERNELS[self._given]
+            hyper = {names[name]: torch.as_tensor(value).double() for name, value in self._hyper.items()}
+            length = self._hyper.get("length_scale")
+            if isinstance(length, Tensor) and length.shape not in [(), (1,), (columns,)]:
+                raise ShapeError(f"length_scale must have shape () or ({columns},); got {tuple(length.shape)}.")
+            return make(columns, **hyper)
+        kernel: Any = copy.deepcopy(self._given)
+        if max(kernel.active_dims) >= columns:
+            raise ShapeError(f"x must have the columns that the kernel uses, {kernel.active_dims}; got {columns}.")
+        for module in kernel.modules():  # a kernel that was tried out alone may still become part of a model
+            if isinstance(module, PyroModule):
+                module._pyro_context.used = False
+        return kernel
+
+    def fit(
+        self,
+        x: Float[Tensor, "n q"],
+        y: Float[Tensor, "n d"],
+        *,
+        steps: int = 500,
+        lr: float = 0.05,
+        progress: bool = True,
+    ) -> Self:
+        """Condition on data, with hyper-parameters that are fitted to it from their starting points.
+
+        Args:
+            x: Inputs, (N, Q).
+            y: Targets, (N, D).
+            steps: Steps of Adam; 0 keeps the hyper-parameters as they are.
+            lr: Learning rate, of the logarithms of the hyper-parameters.
+            progress: Whether to show a bar when the fit takes more than a few seconds.
+
+        Returns:
+            This GP. Its ``history`` holds the log marginal likelihood before each step.
+        """
+        self._check_inputs(x)
+        check_finite("y", y)
+        if y.dim() != 2 or len(y) != len(x):
+            hint = " Write y.unsqueeze(-1)." if y.shape == x.shape[:1] else ""
+            raise ShapeError(f"y must have shape (N, D) with N = {len(x)}, as x has; got {tuple(y.shape)}.{hint}")
+        if steps != 0:
+            check_count("steps", steps)
+        check_positive("lr", lr)
+        with _apart():
+            noise = 1 / torch.as_tensor(self._tau, device=x.device).double()
+            inputs, targets = x.detach().double(), y.detach().double().mT.contiguous()
+            regression: Any = GPRegression(inputs, targets, self._built_kernel(x), noise, jitter=self._jitter)
+            regression.to(inputs)
+            regression.noise_unconstrained.requires_grad_(self._learn_tau)
+            self.history = _maximise(regression, steps, lr, progress)
+            self._columns, self._regression = x.size(1), regression.requires_grad_(False)
+            return self
+
+    def _check_inputs(self, x: Tensor, columns: int | None = None) -> None:
+        check_finite("x", x)
+        if x.dim() != 2 or columns not in (None, x.size(1)) or len(x) == 0:
+            raise ShapeError(f"x must have shape (N, {columns or 'Q'}); got {tuple(x.shape)}.")
+
+    def _fitted(self) -> Any:
+        if self._regression is None:
+            raise PyroDropoutError("this GP has no data yet: call fit(x, y) first (steps=0 keeps hyper-parameters).")
+        return self._regression
+
+    @property
+    def kernel(self) -> Any:
+        """The fitted kernel."""
+        return self._fitted().kernel
+
+    @property
+    def tau(self) -> Tensor:
+        """The observation precision τ."""
+        tau: Tensor = 1 / self._fitted().noise
+        return tau
+
+    def predict(
+        self, x: Float[Tensor, "m q"], *, noise: bool = True
+    ) -> tuple[Float[Tensor, "m d"], Float[Tensor, "m d"]]:
+        """Return the mean and the variance at each row of ``x`` of new targets, or without ``noise`` of f."""
+        regression = self._fitted()
+        self._check_inputs(x, self._columns)
+        with _apart(), torch.no_grad():
+            mean, variance = regression(x.double(), noiseless=not noise)
+        return mean.mT.to(x), variance.mT.to(x)
+
+    def log_marginal_likelihood(self) -> float:
+        """Return log p(y | x) of the data and hyper-parameters at hand, in nats, summed over outputs."""
+        regression = self._fitted()
+        with _apart(), torch.no_grad():
+            hyper = poutine.trace(regression.guide).get_trace()
+            site = poutine.trace(poutine.replay(regression.model, hyper)).get_trace().nodes["y"]
+            return float(site["fn"].log_prob(site["value"]))
+
+
+def _maximise(regression: Any, steps: int, lr: float, progress: bool) -> list[float]:
+    """Climb the marginal likelihood (times the prior, where there is one) and return its logs on the way."""
+    history: list[float] = []
+    free = [parameter for parameter in regression.parameters() if parameter.requires_grad]
+    if not free:
+        return history
+    optimiser, objective = torch.optim.Adam(free, lr=lr), Trace_ELBO()
+    for _ in tqdm(range(steps), desc="GP", delay=3.0, disable=not progress):
+        optimiser.zero_grad()
+        loss = objective.differentiable_loss(regression.model, regression.guide)
+        loss.backward()
+        optimiser.step()
+        history.append(-loss.item())
+    return history

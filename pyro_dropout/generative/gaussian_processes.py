@@ -1,0 +1,280 @@
+"""Gaussian processes whose covariance has finite rank, one layer or many: the models of sections 3.1 and 4.6.
+
+Either of two ways leads to the same prior over functions. In weight space f = Φ W with a normal W, and the model is a
+neural network; in function space W has been integrated out, and f is drawn from N(0, ΦΦᵀ) as a whole.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.draws import add_bias, linear, one_for_each_point, without_plate
+from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
+from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
+from pyro_dropout.generative.registration import StoreName, buffered, tell_pyro
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_positive
+from pyro_dropout.mathematics.finite_rank import Nonlinearity, nonlinearity_of
+from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.mathematics.shapes import Float
+
+Scale = float | Tensor
+Space = Literal["weight", "function"]
+Scaling = Literal["features", "prior"]
+
+
+def _check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
+    if given not in allowed:
+        raise RangeError(f"{name} must be {' or '.join(map(repr, allowed))}; got {given!r}.")
+
+
+def _one_each(name: str, given: Any, layers: int) -> list[Any]:
+    """Return one value for each layer, from a list of them or from one for all."""
+    if not isinstance(given, list | tuple):
+        return [given] * layers
+    if len(given) != layers:
+        raise RangeError(f"{name} must be one value, or a list of {layers}; got a list of {len(given)}.")
+    return list(given)
+
+
+class DeepGP(nn.Module):
+    """A deep Gaussian process with as many layers as ``widths`` has entries, as a Pyro model.
+
+    Layer i has features Φᵢ = √(1/Kᵢ) σᵢ(Fᵢ₋₁ + bᵢ) and values Fᵢ | Fᵢ₋₁ ~ N(0, ΦᵢΦᵢᵀ) in each column; the first has
+    Φ₁ = √(1/K₁) σ₁(x W₁ᵀ + b₁). In weight space Fᵢ = Φᵢ Wᵢ₊₁ᵀ, so that L layers have L + 1 weight matrices: a network.
+
+    Equation: sec4.6-model.
+
+    Calling it as ``model(x, y=None, num_data=None)`` with x (N, Q) returns the latent function f, (N, D), or (P, N, D)
+    where the weights come as P draws at once. Its sites are W1, b1, W2, b2, …; in function space W1, b1, F1, b2, F2, …
+
+    Args:
+        in_features: Number Q of inputs.
+        widths: Numbers K₁, K₂, … of hidden units.
+        out_features: Number D of outputs.
+        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable; or a list, one a layer.
+        space: "weight" or "function". Function space draws F at all points of x at once: it cannot be mini-batched, and
+            what is learned about F at some points says nothing about others.
+        length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
+        bias_length_scale: l' of the prior N(0, l'⁻²) of the biases, a number or a list, one a layer. The output's bias
+            has that of the last layer.
+        scaling: Where the √(1/K) of weight space is: in the "features", beside W ~ N(0, I), or in the "prior"
+            W ~ N(0, 1/K).
+        shared_covariance: Whether later layers have the covariance of the first one too, σᵢ(Fᵢ₋₁ Vᵢᵀ + bᵢ) with
+            Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ (sites W2_inner, W3_inner, …). Two matrices are then multiplied between layers.
+            Pre-activations grow with the width, for Vᵢ is not scaled; a list of length-scales, one a layer, helps.
+        mean: Mean function, added to f; any callable from (N, Q) to (N, D). Parameters of an `nn.Module` are trained.
+        output_bias: Whether f has a bias of its own, the site b_out.
+        jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
+            than there are units. A guide that ignores the correlations in F needs far more than the default.
+        likelihood: What f says about y; ``Gaussian(tau=1.0)`` when absent.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> model = pd.DeepGP(2, [50, 30], 1, nonlinearity="tanh", likelihood=pd.Gaussian(tau=4.0))
+        >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(10, 2))
+        >>> {name: tuple(trace.nodes[name]["value"].shape) for name in model.sites}
+        {'W1': (50, 2), 'b1': (50,), 'W2': (30, 50), 'b2': (30,), 'W3': (1, 30)}
+        >>> trace.nodes["_RETURN"]["value"].shape
+        torch.Size([10, 1])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        widths: Sequence[int],
+        out_features: int,
+        *,
+        nonlinearity: Nonlinearity | Sequence[Nonlinearity] = "relu",
+        space: Space = "weight",
+        length_scale: Scale | Sequence[Scale] = 1.0,
+        bias_length_scale: Scale | Sequence[Scale] = 1.0,
+        scaling: Scaling = "features",
+        shared_covariance: bool = False,
+        mean: Callable[[Tensor], Tensor] | None = None,
+        output_bias: bool = False,
+        jitter: float = 1e-6,
+        likelihood: Likelihood | None = None,
+    ) -> None:
+        super().__init__()
+        check_count("in_features", in_features)
+        check_count("out_features", out_features)
+        if not isinstance(widths, list | tuple) or not widths:
+            raise RangeError(f"widths must be a list of at least one number of units; got {widths!r}.")
+        for width in widths:
+            check_count("widths", width)
+        _check_choice("space", space, ("weight", "function"))
+        _check_choice("scaling", scaling, ("features", "prior"))
+        check_positive("jitter", jitter)
+        if mean is not None and not callable(mean):
+            raise RangeError(f"mean must be a function of x; got {type(mean).__name__} {mean!r}.")
+        if likelihood is not None and not isinstance(likelihood, Likelihood):
+            raise RangeError(f"likelihood must be one of pyro_dropout's; got {type(likelihood).__name__}.")
+        depth = len(widths)
+        self.store_name = StoreName.of(type(self).__name__)
+        self.in_features, self.widths, self.out_features = in_features, tuple(widths), out_features
+        self.space, self.scaling, self.shared_covariance = space, scaling, shared_covariance
+        self.mean, self.jitter = mean, jitter
+        self.activations = [nonlinearity_of(each) for each in _one_each("nonlinearity", nonlinearity, depth)]
+        self.likelihood = Gaussian(1.0) if likelihood is None else likelihood
+        self.sites: dict[str, tuple[int, ...]] = {}
+        scales = _one_each("length_scale", length_scale, depth if shared_covariance else 1)
+        bias_scales = _one_each("bias_length_scale", bias_length_scale, depth)
+        for i, (width, after) in enumerate(zip(widths, [*widths[1:], out_features], strict=True), start=1):
+            if i == 1:
+                self._declare("W1", (width, in_features), "length_scale", scales[0])
+            elif shared_covariance:
+                self._declare(f"W{i}_inner", (width, width), "length_scale", scales[i - 1])
+            self._declare(f"b{i}", (width,), "bias_length_scale", bias_scales[i - 1])
+            if space == "weight":
+                precision = width if scaling == "prior" else 1
+                self._declare(f"W{i + 1}", (after, width), "scaling", math.sqrt(precision))
+        if output_bias:
+            self._declare("b_out", (out_features,), "bias_length_scale", bias_scales[-1])
+
+    def _declare(self, site: str, shape: tuple[int, ...], name: str, given: Scale) -> None:
+        """Note a site and its prior N(0, l⁻²), with l from the argument ``name``: a number, or one for each column."""
+        check_positive(name, given)
+        length = buffered(given).detach().to(torch.get_default_dtype())
+        check_positive(name, length)  # once more: in float32, 1e-50 is 0
+        if length.shape not in [(), shape[-1:]]:
+            raise ShapeError(f"{name} must have shape () or {shape[-1:]} for {site}; got {tuple(length.shape)}.")
+        self.register_buffer(f"{site}_std", 1 / length)
+        self.sites[site] = shape
+
+    def _draw(self, site: str) -> Tensor:
+        """Sample a site from its prior; what guides want to know of it travels along."""
+        std, shape = cast(Tensor, getattr(self, f"{site}_std")), self.sites[site]
+        prior = dist.Normal(torch.zeros_like(std), std).expand(shape).to_event(len(shape))
+        infer: Any = {"row_dim": 1, "kind": "weight"} if len(shape) == 2 else {"kind": "bias"}
+        return pyro.sample(site, prior, infer=infer)
+
+    def _features(self, i: int, h: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        """Return Φᵢ, (..., N, Kᵢ), of the layer below's values (of x, for the first layer)."""
+        inner, bias = weights.get("W1" if i == 1 else f"W{i}_inner"), weights[f"b{i}"]
+        # Without weights of its own, a layer has one Monte Carlo term: the values below are its pre-activations.
+        phi = self.activations[i - 1](add_bias(h, bias) if inner is None else linear(h, inner, bias))
+        scaled = self.space == "function" or self.scaling == "features"
+        return phi / math.sqrt(self.widths[i - 1]) if scaled else phi
+
+    def _values(self, i: int, phi: Tensor, weights: dict[str, Tensor]) -> Tensor:
+        """Return Fᵢ, (..., N, Kᵢ₊₁), given the features of its layer."""
+        if self.space == "weight":
+            return linear(phi, weights[f"W{i + 1}"])
+        columns = [*self.widths[1:], self.out_features][i - 1]
+        plated = phi if phi.dim() == 2 else phi.unsqueeze(-3)
+        return without_plate(pyro.sample(self._value_site(i), FiniteRankNormal(plated, columns, self.jitter)))
+
+    def _value_site(self, i: int) -> str:
+        return f"F{i}"
+
+    def _check_call(self, x: Tensor, y: Tensor | None, num_data: int | None) -> None:
+        if x.dim() != 2 or x.size(1) != self.in_features:
+            raise ShapeError(f"x must have shape (N, {self.in_features}); got {tuple(x.shape)}.")
+        ours = cast(Tensor, self.W1_std).dtype
+        if x.dtype != ours:
+            raise RangeError(f"x must be of the model's type {ours}; got {x.dtype}. Write model.to(x) or x.to({ours}).")
+        if self.space == "function" and y is not None and num_data not in (None, len(x)):
+            raise RangeError(
+                f"num_data must be the number of points in x, {len(x)}, in function space; got {num_data}. "
+                "Write space='weight' for mini-batches."
+            )
+
+    def forward(
+        self, x: Float[Tensor, "n q"], y: Tensor | None = None, num_data: int | None = None
+    ) -> Float[Tensor, "*draws n d"]:
+        """Draw the latent function at the rows of ``x``, observe ``y`` (or draw it, when None), and return f."""
+        self._check_call(x, y, num_data)
+        drawn = {site: self._draw(site) for site in self.sites}
+        if self.space == "function" and any(drawn_per_data_point(value) is not None for value in drawn.values()):
+            raise PyroDropoutError(
+                "function space has one W1 for all data points; use shared draws, or space='weight'."
+            )
+        weights, h, particles = one_for_each_point(drawn, self.sites, x)
+        for i in range(1, len(self.widths) + 1):
+            h = self._values(i, self._features(i, h, weights), weights)
+        f = add_bias(h, weights["b_out"]) if "b_out" in weights else h
+        f = f.reshape(*particles, len(x), self.out_features) if particles else f
+        f = f if self.mean is None else f + self._mean_at(x)
+        self.likelihood(f, y, num_data)
+        return f
+
+    def _mean_at(self, x: Tensor) -> Tensor:
+        assert self.mean is not None
+        if isinstance(self.mean, nn.Module):
+            tell_pyro(self.store_name, {f"mean.{name}": value for name, value in self.mean.named_parameters()})
+        shift = self.mean(x)
+        if shift.shape != (len(x), self.out_features):
+            raise ShapeError(f"mean(x) must have shape {(len(x), self.out_features)}; got {tuple(shift.shape)}.")
+        return shift
+
+
+class FiniteRankGP(DeepGP):
+    """A Gaussian process with the Monte Carlo covariance of one layer of K units, as a Pyro model.
+
+    f = Φ W₂ᵀ with Φ = √(1/K) σ(x W₁ᵀ + b₁), in weight space, and F | x, W₁, b₁ ~ N(0, ΦΦᵀ) in each column, in function
+    space: a `DeepGP` of depth one, whose function values are the site F.
+
+    Equation: sec3.1-model.
+
+    Args:
+        in_features: Number Q of inputs.
+        width: Number K of hidden units.
+        out_features: Number D of outputs.
+        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
+        space: "weight" (sites W1, b1, W2) or "function" (sites W1, b1, F), as in `DeepGP`.
+        length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
+        bias_length_scale: l' of the prior N(0, l'⁻²) of b1 and of the output's bias.
+        scaling: Where the √(1/K) is: in the "features", beside W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
+        mean: Mean function, added to f; any callable from (N, Q) to (N, D).
+        output_bias: Whether f has a bias of its own, the site b_out.
+        jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
+            than there are units. A guide that ignores the correlations in F needs far more than the default.
+        likelihood: What f says about y; ``Gaussian(tau=1.0)`` when absent.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> model = pd.FiniteRankGP(1, width=20, out_features=3, space="function", likelihood=pd.Categorical())
+        >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(50, 1))
+        >>> [(name, tuple(trace.nodes[name]["value"].shape)) for name in ("W1", "b1", "F", "y")]
+        [('W1', (20, 1)), ('b1', (20,)), ('F', (50, 3)), ('y', (50,))]
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        width: int,
+        out_features: int,
+        *,
+        nonlinearity: Nonlinearity = "relu",
+        space: Space = "weight",
+        length_scale: Scale = 1.0,
+        bias_length_scale: Scale = 1.0,
+        scaling: Scaling = "features",
+        mean: Callable[[Tensor], Tensor] | None = None,
+        output_bias: bool = False,
+        jitter: float = 1e-6,
+        likelihood: Likelihood | None = None,
+    ) -> None:
+        check_count("width", width)
+        super().__init__(
+            in_features,
+            [width],
+            out_features,
+            nonlinearity=nonlinearity,
+            space=space,
+            length_scale=length_scale,
+            bias_length_scale=bias_length_scale,
+            scaling=scaling,
+            mean=mean,
+            output_bias=output_bias,
+            jitter=jitter,
+            likelihood=likelihood,
+        )
+
+    def _value_site(self, i: int) -> str:
+        return "F"

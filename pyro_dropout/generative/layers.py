@@ -1,0 +1,169 @@
+"""Recurrent and attention layers written out in matrix products, so that a draw for each data point can reach them.
+
+torch runs these layers in one kernel that takes a single set of weights. Written out step by step they are made of
+``F.linear``, which a handler can rewrite: the same draw then meets a whole sequence, as Gal (2016) asks.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+
+_WRITTEN_OUT = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+
+
+@contextlib.contextmanager
+def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
+    """Within the context, layers of ``net`` that have weights drawn per data point run in matrix products."""
+    if all(drawn_per_data_point(value) is None for value in weights.values()):
+        yield
+        return
+    changed: list[nn.Module] = []
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for path, module in net.named_modules():
+        if not isinstance(module, _WRITTEN_OUT):
+            continue
+        prefix = f"{path}." if path else ""
+        recipes = [drawn_per_data_point(value) for name, value in weights.items() if name.startswith(prefix)]
+        if any(recipe is not None for recipe in recipes):
+            for recipe in recipes:
+                if recipe is not None:
+                    recipe.reused = True  # one draw meets every step of a sequence
+            run = _ATTENTION if isinstance(module, nn.MultiheadAttention) else _RECURRENT[_family(module)]
+            module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
+            changed.append(module)
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole encoder layer
+        yield
+    finally:
+        for module in changed:
+            del module.__dict__["forward"]
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _family(module: nn.Module) -> str:
+    return "cell" if isinstance(module, nn.RNNCellBase) else "layer"
+
+
+def _step(module: nn.Module, x: Tensor, state: tuple[Tensor, ...], parts: list[Tensor | None]) -> tuple[Tensor, ...]:
+    """Take one step: input and state in, new state out (its first tensor is the output)."""
+    w_ih, w_hh, b_ih, b_hh = parts
+    assert w_ih is not None
+    assert w_hh is not None
+    h = state[0]
+    from_x, from_h = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
+    if isinstance(module, nn.LSTM | nn.LSTMCell):
+        i, f, g, o = (from_x + from_h).chunk(4, -1)
+        c = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+        return torch.sigmoid(o) * torch.tanh(c), c
+    if isinstance(module, nn.GRU | nn.GRUCell):
+        (r_x, z_x, n_x), (r_h, z_h, n_h) = from_x.chunk(3, -1), from_h.chunk(3, -1)
+        n = torch.tanh(n_x + torch.sigmoid(r_x + r_h) * n_h)
+        z = torch.sigmoid(z_x + z_h)
+        return ((1 - z) * n + z * h,)
+    squash = torch.relu if getattr(module, "nonlinearity", "tanh") == "relu" else torch.tanh
+    return (squash(from_x + from_h),)
+
+
+def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
+    """Run an RNNCell, LSTMCell or GRUCell."""
+    if x.dim() != 2:
+        raise PyroDropoutError("per-data-point draws need input (N, features) in recurrent cells.")
+    zero = x.new_zeros(len(x), module.hidden_size)
+    if hx is None:
+        hx = (zero, zero) if isinstance(module, nn.LSTMCell) else zero
+    state = hx if isinstance(hx, tuple) else (hx,)
+    state = _step(module, x, state, [module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh])
+    return state if isinstance(module, nn.LSTMCell) else state[0]
+
+
+def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
+    """Run an RNN, LSTM or GRU of any number of layers, in one or both directions."""
+    if not isinstance(x, Tensor) or x.dim() != 3:
+        raise PyroDropoutError("per-data-point draws need recurrent input (N, T, features), not packed or unbatched.")
+    if module.proj_size:
+        raise PyroDropoutError("per-data-point draws do not cover LSTMs with proj_size; use shared draws.")
+    h = x if module.batch_first else x.transpose(0, 1)
+    count, steps, directions = h.shape[0], h.shape[1], 2 if module.bidirectional else 1
+    is_lstm = isinstance(module, nn.LSTM)
+    start = hx if isinstance(hx, tuple) else (hx,)
+    ends: list[tuple[Tensor, ...]] = []
+    for layer in range(module.num_layers):
+        outputs = []
+        for direction in range(directions):
+            at = layer * directions + direction
+            zero = h.new_zeros(count, module.hidden_size)
+            state = tuple(zero if s is None else s[at] for s in (start if hx is not None else (None,) * (1 + is_lstm)))
+            suffix = f"l{layer}" + ("_reverse" if direction else "")
+            names = ("weight_ih_", "weight_hh_", "bias_ih_", "bias_hh_")
+            parts = [getattr(module, name + suffix, None) for name in names]
+            seen: list[Tensor] = []
+            for t in reversed(range(steps)) if direction else range(steps):
+                state = _step(module, h[:, t], state, parts)
+                seen.append(state[0])
+            outputs.append(torch.stack(seen[::-1] if direction else seen, 1))
+            ends.append(state)
+        h = torch.cat(outputs, -1)
+        if module.dropout and layer < module.num_layers - 1:
+            h = F.dropout(h, module.dropout, module.training)
+    last = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+    return (h if module.batch_first else h.transpose(0, 1)), (last if is_lstm else last[0])
+
+
+def _run_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Run multi-head attention; data points must come first."""
+    if not module.batch_first or query.dim() != 3:
+        raise PyroDropoutError("per-data-point draws need attention with batch_first=True and inputs (N, T, features).")
+    if module.bias_k is not None or module.add_zero_attn:
+        raise PyroDropoutError("per-data-point draws do not cover add_bias_kv and add_zero_attn; use shared draws.")
+    q, k, v = _projections(module, query, key, value)
+    heads, width = module.num_heads, module.head_dim
+    q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in (q, k, v))
+    scores = q @ k.mT / math.sqrt(width)
+    if attn_mask is not None:
+        mask = attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (-1, heads))
+        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if key_padding_mask is not None:
+        mask = key_padding_mask[:, None, None, :]
+        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    weights = F.dropout(scores.softmax(-1), module.dropout, module.training)
+    out = F.linear((weights @ v).transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
+    if not need_weights:
+        return out, None
+    return out, weights.mean(1) if average_attn_weights else weights
+
+
+def _projections(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+    """Return queries, keys and values; one matrix may hold all three maps, and is then applied to each input."""
+    if module._qkv_same_embed_dim:
+        whole = {
+            id(t): F.linear(t, module.in_proj_weight, module.in_proj_bias).chunk(3, -1) for t in (query, key, value)
+        }
+        return whole[id(query)][0], whole[id(key)][1], whole[id(value)][2]
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    if module.in_proj_bias is not None and drawn_per_data_point(module.in_proj_bias) is not None:
+        raise PyroDropoutError("per-data-point draws do not cover attention with kdim or vdim and a random bias.")
+    maps = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    return tuple(F.linear(t, w, b) for t, w, b in zip((query, key, value), maps, biases, strict=True))
+
+
+_RECURRENT = {"cell": _run_cell, "layer": _run_layer}
+_ATTENTION = _run_attention

@@ -1,0 +1,184 @@
+"""What the outputs of a function say about the data: p(y | f), for regression, classes, and counts.
+
+Each likelihood declares the plate ``"data"`` and the observed site ``"y"``, and scales a mini-batch up to the whole
+data set, so that a model needs no more than ``likelihood(f, y, num_data)``.
+"""
+
+import contextlib
+from abc import abstractmethod
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_dropout.generative.registration import StoreName, buffered, tell_pyro
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_positive
+
+
+class Likelihood(nn.Module):
+    """The last step of a model: outputs ``f`` of shape (..., N, D) in, the observed site ``"y"`` out.
+
+    A new likelihood defines ``distribution``; it may define ``outputs``, how many numbers of ``f`` it takes for D
+    targets, and ``checked``, what a valid ``y`` is.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> isinstance(pd.Gaussian(tau=4.0), pd.Likelihood), pd.Gaussian(tau=4.0).distribution(torch.zeros(5, 1))
+        (True, Independent(Normal(loc: torch.Size([5, 1]), scale: torch.Size([5, 1])), 1))
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store_name = StoreName.of(type(self).__name__)
+
+    @abstractmethod
+    def distribution(self, f: Tensor) -> Any:
+        """Return p(y | f) with one batch element for each data point."""
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` as the distribution wants it, or say what is wrong with it."""
+        if y.shape != f.shape[-2:]:
+            raise ShapeError(
+                f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have; got {tuple(y.shape)}."
+                + (" Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else "")
+            )
+        return y
+
+    def forward(self, f: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+        """Observe ``y`` (or draw it, when None) and return it."""
+        tell_pyro(self.store_name, dict(self.named_parameters()))
+        if f.dim() < 2:
+            raise ShapeError(f"the model's output must have shape (..., N, D); got {tuple(f.shape)}.")
+        count = f.shape[-2]
+        with contextlib.ExitStack() as stack:
+            if num_data is not None and num_data != count:
+                stack.enter_context(poutine.scale(scale=num_data / count))
+            stack.enter_context(pyro.plate("data", count, dim=-1))
+            observed = None if y is None else self.checked(f, y)
+            value: Tensor = pyro.sample("y", self.distribution(f), obs=observed)
+        return value
+
+
+class Gaussian(Likelihood):
+    """Targets with Gaussian noise of precision τ: y ~ N(f, τ⁻¹ I).
+
+    Args:
+        tau: observation precision; on standardised targets, that of the standardised target.
+        learn: whether τ is a parameter, trained together with the guide.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> pd.Gaussian(tau=0.25).tau.item()
+        0.25
+    """
+
+    def __init__(self, tau: float | Tensor = 1.0, learn: bool = False) -> None:
+        super().__init__()
+        check_positive("tau", tau)
+        log_tau = buffered(tau).log()
+        if learn:
+            self.log_tau = nn.Parameter(log_tau.to(torch.get_default_dtype()))
+        else:
+            self.register_buffer("log_tau", log_tau)
+
+    @property
+    def tau(self) -> Tensor:
+        """The observation precision τ."""
+        return self.log_tau.exp()
+
+    def distribution(self, f: Tensor) -> Any:
+        """Return N(f, τ⁻¹) over the last dimension of ``f``."""
+        scale = torch.exp(-0.5 * self.log_tau).to(f)
+        return dist.Normal(f, scale.expand(f.shape)).to_event(1)
+
+
+class HeteroscedasticGaussian(Likelihood):
+    """Targets whose noise depends on the input: the network gives D means and then D log precisions.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> f = torch.tensor([[2.0, 0.0]])  # one point: mean 2, log precision 0
+        >>> pd.HeteroscedasticGaussian().distribution(f).variance
+        tensor([[1.]])
+    """
+
+    def split(self, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the means and the log precisions in ``f``, (..., N, 2D)."""
+        if f.shape[-1] % 2:
+            raise ShapeError(f"the model must have 2·D outputs, means and log precisions; got {f.shape[-1]}.")
+        mean, log_tau = f.chunk(2, dim=-1)
+        return mean, log_tau
+
+    def distribution(self, f: Tensor) -> Any:
+        """Return N(mean, 1/precision)."""
+        mean, log_tau = self.split(f)
+        return dist.Normal(mean, torch.exp(-0.5 * log_tau)).to_event(1)
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y``, which has half as many columns as ``f``."""
+        return super().checked(self.split(f)[0], y)
+
+
+class Categorical(Likelihood):
+    """One of C classes by the softmax of the outputs (eq. 5, Prop. 2); ``y`` holds class indices, (N,).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.Categorical().distribution(torch.zeros(3, 4)).probs[0].tolist()
+        [0.25, 0.25, 0.25, 0.25]
+    """
+
+    def distribution(self, f: Tensor) -> Any:
+        """Return the softmax of ``f`` over its last dimension."""
+        return dist.Categorical(logits=f, validate_args=False)
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` if it is a vector of whole numbers."""
+        if y.shape != f.shape[-2:-1]:
+            raise ShapeError(
+                f"y must hold one class index a point, shape {tuple(f.shape[-2:-1])}; got {tuple(y.shape)}."
+            )
+        if y.is_floating_point():
+            raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
+        return y
+
+
+class Bernoulli(Likelihood):
+    """Yes or no by the sigmoid of the output; ``y`` holds 0 and 1, (N, D), or (N,) for one output.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.Bernoulli().distribution(torch.zeros(2, 1)).mean.tolist()
+        [[0.5], [0.5]]
+    """
+
+    def distribution(self, f: Tensor) -> Any:
+        """Return independent coin flips with log-odds ``f``."""
+        return dist.Bernoulli(logits=f, validate_args=False).to_event(1)
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` as numbers of the model's type, with a column of its own when it came as a vector."""
+        if y.shape == f.shape[-2:-1] and f.shape[-1] == 1:
+            y = y.unsqueeze(-1)
+        return super().checked(f, y).to(f.dtype)
+
+
+class Poisson(Likelihood):
+    """Counts with rate exp(f); ``y`` is (N, D).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.Poisson().distribution(torch.zeros(2, 1)).mean.tolist()
+        [[1.0], [1.0]]
+    """
+
+    def distribution(self, f: Tensor) -> Any:
+        """Return independent Poisson counts with log rate ``f``."""
+        return dist.Poisson(torch.exp(f), validate_args=False).to_event(1)
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` as numbers of the model's type."""
+        return super().checked(f, y).to(f.dtype)

@@ -1,0 +1,166 @@
+"""Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from torch import Size, Tensor, nn
+from torch.func import functional_call, vmap
+
+from pyro_dropout.generative.layers import written_out
+from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
+from pyro_dropout.generative.priors import Prior, Site
+from pyro_dropout.generative.registration import StoreName, tell_pyro
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+
+
+class BayesianNet(nn.Module):
+    """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
+
+    Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
+    trained along; buffers and ``train()``/``eval()`` work as in the network itself. A parameter shared by several
+    layers is one site. Leading sample dimensions of the weights give leading dimensions of the output, so particles and
+    posterior samples can be vectorised.
+
+    Args:
+        net: the network; it maps x of shape (N, ...) to (N, D).
+        prior: the prior over its parameters.
+        likelihood: of the targets given the network's output.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
+        >>> trace = pyro.poutine.trace(model).get_trace(torch.zeros(5, 2))
+        >>> [name for name in trace.stochastic_nodes if name != "data"]
+        ['0.weight', '0.bias', '2.weight', '2.bias', 'y']
+        >>> model(torch.zeros(5, 2)).shape
+        torch.Size([5, 1])
+    """
+
+    def __init__(self, net: nn.Module, prior: Prior | None = None, likelihood: Likelihood | None = None) -> None:
+        super().__init__()
+        if not isinstance(net, nn.Module):
+            raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
+        self.net = net
+        self.prior = Prior() if prior is None else prior
+        self.likelihood = Gaussian(1.0) if likelihood is None else likelihood
+        self.store_name = StoreName.of(type(self).__name__)
+        self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
+        if not self.sites:
+            raise PyroDropoutError("net has no parameter that is random under this prior; is everything hidden?")
+        for name, scale in self.prior.scales(net).items():
+            self.register_buffer(_buffer(name), scale)
+
+    def prior_of(self, name: str) -> Any:
+        """Return the prior distribution of one site."""
+        value = self.net.get_parameter(name)
+        scale = getattr(self, _buffer(name)).to(value)
+        zero = torch.zeros((), dtype=value.dtype, device=value.device)
+        return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
+
+    def sample_weights(self) -> dict[str, Tensor]:
+        """Say ``pyro.sample`` for every random parameter, in order, and return the values by name."""
+        weights: dict[str, Tensor] = {}
+        for name, site in self.sites.items():
+            infer: Any = {"kind": site.kind, "row_dim": site.row_dim, "reused": site.uses > 1, "fan_in": site.fan_in}
+            infer["init"] = self.net.get_parameter(name).detach()
+            weights[name] = pyro.sample(name, self.prior_of(name), infer=infer)
+        return weights
+
+    def hidden_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the ordinary parameters of the network, which are trained and have no posterior."""
+        return {name: value for name, value in self.net.named_parameters() if name not in self.sites}
+
+    def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
+        batch = torch.broadcast_shapes(*(_samples(self._batch_of(name, value)) for name, value in weights.items()))
+        if any(drawn_per_data_point(value) is not None for value in weights.values()):
+            return self._repeated(weights, x, batch)
+        weights = {name: self._without_place(name, value) for name, value in weights.items()}
+        return self._vectorised(weights, x, batch) if batch else self._run(weights, x)
+
+    def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+        """Draw the weights, run the network and observe ``y``; returns the network's output."""
+        tell_pyro(self.store_name, self.hidden_parameters())
+        f = self.evaluate(self.sample_weights(), x)
+        self.likelihood(f, y, num_data)
+        return f
+
+    # --- how the network is run ---------------------------------------------------------------------------------------
+
+    def _batch_of(self, name: str, value: Tensor) -> Size:
+        return value.shape[: value.dim() - self.net.get_parameter(name).dim()]
+
+    def _without_place(self, name: str, value: Tensor) -> Tensor:
+        batch = self._batch_of(name, value)
+        return value.reshape(_samples(batch) + value.shape[len(batch) :]) if batch else value
+
+    def _run(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Run the network once, on x of shape (N, ...)."""
+        with written_out(self.net, weights):
+            f: Any = functional_call(self.net, weights, (x,))
+        if not isinstance(f, Tensor) or f.dim() != 2:
+            shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+            raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
+        return f
+
+    def _repeated(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
+        """Run particles of per-data-point draws: each point has a draw of its own, so particles are repeated points."""
+        particles = batch.numel()
+        for value in weights.values():
+            recipe = drawn_per_data_point(value)
+            if recipe is not None:
+                recipe.count = particles * len(x)
+        weights = {name: _first(value, self._batch_of(name, value)) for name, value in weights.items()}
+        if particles > 1:
+            x = x.repeat(particles, *[1] * (x.dim() - 1))
+        f = self._run(weights, x)
+        return f.reshape(*batch, -1, f.shape[-1])
+
+    def _vectorised(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
+        """Run one copy of the network for each draw."""
+        flat = {
+            name: value.expand(batch + self.net.get_parameter(name).shape).flatten(0, len(batch) - 1)
+            for name, value in weights.items()
+        }
+        f = torch.stack(list(self._one_by_one(flat, x))) if self._needs_a_loop() else self._mapped(flat, x)
+        return f.reshape(*batch, *f.shape[1:])
+
+    def _mapped(self, flat: dict[str, Tensor], x: Tensor) -> Tensor:
+        result: Tensor = vmap(lambda w: self._run(w, x), randomness="different")(flat)
+        return result
+
+    def _one_by_one(self, flat: dict[str, Tensor], x: Tensor) -> Iterator[Tensor]:
+        for weights in zip(*flat.values(), strict=True):
+            yield self._run(dict(zip(flat, weights, strict=True)), x)
+
+    def _needs_a_loop(self) -> bool:
+        """Whether a module of the network cannot be mapped: recurrent kernels, and statistics updated in place."""
+        return any(
+            isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
+            or (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats)
+            for module in self.net.modules()
+        )
+
+
+def _buffer(name: str) -> str:
+    return "prior_scale/" + name.replace(".", "/")
+
+
+def _samples(batch: Size) -> Size:
+    """Return the batch without the place of the plate "data", its last dimension; Predictive leaves that place out."""
+    return batch[:-1] if batch and batch[-1] == 1 else batch
+
+
+def _first(value: Tensor, batch: Size) -> Tensor:
+    """Return one of several equal draws: what is drawn per data point is drawn inside the forward pass."""
+    recipe = drawn_per_data_point(value)
+    if recipe is not None:
+        return recipe.weight
+    if any(stride for size, stride in zip(batch, value.stride(), strict=False) if size > 1):
+        raise PyroDropoutError("particles of shared draws and of per-data-point draws cannot be mixed in one network.")
+    return value[(0,) * len(batch)]

@@ -1,0 +1,166 @@
+"""The prior over a network's weights: which parameters are random, and how wide each is (§3.1)."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_positive
+
+# A number for all, a dict by site, or a function of the site's name.
+BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]
+
+NORMALISATION = (
+    nn.modules.batchnorm._NormBase,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.LocalResponseNorm,
+    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
+)
+_ROWS_FIRST = (nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvTransposeNd)
+
+
+def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
+    """Return what ``value`` says for ``site``; None where a dict or a function is silent.
+
+    A dict that names a site which does not exist is a mistake, and is told so with the names that do.
+    """
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        unknown = [key for key in value if key not in sites]
+        if unknown:
+            raise PyroDropoutError(
+                f"{name} names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}."
+            )
+        return value.get(site)
+    if callable(value) and not isinstance(value, Tensor):
+        return value(site)
+    return value
+
+
+@dataclass(frozen=True)
+class Site:
+    """One random parameter of a network.
+
+    Attributes:
+        name: as in ``net.state_dict()``.
+        kind: "weight" for tensors of two dimensions or more, "bias" for the others.
+        row_dim: the dimension that counts rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
+            Embedding and transposed convolutions.
+        fan_in: how many products are summed into one output.
+        uses: how many modules share the parameter.
+        lookup: whether rows are picked, not summed (an embedding), so that no width scales the prior.
+    """
+
+    name: str
+    kind: str
+    row_dim: int
+    fan_in: int
+    uses: int = 1
+    lookup: bool = False
+
+
+class Prior:
+    """Independent Gaussians over a network's parameters, as wide as the paper makes them.
+
+    The first weight layer has N(0, l⁻²), biases have N(0, l'⁻²) and later weight layers N(0, 1/fan_in), the paper's
+    √(1/K); with ``width_scaled=False`` every weight layer has N(0, l⁻²).
+
+    Args:
+        length_scale: l of the weights; a number, a dict by site, or a function of the site's name. A site that a dict
+            or a function names gets N(0, l⁻²) whatever its depth.
+        bias_length_scale: l' of the biases, given likewise.
+        width_scaled: whether weight layers after the first are N(0, 1/fan_in).
+        hide: which parameters stay ordinary: a function of (name, module); by default, those of normalisation layers.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 100), torch.nn.ReLU(), torch.nn.Linear(100, 1))
+        >>> prior = pd.Prior(length_scale=2.0)
+        >>> {name: round(scale.item(), 3) for name, scale in prior.scales(net).items()}
+        {'0.weight': 0.5, '0.bias': 1.0, '2.weight': 0.1, '2.bias': 1.0}
+    """
+
+    def __init__(
+        self,
+        length_scale: BySite = 1.0,
+        bias_length_scale: BySite = 1.0,
+        width_scaled: bool = True,
+        hide: Callable[[str, nn.Module], bool] | None = None,
+    ) -> None:
+        for name, value in (("length_scale", length_scale), ("bias_length_scale", bias_length_scale)):
+            if isinstance(value, Mapping):
+                for site, each in value.items():
+                    check_positive(f"{name}[{site!r}]", each)
+            elif not _by_name(value):
+                check_positive(name, value)
+        self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
+        self.width_scaled = width_scaled
+        self.hide = hide if hide is not None else lambda name, module: isinstance(module, NORMALISATION)
+
+    def sites(self, net: nn.Module) -> Iterator[Site]:
+        """Yield the random parameters of ``net`` in the order of its ``named_parameters()``."""
+        owners: dict[int, list[tuple[str, nn.Module]]] = {}
+        for path, module in net.named_modules():
+            for own, parameter in module.named_parameters(recurse=False):
+                owners.setdefault(id(parameter), []).append((f"{path}.{own}" if path else own, module))
+        for name, parameter in net.named_parameters():
+            users = owners[id(parameter)]
+            if any(self.hide(known, module) for known, module in users):
+                continue
+            if parameter.dim() < 2:
+                yield Site(name, "bias", 0, 1, len(users))
+                continue
+            # A tied parameter is read by its first use; a row dropped there is dropped everywhere.
+            owner = users[0][1]
+            lookup = isinstance(owner, nn.Embedding | nn.EmbeddingBag)
+            fan_in = 1 if lookup else parameter.numel() // parameter.shape[0]
+            if isinstance(owner, nn.modules.conv._ConvTransposeNd):  # (in, out/groups, ...)
+                fan_in = parameter.numel() // (parameter.shape[1] * owner.groups)
+            yield Site(name, "weight", 0 if isinstance(owner, _ROWS_FIRST) else 1, fan_in, len(users), lookup)
+
+    def scales(self, net: nn.Module) -> dict[str, Tensor]:
+        """Return the prior's standard deviation of each site of ``net``."""
+        sites = list(self.sites(net))
+        lengths = {
+            **self._lengths("length_scale", sites, "weight"),
+            **self._lengths("bias_length_scale", sites, "bias"),
+        }
+        return {site.name: _width(site.name, lengths[site.name], net.get_parameter(site.name)) for site in sites}
+
+    def _lengths(self, label: str, sites: list[Site], kind: str) -> dict[str, float | Tensor]:
+        """Return the length-scale of every site of one kind."""
+        value = getattr(self, label)
+        mine = [site for site in sites if site.kind == kind]
+        names = [site.name for site in mine]
+        if isinstance(value, Mapping):
+            by_site(label, value, "", names)  # a name that is no site is a mistake even where there are no sites
+        found: dict[str, float | Tensor] = {}
+        for site in mine:
+            chosen = by_site(label, value, site.name, names)
+            deep = kind == "weight" and site.name != names[0] and not site.lookup
+            if deep and self.width_scaled and (chosen is None or not _by_name(value)):
+                chosen = site.fan_in**0.5
+            found[site.name] = 1.0 if chosen is None else chosen
+            check_positive(f"{label} of {site.name}", found[site.name])
+        return found
+
+
+def _by_name(value: BySite) -> bool:
+    """Whether an option speaks of sites by their names, as a dict or a function."""
+    return isinstance(value, Mapping) or (callable(value) and not isinstance(value, Tensor))
+
+
+def _width(site: str, length_scale: float | Tensor, parameter: Tensor) -> Tensor:
+    """Return the standard deviation 1/l of a site, in its parameter's type."""
+    length = torch.as_tensor(length_scale, dtype=torch.float64)  # so that 1/l is rounded once
+    try:
+        length.expand(parameter.shape)
+    except RuntimeError:
+        raise ShapeError(
+            f"the length-scale of {site} must be a number, or broadcast to its shape {tuple(parameter.shape)}; got"
+            f" {tuple(length.shape)}."
+        ) from None
+    return (1 / length).to(parameter)

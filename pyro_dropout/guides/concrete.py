@@ -1,0 +1,112 @@
+"""Concrete dropout: dropout's q(w) with ``keep`` learned, its coin flips relaxed to s = sigmoid((logit p + logit u)/t).
+
+The relaxation is Gal, Hron and Kendall's (2017). It is used while training, where a gradient in p is needed; the
+posterior that comes out, and what is sampled from it, is the Bernoulli mixture itself.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.priors import BySite
+from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, state_key, trained
+from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.mathematics.errors import RangeError, check_keep, check_positive
+
+
+class ConcreteMixture(BernoulliMixture):
+    """Dropout at σ = 0 with relaxed coin flips; its KL is that of the Bernoulli mixture, with the flips' entropy."""
+
+    temperature: float = 0.1
+
+    def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
+        """Draw relaxed flips s of all rows, and 1 - s."""
+        shape = (*sample_shape, *self.batch_shape, self.rows)
+        u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
+        tiny = torch.finfo(u.dtype).eps
+        noise = torch.log(u + tiny) - torch.log1p(tiny - u)
+        logit = torch.log(self.keep) - torch.log1p(-self.keep)
+        soft = torch.sigmoid((logit + noise) / self.temperature)
+        return [soft, 1 - soft]
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw weights with relaxed flips, differentiable in ``keep`` too."""
+        return self.per_row(self.sample_masks(sample_shape)[0]) * self.loc
+
+
+class AutoConcreteDropout(SiteGuide):
+    """Dropout that learns how much to drop: one ``keep`` for each weight site.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        keep: where the probability of keeping a row starts, in (0, 1); a number, a dict by site, or a function.
+        temperature: of the relaxation; smaller is closer to coin flips, with noisier gradients.
+        bias: "map" or "gaussian".
+        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        init: where the means start.
+        init_scale: the width at which Gaussian biases start.
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> guide = pd.AutoConcreteDropout(pd.BayesianNet(torch.nn.Linear(3, 1)), keep=0.75)
+        >>> {name: round(keep.item(), 3) for name, keep in guide.keeps().items()}
+        {'weight': 0.75}
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        keep: BySite = 0.9,
+        *,
+        temperature: float = 0.1,
+        bias: Any = "map",
+        row_dim: BySite | None = None,
+        init: Init = "module",
+        init_scale: float = 0.1,
+        create_plates: Any = None,
+    ) -> None:
+        super().__init__(
+            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
+        )
+        check_positive("temperature", temperature)
+        if not callable(keep) and not isinstance(keep, dict):
+            check_keep("keep", keep)
+        self.keep, self.temperature = keep, temperature
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """M and the logit of keep are trained."""
+        keep = matching(self.setting("keep", self.keep, site, 0.9), site.start)
+        check_keep(f"keep of {site.name}", keep)
+        if not bool((keep < 1).all()):
+            raise RangeError(
+                f"keep of {site.name} must start below 1 to be learned; got 1. Use AutoDropout to hold it."
+            )
+        return {"loc": trained(site.start / keep), "logit": trained(torch.log(keep) - torch.log1p(-keep))}
+
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        """A Bernoulli mixture with relaxed flips."""
+        q = ConcreteMixture(state.loc, torch.sigmoid(state.logit), 0.0, site.row_dim, validate_args=False)
+        q.temperature = self.temperature
+        return q
+
+    def _marginal(self, site: GuideSite, state: Any) -> Any:
+        if site.kind != "weight":
+            return super()._marginal(site, state)
+        return BernoulliMixture(state.loc, torch.sigmoid(state.logit), 0.0, site.row_dim, validate_args=False)
+
+    def sample_weights(self, n: int) -> dict[str, Tensor]:
+        """Draw ``n`` times from the posterior, with coin flips that are not relaxed."""
+        with torch.no_grad():
+            return {site.name: self.posterior(site.name).sample((n,)) for site in self._known()}
+
+    def keeps(self) -> dict[str, Tensor]:
+        """Return the learned probability of keeping a row, by weight site."""
+        states: Any = self.states
+        return {site.name: torch.sigmoid(states[state_key(site.name)].logit) for site in self._weights()}
+
+    def _weights(self) -> list[GuideSite]:
+        return [site for site in self._known() if site.kind == "weight"]

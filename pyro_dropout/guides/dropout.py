@@ -1,0 +1,106 @@
+"""Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 8-10)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+from torch import Tensor
+
+from pyro_dropout.generative.priors import BySite
+from pyro_dropout.guides.base import Bias, GuideSite, Init, SiteGuide, gaussian, matching, trained
+from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.mathematics.errors import check_keep, check_non_negative
+
+
+class AutoDropout(SiteGuide):
+    """MC dropout as a posterior: each row of each weight is kept with probability ``keep``, or else is zero.
+
+    Swap it for Pyro's ``AutoNormal`` in a script. ``scale=0`` is dropout itself and has no density: train it with
+    ``pyro_dropout.ELBO`` or ``TraceMeanField_ELBO``. ``keep=1`` with ``scale=0`` makes a layer a point estimate.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        keep: probability that a row is kept, in (0, 1]; a number, a dict by site, or a function of the site's name.
+        scale: standard deviation σ of both components, given likewise.
+        bias: what happens to sites of fewer than two dimensions: "map" (a point), "gaussian", or "dropout": the bias
+            vector is the row of a constant input unit, and is dropped as a whole.
+        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        init: where the means start: "module", "paper" (U(±√(3/fan_in))), or a function of name and shape. Means of
+            kept rows start at 1/keep times the module's weights, so that E[w] is the module.
+        init_scale: the width at which Gaussian biases start.
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> guide = pd.AutoDropout(pd.BayesianNet(net), keep={"0.weight": 1.0, "2.weight": 0.8})
+        >>> guide.posterior("2.weight")
+        BernoulliMixture(event_shape=(1, 8), components=2, row_dim=1, singular=True)
+        >>> bool(torch.allclose(guide.mean()["2.weight"], net[2].weight))
+        True
+    """
+
+    biases = ("map", "gaussian", "dropout")
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        keep: BySite = 0.9,
+        scale: BySite = 0.0,
+        bias: Bias = "map",
+        *,
+        row_dim: BySite | None = None,
+        init: Init = "module",
+        init_scale: float = 0.1,
+        create_plates: Any = None,
+    ) -> None:
+        super().__init__(
+            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
+        )
+        self.keep, self.scale = keep, scale
+        for name, value, check in (("keep", keep, check_keep), ("scale", scale, check_non_negative)):
+            if not callable(value) and not isinstance(value, dict):
+                check(name, value)
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """M is trained; keep and σ are settings."""
+        keep = self.setting("keep", self.keep, site, 0.9)
+        scale = self.setting("scale", self.scale, site, 0.0)
+        check_keep(f"keep of {site.name}", keep)
+        check_non_negative(f"scale of {site.name}", scale)
+        settings = {"keep": matching(keep, site.start)}
+        if not is_number(scale, 0):
+            settings["scale"] = matching(scale, site.start)
+        own = self.init == "module" and not self._from_paper(site)
+        return {"loc": trained(site.start / settings["keep"] if own else site.start), **settings}
+
+    def _from_paper(self, site: GuideSite) -> bool:
+        return "init" not in self.prototype_trace.nodes[site.name]["infer"]
+
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        """A Bernoulli mixture over rows; a point or a Gaussian where nothing is ever dropped."""
+        scale = state.scale if hasattr(state, "scale") else 0.0
+        if is_number(self.setting("keep", self.keep, site, 0.9), 1):
+            if isinstance(scale, float):
+                return dist.Delta(state.loc, event_dim=state.loc.dim())
+            return gaussian(state.loc, scale.log().expand(state.loc.shape))
+        return BernoulliMixture(state.loc, state.keep, scale, site.row_dim, validate_args=False)
+
+    def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
+        """As in every guide; a dropped bias has what a weight has."""
+        return self.parameters_of(site) if self.bias == "dropout" else super().bias_parameters(site)
+
+    def bias_distribution(self, site: GuideSite, state: Any) -> Any:
+        """As in every guide; a dropped bias is one row."""
+        if self.bias != "dropout":
+            return super().bias_distribution(site, state)
+        scale = state.scale if hasattr(state, "scale") else 0.0
+        return BernoulliMixture(state.loc, state.keep, scale, "all", validate_args=False)
+
+
+def is_number(value: Any, number: float) -> bool:
+    """Whether ``value`` is known to be ``number``: a plain number or a single tensor element, not one for each row."""
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.requires_grad and float(value) == number
+    return bool(value == number)

@@ -1,0 +1,171 @@
+"""Low rank: q(w) = N(m, diag σ² + V Vᵀ) with R columns in V, for each layer or for the whole network."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, state_key, trained
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor
+from pyro_dropout.mathematics.no_density import drawn_per_data_point
+from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
+
+
+class SharedFactor:
+    """What the sites of a network-wide low-rank Gaussian have in common in one draw: η, and one R×R factorisation."""
+
+    def __init__(self, cov_factors: list[Tensor], log_scales: list[Tensor]) -> None:
+        self._inputs = (cov_factors, log_scales)
+        self._factors: list[Factor] | None = None
+        self.coefficients: Tensor | None = None
+        self.noise: dict[int, Tensor] = {}
+        self.total = sum(s.numel() for s in log_scales)
+
+    @property
+    def factors(self) -> list[Factor]:
+        """The factorisation, made when it is first needed."""
+        if self._factors is None:
+            self._factors = joint_factor(*self._inputs)
+        return self._factors
+
+    def draw(self, shape: Sequence[int], like: Tensor, rank: int) -> Tensor:
+        """Return η for ``shape`` draws: the same for every site that asks."""
+        wanted = (*shape, rank)
+        if self.coefficients is None or self.coefficients.shape != wanted:
+            self.coefficients = torch.randn(wanted, dtype=like.dtype, device=like.device)
+            self.noise = {}
+        return self.coefficients
+
+    def correction(self) -> Tensor:
+        """Return what the joint quadratic form has beyond Σ‖ε‖²: ‖η‖² - bᵀG⁻¹b, with b = Σ Bᵀε - C⁻¹η."""
+        if self.coefficients is None or len(self.noise) != len(self.factors):
+            raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
+        eta, shared = self.coefficients, self.factors[0]
+        b = -shared.inverse_sizes * eta
+        for index, factor in enumerate(self.factors):
+            b = b + (factor.directions.mT @ self.noise[index].unsqueeze(-1)).squeeze(-1)
+        return (eta.square().sum(-1) - (b * shared.solve(b)).sum(-1)).squeeze(-1)
+
+
+class NetBlock(RowMixture):
+    """One site of a network-wide low-rank Gaussian; sites share η, and the joint determinant in proportion to size."""
+
+    joint = True
+    shared: SharedFactor
+    index: int
+
+    def sample_coefficients(self, shape: Sequence[int]) -> Tensor | None:
+        """Return the η that all sites of this draw share."""
+        assert self.cov_factor is not None
+        return self.shared.draw(shape, self.like, self.cov_factor.shape[-1])
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw this site's block of the weights."""
+        value = super().rsample(sample_shape)
+        assert self._draw is not None
+        self.shared.noise[self.index] = self._draw.noise
+        return value
+
+    def low_rank_log_det(self) -> Tensor | None:
+        """Return this site's share of the joint log det(I + AAᵀ)."""
+        share: Tensor = self.shared.factors[0].log_det * (self.rest / self.shared.total)
+        return share
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return this site's share of the joint log density of the last draw; the shares add up."""
+        if drawn_per_data_point(value) is not None:
+            return super().log_prob(value)
+        if self._draw is None or self._draw.value() is not value:
+            raise PyroDropoutError(
+                "a network-wide low-rank guide has a density for whole draws only; guide.posterior(name) has one for"
+                " each site."
+            )
+        noise, extra = self._draw.noise, self.low_rank_log_det()
+        assert extra is not None
+        log_det = 2 * self.log_scale().sum() + extra.squeeze()
+        form = noise.square().sum((-2, -1))
+        if self.index == 0:
+            form = form + self.shared.correction()
+        return -0.5 * (form + log_det + self.rest * LOG_2PI)
+
+
+class AutoLowRank(SiteGuide):
+    """Gaussians with a diagonal plus rank-R covariance, for each layer or across the network.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        rank: R, the number of columns of V.
+        per: "layer", each weight site has a V of its own and biases are independent Gaussians; "net", one V for all
+            sites, biases included.
+        init: where the means start: "module", "paper", or a function of name and shape.
+        init_scale: the standard deviation that the diagonal starts with; V starts at a tenth of it.
+        bias: with ``per="layer"``: "gaussian" or "map".
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> guide = pd.AutoLowRank(pd.BayesianNet(torch.nn.Linear(3, 2)), rank=4)
+        >>> guide.posterior("weight")
+        RowMixture(event_shape=(2, 3), components=1, row_dim=all, rank=4, singular=False)
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        rank: int = 10,
+        per: Literal["layer", "net"] = "layer",
+        *,
+        init: Init = "module",
+        init_scale: float = 0.1,
+        bias: Any = "gaussian",
+        create_plates: Any = None,
+    ) -> None:
+        super().__init__(model, bias=bias, init=init, init_scale=init_scale, create_plates=create_plates)
+        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
+            raise RangeError(f"rank must be a whole number of at least 1; got {rank!r}.")
+        if per not in ("layer", "net"):
+            raise RangeError(f"per must be 'layer' or 'net'; got {per!r}.")
+        self.rank, self.per = rank, per
+        self._shared: SharedFactor | None = None
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """Means, log widths, and V with R columns."""
+        factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (0.1 * self.init_scale / self.rank**0.5)
+        return {"loc": trained(site.start), "log_scale": trained(self.log_width(site)), "factor": trained(factor)}
+
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        """One row that holds the whole tensor, with V as its covariance factor."""
+        if self.per == "layer":
+            return self._marginal(site, state)
+        assert self._shared is not None
+        q = NetBlock(*_parts(state), cov_factor=state.factor[None, None], row_dim="all", validate_args=False)
+        q.shared, q.index = self._shared, list(self._sites).index(site.name)
+        return q
+
+    def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
+        """As in every guide; in a network-wide V, biases are weights."""
+        return self.parameters_of(site) if self.per == "net" else super().bias_parameters(site)
+
+    def bias_distribution(self, site: GuideSite, state: Any) -> Any:
+        """As in every guide; in a network-wide V, biases are weights."""
+        return self.weight_distribution(site, state) if self.per == "net" else super().bias_distribution(site, state)
+
+    def _before_sampling(self) -> None:
+        if self.per == "net":
+            states: list[Any] = [self.states[state_key(name)] for name in self._sites]
+            self._shared = SharedFactor(
+                [s.factor[None, None] for s in states], [s.log_scale.reshape(1, 1, -1) for s in states]
+            )
+
+    def _marginal(self, site: GuideSite, state: Any) -> Any:
+        if not hasattr(state, "factor"):
+            return super().bias_distribution(site, state)
+        return RowMixture(*_parts(state), cov_factor=state.factor[None, None], row_dim="all", validate_args=False)
+
+
+def _parts(state: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what a row mixture of one component takes: means, widths, and the probability one."""
+    return state.loc.unsqueeze(0), state.log_scale.exp(), torch.ones(1, dtype=state.loc.dtype, device=state.loc.device)

@@ -1,0 +1,48 @@
+"""Mean field: q(w) = N(m, diag σ²), an independent Gaussian for every weight and bias (Graves 2011)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, gaussian, trained
+
+
+class AutoMeanField(SiteGuide):
+    """Independent Gaussians over all weights and biases, with learned means and widths.
+
+    The family of Pyro's ``AutoNormal``; here with an analytic KL and a draw for each data point.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        init: where the means start: "module", "paper", or a function of name and shape.
+        init_scale: the standard deviation that every site starts with.
+        bias: "gaussian", as weights; or "map", a point.
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> guide = pd.AutoMeanField(pd.BayesianNet(torch.nn.Linear(3, 1)), init_scale=0.5)
+        >>> guide.posterior("weight").stddev
+        tensor([[0.5000, 0.5000, 0.5000]], grad_fn=<SqrtBackward0>)
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        *,
+        init: Init = "module",
+        init_scale: float = 0.1,
+        bias: Any = "gaussian",
+        create_plates: Any = None,
+    ) -> None:
+        super().__init__(model, bias=bias, init=init, init_scale=init_scale, create_plates=create_plates)
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """Means and log widths, one of each for every weight."""
+        return {"loc": trained(site.start), "log_scale": trained(self.log_width(site))}
+
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        """Independent Gaussians."""
+        return gaussian(state.loc, state.log_scale)

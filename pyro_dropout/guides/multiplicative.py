@@ -1,0 +1,85 @@
+"""Multiplicative noise: w = m(1 + √α ε) + σ ε', Gaussian dropout with N(1, α) (§5; Kingma et al. 2015)."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from pyro_dropout.generative.priors import BySite
+from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, trained
+from pyro_dropout.guides.dropout import is_number
+from pyro_dropout.mathematics.distributions import MultiplicativeNormal
+from pyro_dropout.mathematics.errors import RangeError, check_non_negative, check_positive
+
+
+class AutoMultiplicative(SiteGuide):
+    """Weights multiplied by Gaussian noise N(1, α), one draw for each row or for each weight.
+
+    With one draw for each row it is Gaussian dropout; α = (1-keep)/keep has dropout's variance. At ``scale=0`` it is
+    singular by row, as dropout is.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        alpha: variance of the noise; a number, a dict by site, or a function of the site's name. Where it is learned,
+            this is where it starts.
+        per: "row" or "weight".
+        learn_alpha: whether α is trained, one for each site.
+        scale: standard deviation of added noise, given like ``alpha``; gives rows a density.
+        bias: "map" or "gaussian".
+        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        init: where the means start.
+        init_scale: the width at which Gaussian biases start.
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1))
+        >>> guide = pd.AutoMultiplicative(model, alpha=0.25, per="weight")
+        >>> q = guide.posterior("weight")
+        >>> bool(torch.allclose(q.stddev, 0.5 * q.mean.abs()))
+        True
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        alpha: BySite = 0.1,
+        *,
+        per: Literal["row", "weight"] = "row",
+        learn_alpha: bool = False,
+        scale: BySite = 0.0,
+        bias: Any = "map",
+        row_dim: BySite | None = None,
+        init: Init = "module",
+        init_scale: float = 0.1,
+        create_plates: Any = None,
+    ) -> None:
+        super().__init__(
+            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
+        )
+        if per not in ("row", "weight"):
+            raise RangeError(f"per must be 'row' or 'weight'; got {per!r}.")
+        for name, value, check in (("alpha", alpha, check_positive), ("scale", scale, check_non_negative)):
+            if not callable(value) and not isinstance(value, dict):
+                check(name, value)
+        self.alpha, self.per, self.learn_alpha, self.scale = alpha, per, learn_alpha, scale
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """Means are trained; α is trained or a setting; σ is a setting."""
+        alpha = self.setting("alpha", self.alpha, site, 0.1)
+        scale = self.setting("scale", self.scale, site, 0.0)
+        check_positive(f"alpha of {site.name}", alpha)
+        check_non_negative(f"scale of {site.name}", scale)
+        log_alpha = matching(alpha, site.start).log()
+        found: dict[str, Tensor] = {"loc": trained(site.start)}
+        found["log_alpha"] = trained(log_alpha) if self.learn_alpha else log_alpha
+        if not is_number(scale, 0):
+            found["scale"] = matching(scale, site.start)
+        return found
+
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        """Multiplicative normal over rows or over single weights."""
+        row_dim = site.row_dim if self.per == "row" else None
+        scale = state.scale if hasattr(state, "scale") else 0.0
+        return MultiplicativeNormal(state.loc, state.log_alpha.exp(), scale, row_dim, validate_args=False)

@@ -1,0 +1,105 @@
+"""Row mixture: q(w_r) = Σ_l π_l N(m_rl, diag σ_rl²) for every row r, with L >= 2 components and all means free (§5)."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.priors import BySite
+from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, trained
+from pyro_dropout.mathematics.errors import RangeError, check_positive
+from pyro_dropout.mathematics.no_density import drawn_per_data_point
+from pyro_dropout.mathematics.row_mixture import RowMixture
+
+
+class LearnedRowMixture(RowMixture):
+    """A row mixture whose component probabilities are trained, by the score of the labels that were drawn."""
+
+    learns_probs = True
+
+    def score_parts(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Tell Pyro's Trace_ELBO of the discrete part: its labels' log probability is the score function."""
+        parts = super().score_parts(x, *args, **kwargs)  # type: ignore[no-untyped-call]
+        if drawn_per_data_point(x) is not None:
+            return parts._replace(score_function=parts.log_prob)  # not zero, so a loss without scores refuses it
+        if self._draw is None or self._draw.value() is not x:
+            return parts
+        return parts._replace(score_function=self.label_log_prob())
+
+
+class AutoRowMixture(SiteGuide):
+    """Each row of each weight is drawn from a mixture of ``components`` Gaussians with free means.
+
+    Dropout is the case of two components with one mean tied to zero. Learned component probabilities are trained with
+    the score of the drawn labels, by ``pyro_dropout.ELBO`` and by ``Trace_ELBO``.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        components: how many Gaussians a row has, at least 2.
+        weights: "fixed", the component probabilities stay equal (or as ``probs`` says); "learned", a set for each row.
+        probs: component probabilities to hold or to start from; equal by default.
+        scale: a fixed σ for all weights; by default the widths are learned, one for each weight and component.
+        spread: how far apart the means start, in units of the weights' own standard deviation.
+        bias: "map" or "gaussian".
+        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        init: where the means start.
+        init_scale: the width at which learned widths start.
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> guide = pd.AutoRowMixture(pd.BayesianNet(torch.nn.Linear(3, 2)), components=3)
+        >>> guide.posterior("weight")
+        RowMixture(event_shape=(2, 3), components=3, row_dim=1, singular=False)
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., Any],
+        components: int = 2,
+        *,
+        weights: Literal["fixed", "learned"] = "fixed",
+        probs: Tensor | None = None,
+        scale: float | None = None,
+        spread: float = 0.3,
+        bias: Any = "map",
+        row_dim: BySite | None = None,
+        init: Init = "module",
+        init_scale: float = 0.1,
+        create_plates: Any = None,
+    ) -> None:
+        super().__init__(
+            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
+        )
+        if not isinstance(components, int) or components < 2:
+            raise RangeError(f"components must be a whole number of at least 2; got {components!r}.")
+        if weights not in ("fixed", "learned"):
+            raise RangeError(f"weights must be 'fixed' or 'learned'; got {weights!r}.")
+        if probs is not None and (probs.shape != (components,) or not bool((probs > 0).all())):
+            raise RangeError(f"probs must be {components} positive numbers; got {probs!r}.")
+        if scale is not None:
+            check_positive("scale", scale)
+        self.components, self.weights, self.scale, self.spread = components, weights, scale, spread
+        self.probs = torch.ones(components) / components if probs is None else probs / probs.sum()
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """Means of all components, their log widths, and the logits of the component probabilities."""
+        width = site.start.std(correction=0) + 1e-2
+        locs = site.start + self.spread * width * torch.randn((self.components, *site.start.shape)).to(site.start)
+        logits = self.probs.to(site.start).log()
+        found: dict[str, Tensor] = {"locs": trained(locs)}
+        if self.scale is None:
+            found["log_scale"] = trained(torch.full_like(locs, self.init_scale).log())
+        else:
+            found["log_scale"] = matching(self.scale, site.start).log()
+        rows = site.start.shape[int(site.row_dim or 0)]
+        found["logits"] = trained(logits.expand(rows, -1)) if self.weights == "learned" else logits
+        return found
+
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        """A row mixture with free means."""
+        family = LearnedRowMixture if self.weights == "learned" else RowMixture
+        probs = torch.softmax(state.logits, -1)
+        return family(state.locs, state.log_scale.exp(), probs, site.row_dim, validate_args=False)

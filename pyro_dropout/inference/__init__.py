@@ -1,0 +1,1 @@
+"""Fitting a guide to a model."""

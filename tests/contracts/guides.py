@@ -1,0 +1,50 @@
+"""The guides under contract: a new guide is one line in ``GUIDES``."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pyro_dropout import (
+    AutoConcreteDropout,
+    AutoDropout,
+    AutoLowRank,
+    AutoMeanField,
+    AutoMultiplicative,
+    AutoRowMixture,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """A guide as a user makes it, and whether its draws of weights have a density."""
+
+    make: Callable[..., Any]
+    density: bool = True
+
+    def __call__(self, model: Any, **options: Any) -> Any:
+        """Make the guide for a model, with those of the options that it takes."""
+        takes = inspect.signature(self.make).parameters
+        return self.make(model, **{name: value for name, value in options.items() if name in takes})
+
+
+GUIDES: dict[str, Config] = {
+    "dropout": Config(partial(AutoDropout, keep=0.8), density=False),
+    "dropout-scale": Config(partial(AutoDropout, keep=0.8, scale=0.1)),
+    "dropout-gaussian-bias": Config(partial(AutoDropout, keep=0.8, scale=0.1, bias="gaussian")),
+    "dropout-dropped-bias": Config(partial(AutoDropout, keep=0.8, bias="dropout"), density=False),
+    "multiplicative-row": Config(partial(AutoMultiplicative, alpha=0.25), density=False),
+    "multiplicative-row-scale": Config(partial(AutoMultiplicative, alpha=0.25, scale=0.1)),
+    "multiplicative-weight": Config(partial(AutoMultiplicative, alpha=0.25, per="weight", learn_alpha=True)),
+    "mean-field": Config(AutoMeanField),
+    "row-mixture": Config(partial(AutoRowMixture, components=2)),
+    "row-mixture-learned": Config(partial(AutoRowMixture, components=3, weights="learned", bias="gaussian")),
+    "low-rank-layer": Config(partial(AutoLowRank, rank=2)),
+    "low-rank-net": Config(partial(AutoLowRank, rank=2, per="net")),
+    "concrete": Config(partial(AutoConcreteDropout, keep=0.8), density=False),
+}
+
+
+def guide_classes() -> set[type]:
+    return {config.make.func if isinstance(config.make, partial) else config.make for config in GUIDES.values()}

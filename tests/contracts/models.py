@@ -1,0 +1,193 @@
+"""The kinds of model that every guide must serve, each as small as it can be and still be of its kind."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyro_dropout import BayesianNet, Categorical, DeepGP, FiniteRankGP, Gaussian
+
+N, CLASSES = 6, 3
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A model with data for it.
+
+    Attributes:
+        model: a Pyro model of (x, y).
+        x: inputs.
+        y: targets.
+        options: what a guide must be told of this model, if it takes such an option.
+        latents: how many latent sites there are.
+    """
+
+    model: Any
+    x: Tensor
+    y: Tensor
+    latents: int
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Residual(nn.Module):
+    """Two convolutions around a shortcut, with batch normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1, bias=False)
+        self.norm, self.norm_again = nn.BatchNorm2d(2), nn.BatchNorm2d(2)
+        self.out = nn.Linear(2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm(self.first(x)))
+        h = torch.relu(x + self.norm_again(self.second(h)))
+        return self.out(h.mean((-2, -1)))
+
+
+class Recurrent(nn.Module):
+    """A sequence read by a recurrent layer; its last output is classified."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(x)[0][:, -1])
+
+
+class Words(nn.Module):
+    """A bag of words: embedded, averaged, classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(7, 3), nn.Linear(3, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(self.embedding(x).mean(1)))
+
+
+class Tied(nn.Module):
+    """Words in, words out, with one matrix for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(CLASSES, 4), nn.Linear(4, CLASSES)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(torch.tanh(self.embedding(x).mean(1)))
+
+
+class Attention(nn.Module):
+    """A sequence that looks at itself once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.out = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.attention(x, x, x)[0].mean(1))
+
+
+class Transformer(nn.Module):
+    """One encoder layer, without dropout of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.encoder(x).mean(1))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(2, 3, 2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3, CLASSES),
+    )
+
+
+def _regression(net: nn.Module, dtype: torch.dtype) -> Problem:
+    x = torch.randn(N, 2, dtype=dtype)
+    return Problem(BayesianNet(net, likelihood=Gaussian(tau=4.0)).to(dtype), x, x[:, :1] * x[:, 1:], 4)
+
+
+def _classes(net: nn.Module, dtype: torch.dtype, latents: int, *shape: int) -> Problem:
+    """A classifier of real-valued inputs of the given shape."""
+    model = BayesianNet(net, likelihood=Categorical()).to(dtype)
+    return Problem(model, torch.randn(N, *shape, dtype=dtype), torch.arange(N) % CLASSES, latents)
+
+
+def _sentences(net: nn.Module, dtype: torch.dtype, latents: int, words: int) -> Problem:
+    model = BayesianNet(net, likelihood=Categorical()).to(dtype)
+    return Problem(model, torch.randint(words, (N, 3)), torch.arange(N) % CLASSES, latents)
+
+
+def _gp(model: nn.Module, dtype: torch.dtype, latents: int) -> Problem:
+    x = torch.randn(N, 2, dtype=dtype)
+    return Problem(model.to(dtype), x, x[:, :1], latents)
+
+
+def plain(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A network as a Pyro user writes it: x @ W + b, so that rows are counted by dimension 0."""
+    zero, one = x.new_zeros(()), x.new_ones(())
+    w1 = pyro.sample("W1", dist.Normal(zero, one).expand([2, 4]).to_event(2))
+    b1 = pyro.sample("b1", dist.Normal(zero, one).expand([4]).to_event(1))
+    w2 = pyro.sample("W2", dist.Normal(zero, 0.5 * one).expand([4, 1]).to_event(2))
+    f = torch.tanh(x @ w1 + b1) @ w2
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, 0.5 * one).to_event(1), obs=y)
+    return f
+
+
+def noisy(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A linear model whose noise is a latent variable too, and positive."""
+    zero, one = x.new_zeros(()), x.new_ones(())
+    weight = pyro.sample("weight", dist.Normal(zero, one).expand([1, 2]).to_event(2))
+    noise = pyro.sample("noise", dist.LogNormal(zero, one))
+    rate = pyro.sample("rate", dist.Gamma(2 * one, one).expand([1]).to_event(1))
+    if weight.dim() > 2:  # sample dimensions, and perhaps a place for the plate of the data
+        noise, rate = noise.reshape(-1, 1, 1), rate.reshape(-1, 1, 1)
+        f = x @ weight.reshape(-1, 1, 2).mT
+    else:
+        f = F.linear(x, weight)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f * rate, noise * torch.ones_like(f)).to_event(1), obs=y)
+    return f
+
+
+def _by_hand(model: Callable[..., Any], dtype: torch.dtype, latents: int, **rest: Any) -> Problem:
+    x = torch.randn(N, 2, dtype=dtype)
+    return Problem(model, x, x[:, :1], latents, **rest)
+
+
+KINDS: dict[str, Callable[[torch.dtype], Problem]] = {
+    "mlp": lambda dtype: _regression(mlp(), dtype),
+    "lenet": lambda dtype: _classes(lenet(), dtype, 6, 1, 6, 6),
+    "residual": lambda dtype: _classes(Residual(), dtype, 5, 2, 4, 4),
+    "lstm": lambda dtype: _classes(Recurrent(nn.LSTM(2, 3, batch_first=True)), dtype, 6, 3, 2),
+    "gru": lambda dtype: _classes(Recurrent(nn.GRU(2, 3, batch_first=True)), dtype, 6, 3, 2),
+    "embedding": lambda dtype: _sentences(Words(), dtype, 3, 7),
+    "tied": lambda dtype: _sentences(Tied(), dtype, 2, CLASSES),
+    "attention": lambda dtype: _classes(Attention(), dtype, 6, 3, 4),
+    "transformer": lambda dtype: _classes(Transformer(), dtype, 10, 3, 4),
+    "gp": lambda dtype: _gp(FiniteRankGP(2, 4, 1), dtype, 3),
+    "deep-gp": lambda dtype: _gp(DeepGP(2, [4, 3], 1), dtype, 5),
+    "plain": lambda dtype: _by_hand(plain, dtype, 3, options={"row_dim": 0}),
+    "noisy": lambda dtype: _by_hand(noisy, dtype, 3),
+}

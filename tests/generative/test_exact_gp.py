@@ -1,0 +1,222 @@
+"""The exact Gaussian process against numpy's Cholesky factors, scipy's densities and scipy's optimiser."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.contrib.gp as gp
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.nn import PyroSample
+from scipy import optimize, stats
+
+from pyro_dropout.generative.exact_gp import GP
+from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
+from pyro_dropout.mathematics.finite_rank import FiniteRank
+
+Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
+HYPER = {"variance": 1.7, "length_scale": torch.tensor([0.6, 1.9]).double()}
+BIAS = {"bias_length_scale": 1.2}
+
+
+def products(x: np.ndarray, z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    scale = HYPER["length_scale"].numpy()
+    x, z = (np.concatenate([a / scale, np.full((len(a), 1), 1 / 1.2)], axis=1) for a in (x, z))
+    return x @ z.T, (x**2).sum(1)[:, None], (z**2).sum(1)
+
+
+def se(x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    difference = (x[:, None] - z[None]) / HYPER["length_scale"].numpy()
+    return 1.7 * np.exp(-0.5 * (difference**2).sum(-1))
+
+
+def arc_cosine(x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    s_xz, s_xx, s_zz = products(x, z)
+    norm = np.sqrt(s_xx * s_zz)
+    theta = np.arccos(np.clip(s_xz / norm, -1, 1))
+    return 1.7 * norm * (np.sin(theta) + (np.pi - theta) * np.cos(theta)) / (2 * np.pi)
+
+
+def arc_sine(x: np.ndarray, z: np.ndarray) -> np.ndarray:
+    s_xz, s_xx, s_zz = products(x, z)
+    return 1.7 * 2 / np.pi * np.arcsin(2 * s_xz / np.sqrt((1 + 2 * s_xx) * (1 + 2 * s_zz)))
+
+
+def posterior(
+    kernel: Kernel, x: np.ndarray, y: np.ndarray, new: np.ndarray, tau: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean (M, D) and variance (M,) of f, by the textbook."""
+    root = np.linalg.cholesky(kernel(x, x) + np.eye(len(x)) / tau)
+    cross = np.linalg.solve(root, kernel(x, new))
+    variance = np.diag(kernel(new, new)) - (cross**2).sum(0)
+    return cross.T @ np.linalg.solve(root, y), variance
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    x = torch.randn(20, 2).double()
+    return x, torch.stack([torch.sin(2 * x[:, 0]), x[:, 1]], 1) + 0.3 * torch.randn(20, 2).double(), x[:7] + 0.5
+
+
+CASES = [("se", se, HYPER), ("arc_cosine", arc_cosine, {**HYPER, **BIAS}), ("arc_sine", arc_sine, {**HYPER, **BIAS})]
+
+
+@pytest.mark.parametrize(("name", "kernel", "hyper"), CASES)
+def test_predictions_and_evidence_are_those_of_the_textbook(name: str, kernel: Kernel, hyper: dict[str, Any]) -> None:
+    x, y, new = data()
+    model = GP(name, tau=3.0, **hyper).fit(x, y, steps=0)
+    mean, variance = posterior(kernel, x.numpy(), y.numpy(), new.numpy(), 3.0)
+    for noise in (False, True):
+        found = model.predict(new, noise=noise)
+        np.testing.assert_allclose(found[0], mean, rtol=1e-6, atol=1e-8)
+        expected = variance + (1 / 3.0 if noise else 0.0)
+        np.testing.assert_allclose(found[1], np.stack([expected] * 2, 1), rtol=1e-6)
+    marginal = stats.multivariate_normal(np.zeros(20), kernel(x.numpy(), x.numpy()) + np.eye(20) / 3.0)
+    assert model.log_marginal_likelihood() == pytest.approx(marginal.logpdf(y.numpy().T).sum(), rel=1e-8)
+    assert model.tau.item() == pytest.approx(3.0, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: gp.kernels.Sum(gp.kernels.Matern32(2), gp.kernels.Linear(2)),
+        lambda: Layered(ArcCosine(1), ArcSine(2, bias_length_scale=0.7)),
+        lambda: FiniteRank("tanh", width=50, input_dim=2),
+        lambda: ArcCosine(1, active_dims=[1]),
+    ],
+    ids=["sum", "layered", "finite-rank", "active-dims"],
+)
+def test_any_kernel_will_do_even_one_that_was_used_before(make: Callable[[], Any]) -> None:
+    x, y, new = data()
+    kernel = make().double()
+    covariance = lambda a, b: kernel(torch.from_numpy(a), torch.from_numpy(b)).detach().numpy()  # noqa: E731
+    mean, variance = posterior(covariance, x.numpy(), y.numpy(), new.numpy(), 2.0)
+    before = copy.deepcopy(kernel.state_dict())
+    model = GP(kernel, tau=2.0)
+    found = model.fit(x, y, steps=0).predict(new, noise=False)
+    np.testing.assert_allclose(found[0], mean, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(found[1][:, 0], variance, rtol=1e-6)
+    start = model.log_marginal_likelihood()
+    assert model.fit(x, y, steps=20).log_marginal_likelihood() > start
+    assert all(torch.equal(value, before[name]) for name, value in kernel.state_dict().items()), "it is a copy"
+
+
+def test_fitting_finds_the_largest_evidence() -> None:
+    x = torch.linspace(-3, 3, 25).double().unsqueeze(-1)
+    y = torch.sin(2 * x) + 0.2 * torch.randn_like(x)
+
+    def loss(logs: np.ndarray) -> float:
+        variance, length, noise = np.exp(logs)
+        difference = (x - x.mT).numpy() / length
+        covariance = variance * np.exp(-0.5 * difference**2) + noise * np.eye(25)
+        return -stats.multivariate_normal(np.zeros(25), covariance).logpdf(y[:, 0].numpy())
+
+    best = optimize.minimize(loss, np.zeros(3), method="L-BFGS-B")
+    model = GP("se", learn_tau=True).fit(x, y, steps=300)
+    assert model.log_marginal_likelihood() == pytest.approx(-best.fun, abs=1e-3)
+    found = [model.kernel.variance.item(), model.kernel.lengthscale.item(), 1 / model.tau.item()]
+    np.testing.assert_allclose(found, np.exp(best.x), rtol=0.05)
+    assert len(model.history) == 300
+    assert model.history[0] == pytest.approx(-loss(np.zeros(3)), rel=1e-8)
+    fixed = GP("se", tau=5.0).fit(x, y, steps=20)
+    assert fixed.tau.item() == pytest.approx(5.0, rel=1e-12)
+    again = fixed.history
+    assert fixed.fit(x, y, steps=20).history == again, "a fit starts from the values given"
+
+
+def test_a_prior_on_a_hyper_parameter_is_heeded() -> None:
+    x, y, _ = data()
+    kernel = gp.kernels.RBF(2).double()
+    narrow = dist.LogNormal(torch.tensor(math.log(3.0)).double(), torch.tensor(1e-3).double())
+    kernel.lengthscale = PyroSample(narrow)
+    model = GP(kernel, tau=5.0).fit(x, y, steps=300)
+    length = poutine.trace(model._regression.guide).get_trace().nodes["kernel.lengthscale"]["value"]
+    assert length.item() == pytest.approx(3.0, rel=0.01)
+    assert math.isfinite(model.log_marginal_likelihood())
+
+
+def test_two_gps_and_the_parameter_store_leave_each_other_alone() -> None:
+    x, y, new = data()
+    first = GP("se", learn_tau=True).fit(x, y, steps=10)
+    mean = first.predict(new)[0]
+    second = GP("se").fit(x, -y, steps=25)
+    twin = copy.deepcopy(first)
+    assert first.kernel.variance.item() != second.kernel.variance.item()
+    torch.testing.assert_close(first.predict(new)[0], mean, rtol=0, atol=0)
+    torch.testing.assert_close(twin.predict(new)[0], mean, rtol=0, atol=0)
+    assert len(pyro.get_param_store()) == 0
+    pyro.param("kernel.variance", torch.tensor(99.0))
+    torch.testing.assert_close(first.predict(new)[0], mean, rtol=0, atol=0)
+    with poutine.trace() as tape:
+        first.predict(new)
+        first.log_marginal_likelihood()
+    assert len(tape.trace.nodes) == 0, "a model that asks a GP does not own the GP's parameters"
+
+
+def test_any_type_goes_in_and_comes_out(dtype: torch.dtype, capfd: pytest.CaptureFixture[str]) -> None:
+    x, y, new = data()
+    exact = GP("arc_cosine", tau=1e5).fit(x, y, steps=0).predict(new)
+    found = GP("arc_cosine", tau=1e5).fit(x.to(dtype), y.to(dtype), steps=0).predict(new.to(dtype))
+    assert found[0].dtype == found[1].dtype == dtype
+    torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-3, atol=1e-3)
+    GP().fit(x.to(dtype), y.to(dtype), steps=2)
+    assert capfd.readouterr().err == "", "a short fit shows no bar"
+
+
+def test_a_singular_covariance_is_explained() -> None:
+    x = torch.zeros(5, 1)
+    with pytest.raises(SingularError, match="jitter such as 1e-8"):
+        GP(tau=1e30).fit(x, torch.zeros(5, 1), steps=1)
+    assert GP(tau=1e30, jitter=1e-8).fit(x, torch.ones(5, 1), steps=0).predict(x)[0].tolist() == [[1.0]] * 5
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"kernel": "rbf"}, "kernel must be 'se', 'arc_cosine', 'arc_sine' or a Pyro kernel; got 'rbf'"),
+        ({"kernel": 3}, "kernel must be 'se'"),
+        ({"tau": 0.0}, "tau must be positive"),
+        ({"variance": -1.0}, "variance must be positive"),
+        ({"length_scale": "long"}, "length_scale must be a real number"),
+        ({"bias_length_scale": 1.0}, "bias_length_scale must be absent for kernel 'se'; got 1.0"),
+        ({"kernel": ArcCosine(1), "variance": 2.0}, "variance must be absent for a kernel that brings its own"),
+        ({"jitter": -1e-8}, "jitter must be zero or positive"),
+    ],
+)
+def test_the_constructor_says_what_is_wrong(bad: dict[str, Any], says: str) -> None:
+    with pytest.raises(RangeError, match=says):
+        GP(**bad)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_calls_say_what_is_wrong() -> None:
+    x, y, _ = data()
+    for call in (lambda: GP().predict(x), GP().log_marginal_likelihood, lambda: GP().tau, lambda: GP().kernel):
+        with pytest.raises(PyroDropoutError, match="no data yet: call fit"):
+            call()
+    with pytest.raises(ShapeError, match=r"y must have shape \(N, D\) with N = 20.*Write y.unsqueeze\(-1\)"):
+        GP().fit(x, y[:, 0])
+    with pytest.raises(ShapeError, match="y must have shape"):
+        GP().fit(x, y[:3])
+    with pytest.raises(ShapeError, match=r"x must have shape \(N, Q\)"):
+        GP().fit(x[:, 0], y)
+    with pytest.raises(ShapeError, match=r"x must have shape \(N, Q\)"):
+        GP().fit(x[:0], y[:0])
+    with pytest.raises(RangeError, match="x must be finite"):
+        GP().fit(x * float("nan"), y)
+    with pytest.raises(RangeError, match="steps must be a whole number"):
+        GP().fit(x, y, steps=-1)
+    with pytest.raises(RangeError, match="lr must be positive"):
+        GP().fit(x, y, lr=0.0)
+    with pytest.raises(ShapeError, match=r"length_scale must have shape \(\) or \(2,\)"):
+        GP(length_scale=torch.ones(3)).fit(x, y)
+    with pytest.raises(ShapeError, match=r"the columns that the kernel uses, \[0, 1, 2\]; got 2"):
+        GP(ArcSine(3)).fit(x, y)
+    with pytest.raises(ShapeError, match=r"x must have shape \(N, 2\)"):
+        GP().fit(x, y, steps=0).predict(x[:, :1])

@@ -1,0 +1,133 @@
+"""How wide the prior of each weight is, by the paper's rule: written out here once more, layer by layer."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from pyro_dropout import BayesianNet, Prior, PyroDropoutError, RangeError
+from tests.contracts.models import Recurrent, Tied, Words, mlp
+
+
+def widths(prior: Prior, net: nn.Module) -> dict[str, float]:
+    return {name: scale.item() for name, scale in prior.scales(net.double()).items()}
+
+
+# net, and 1/std of every weight by hand: the first is l = 2; later ones the root of how many products are summed
+BY_HAND: dict[str, tuple[Callable[[], nn.Module], dict[str, float]]] = {
+    "mlp": (mlp, {"0.weight": 2.0, "2.weight": math.sqrt(4)}),
+    "a width of one": (
+        lambda: nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(1, 2)),
+        {"0.weight": 2.0, "2.weight": 1.0},
+    ),
+    "convolutions": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, (3, 2)), nn.Flatten(), nn.Linear(6, 1)),
+        {"0.weight": 2.0, "1.weight": math.sqrt(4 * 6), "3.weight": math.sqrt(6)},
+    ),
+    "groups": (
+        lambda: nn.Sequential(nn.Conv1d(2, 4, 3), nn.Conv1d(4, 4, 3, groups=2), nn.ConvTranspose1d(4, 6, 3, groups=2)),
+        {"0.weight": 2.0, "1.weight": math.sqrt(2 * 3), "2.weight": math.sqrt(2 * 3)},
+    ),
+    "transposed": (
+        lambda: nn.Sequential(nn.ConvTranspose2d(2, 3, 2), nn.ConvTranspose2d(3, 5, 2)),
+        {"0.weight": 2.0, "1.weight": math.sqrt(3 * 4)},
+    ),
+    "words": (Words, {"embedding.weight": 2.0, "out.weight": math.sqrt(3)}),
+    "two vocabularies": (
+        lambda: nn.ModuleList([nn.Linear(2, 3), nn.Embedding(5, 3)]),
+        {"0.weight": 2.0, "1.weight": 2.0},
+    ),
+    "tied": (Tied, {"embedding.weight": 2.0}),
+    "recurrent": (
+        lambda: Recurrent(nn.LSTM(2, 3, num_layers=2, bidirectional=True)),
+        {
+            "layer.weight_ih_l0": 2.0,
+            "layer.weight_hh_l0": math.sqrt(3),
+            "layer.weight_ih_l0_reverse": math.sqrt(2),
+            "layer.weight_hh_l0_reverse": math.sqrt(3),
+            "layer.weight_ih_l1": math.sqrt(6),
+            "layer.weight_hh_l1": math.sqrt(3),
+            "layer.weight_ih_l1_reverse": math.sqrt(6),
+            "layer.weight_hh_l1_reverse": math.sqrt(3),
+            "out.weight": math.sqrt(3),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_later_layers_are_as_wide_as_their_inputs_allow(case: str) -> None:
+    make, expected = BY_HAND[case]
+    found = widths(Prior(length_scale=2.0, bias_length_scale=4.0), make())
+    assert {name: 1 / scale for name, scale in found.items() if name in expected} == pytest.approx(expected, rel=1e-15)
+    assert all(scale == 0.25 for name, scale in found.items() if name not in expected)
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_without_width_scaling_all_weights_are_alike(case: str) -> None:
+    make, expected = BY_HAND[case]
+    found = widths(Prior(length_scale=2.0, width_scaled=False), make())
+    assert found == {name: 0.5 if name in expected else 1.0 for name in found}
+
+
+@given(l=st.floats(1e-3, 1e3), bias=st.floats(1e-3, 1e3), inputs=st.integers(1, 20), hidden=st.integers(1, 20))
+def test_the_rule_for_any_size(l: float, bias: float, inputs: int, hidden: int) -> None:  # noqa: E741
+    found = widths(Prior(l, bias), nn.Sequential(nn.Linear(inputs, hidden), nn.Linear(hidden, 1)))
+    assert found == pytest.approx({"0.weight": 1 / l, "0.bias": 1 / bias, "1.weight": hidden**-0.5, "1.bias": 1 / bias})
+
+
+def test_length_scales_by_name() -> None:
+    """A site that is named gets l⁻² at any depth; one that is not gets what it would have by default."""
+    by_dict = widths(Prior({"2.weight": 5.0}, {"0.bias": 10.0}), mlp())
+    assert by_dict == {"0.weight": 1.0, "0.bias": 0.1, "2.weight": 0.2, "2.bias": 1.0}
+    by_function = widths(Prior(lambda name: 5.0 if name == "2.weight" else None), mlp())
+    assert by_function == {"0.weight": 1.0, "0.bias": 1.0, "2.weight": 0.2, "2.bias": 1.0}
+    assert widths(Prior(lambda name: 4.0), mlp())["2.weight"] == 0.25
+
+
+def test_a_length_scale_for_each_input() -> None:
+    model = BayesianNet(mlp(), Prior(torch.tensor([1.0, 4.0])))
+    assert torch.equal(model.prior_of("0.weight").stddev, torch.tensor([1.0, 0.25]).expand(4, 2))
+    assert torch.equal(model.prior_of("2.weight").stddev, torch.full((1, 4), 0.5))
+
+
+BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "zero": (lambda: Prior(0.0), RangeError, "length_scale must be positive"),
+    "negative": (lambda: Prior(bias_length_scale=-1.0), RangeError, "bias_length_scale must be positive"),
+    "not finite": (lambda: Prior(float("nan")), RangeError, "length_scale must be positive and finite; got nan"),
+    "not a number": (lambda: Prior("1"), RangeError, "length_scale must be a real number"),  # type: ignore[arg-type]
+    "in a dict": (lambda: Prior({"0.weight": -2.0}), RangeError, r"length_scale\['0.weight'\] must be positive"),
+    "from a function": (
+        lambda: Prior(lambda name: -1.0).scales(mlp()),
+        RangeError,
+        "length_scale of 0.weight must be positive",
+    ),
+    "unknown": (
+        lambda: Prior({"first.weight": 1.0}).scales(mlp()),
+        PyroDropoutError,
+        "'first.weight', which is not a site; the sites are 0.weight, 2.weight",
+    ),
+    "a bias among weights": (
+        lambda: Prior({"0.bias": 1.0}).scales(mlp()),
+        PyroDropoutError,
+        "length_scale names '0.bias'",
+    ),
+    "where there are no biases": (
+        lambda: Prior(bias_length_scale={"bias": 1.0}).scales(nn.Linear(2, 1, bias=False)),
+        PyroDropoutError,
+        "bias_length_scale names 'bias'",
+    ),
+}
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("case", BAD)
+def test_bad_priors_are_refused(case: str) -> None:
+    make, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        make()

@@ -1,0 +1,185 @@
+"""The guide *is* the dropout network: -ELBO/(τN) and plain dropout training in torch have the same gradients and paths.
+
+The paper's layer is σ((x∘z) M), without torch's factor 1/keep, so the plain side is written with bare masks. Its
+penalty is left to the optimiser, as in dropout training: ``weight_decay=c`` adds c·w to the gradient.
+"""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+N, BATCH, Q, KS, KEEPS = 30, 12, 4, (7, 6), (0.9, 0.6, 0.75)
+TAU, LENGTH, BIAS_LENGTH = 3.7, 0.6, 1.9
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+class Masks:
+    """Coin flips written down once: masks for the plain network, and the random numbers that the guide asks for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting: list[Tensor] = []
+        monkeypatch.setattr(torch, "rand", self._uniform)
+
+    def _uniform(self, shape: Any, **options: Any) -> Tensor:
+        mask = self.waiting.pop(0)
+        assert tuple(shape) == mask.shape
+        return torch.where(mask > 0, 0.0, 1 - 1e-9)  # a row is kept where u < keep
+
+    def draw(self, rows: int | None) -> list[Tensor]:
+        """New masks for all layers, (rows, width), or (width,) for one draw that all points share."""
+        assert not self.waiting
+        lead = () if rows is None else (rows,)
+        masks = [torch.bernoulli(torch.full((*lead, w), p)) for w, p in zip((Q, *KS), KEEPS, strict=True)]
+        self.waiting = list(masks)
+        return masks
+
+
+class PlainDropout(nn.Module):
+    """A dropout network as anybody would write it, with the masks handed in."""
+
+    def __init__(self, net: nn.Sequential, guide: pd.AutoDropout) -> None:
+        super().__init__()
+        start = {name: guide.states[name.replace(".", "/")].loc.detach().clone() for name, _ in net.named_parameters()}
+        self.weights = nn.ParameterList([v for name, v in start.items() if "weight" in name])
+        self.biases = nn.ParameterList([v for name, v in start.items() if "bias" in name])
+
+    def forward(self, x: Tensor, masks: list[Tensor]) -> Tensor:
+        for depth, (w, b, z) in enumerate(zip(self.weights, self.biases, masks, strict=True)):
+            x = F.linear((x.relu() if depth else x) * z, w, b)
+        return x
+
+    def groups(self, loss: Any, tau: float, outputs: int) -> list[dict[str, Any]]:
+        """One parameter group a layer, with its own weight decay, and one for the biases, which nothing drops."""
+
+        def decay(keep: float, length: float) -> float:
+            return pd.optimizer_weight_decay(keep, tau, N, length, loss=loss, out_features=outputs)
+
+        weights = zip(self.weights, KEEPS, strict=True)
+        return [
+            *({"params": [w], "weight_decay": decay(keep, LENGTH)} for w, keep in weights),
+            {"params": list(self.biases), "weight_decay": decay(1.0, BIAS_LENGTH)},
+        ]
+
+
+class Task:
+    """Data, the pair, the plain network, and its loss beside -ELBO times ``factor``."""
+
+    def __init__(self, kind: str) -> None:
+        self.classes = kind == "classes"
+        outputs = 3 if self.classes else 2
+        net = nn.Sequential()
+        for a, b in itertools.pairwise((Q, *KS, outputs)):
+            net.extend([nn.Linear(a, b), nn.ReLU()])
+        net = net[:-1]
+        self.x = torch.randn(N, Q)
+        self.y = torch.randint(3, (N,)) if self.classes else torch.randn(N, outputs)
+        prior = pd.Prior(LENGTH, BIAS_LENGTH, width_scaled=False)
+        self.model = pd.BayesianNet(net, prior, pd.Categorical() if self.classes else pd.Gaussian(TAU))
+        keep = dict(zip([f"{2 * i}.weight" for i in range(3)], KEEPS, strict=True))
+        self.guide = pd.AutoDropout(self.model, keep)
+        self.plain = PlainDropout(net, self.guide)
+        # torch's losses are means; the half mean square is τN below the log-likelihood, MSELoss another D/2
+        tau = 1.0 if self.classes else TAU
+        self.factor = 1 / N if self.classes else 2 / (outputs * tau * N)
+        self.groups = self.plain.groups("cross_entropy" if self.classes else "mse", tau, outputs)
+
+    def plain_loss(self, masks: list[Tensor], rows: Tensor) -> Tensor:
+        f = self.plain(self.x[rows], masks)
+        return F.cross_entropy(f, self.y[rows]) if self.classes else F.mse_loss(f, self.y[rows])
+
+    def pairs(self) -> list[tuple[Tensor, Tensor]]:
+        """The parameters of both sides, in one order."""
+        states = [self.guide.states[f"{2 * i}/{kind}"].loc for kind in ("weight", "bias") for i in range(3)]
+        return list(zip(states, [*self.plain.weights, *self.plain.biases], strict=True))
+
+
+def furthest(task: Task) -> float:
+    return max(float((a - b).detach().abs().max()) for a, b in task.pairs())
+
+
+@pytest.mark.parametrize("kl", ["large_k", "exact"])
+@pytest.mark.parametrize("per_example", [True, False])
+@pytest.mark.parametrize("kind", ["regression", "classes"])
+def test_one_gradient(kind: str, per_example: bool, kl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, masks = Task(kind), Masks(monkeypatch)
+    rows = torch.randperm(N)[:BATCH]
+    drawn = masks.draw(BATCH if per_example else None)
+    elbo = pd.ELBO(kl=kl, per_example=per_example)
+    loss = elbo.differentiable_loss(task.model, task.guide, task.x[rows], task.y[rows], N) * task.factor
+    loss.backward()
+    task.plain_loss(drawn, rows).backward()
+    decays = {id(p): group["weight_decay"] for group in task.groups for p in group["params"]}
+    worst = 0.0
+    for ours, theirs in task.pairs():
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        worst = max(worst, float((ours.grad - theirs.grad - decays[id(theirs)] * theirs.detach()).abs().max()))
+    print(f"largest difference of gradients: {worst:.1e}")
+    assert worst <= 1e-10
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # 200 steps
+@pytest.mark.parametrize(("kind", "optimiser"), [("regression", "sgd"), ("classes", "adam")])
+def test_one_path(kind: str, optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    task, masks = Task(kind), Masks(monkeypatch)
+    elbo, start = pd.ELBO(), [theirs.detach().clone() for _, theirs in task.pairs()]
+    make: Any = torch.optim.Adam if optimiser == "adam" else torch.optim.SGD
+    options: dict[str, Any] = {"lr": 0.01} if optimiser == "adam" else {"lr": 0.05, "momentum": 0.9}
+    ours, theirs = make(task.guide.parameters(), **options), make(task.groups, **options)
+    for _ in range(200):
+        rows = torch.randperm(N)[:BATCH]
+        drawn = masks.draw(BATCH)
+        for optim, loss in (
+            (ours, elbo.differentiable_loss(task.model, task.guide, task.x[rows], task.y[rows], N) * task.factor),
+            (theirs, task.plain_loss(drawn, rows)),
+        ):
+            optim.zero_grad()
+            loss.backward()
+            optim.step()
+    moved = max(float((b.detach() - a).abs().max()) for a, (_, b) in zip(start, task.pairs(), strict=True))
+    print(f"after 200 steps: moved {moved:.2f}, apart {furthest(task):.1e}")
+    assert moved > 0.1
+    assert furthest(task) <= 1e-6
+
+
+def test_the_value_is_the_dropout_objective_up_to_a_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, masks = Task("regression"), Masks(monkeypatch)
+    offsets = []
+    for size in (1.0, 0.3, 2.0):
+        with torch.no_grad():
+            for ours, theirs in task.pairs():
+                theirs.mul_(size)
+                ours.copy_(theirs)
+        rows = torch.arange(N)
+        drawn = masks.draw(N)
+        objective = task.plain_loss(drawn, rows) * task.y.shape[1] / 2  # (1/2N) Σ‖y - f‖²
+        for group in task.groups:
+            halved = (
+                group["weight_decay"] * task.y.shape[1] / 4
+            )  # beside the half mean square, c = 2λ: λ‖w‖² is c/2‖w‖²
+            objective = objective + sum(halved * p.square().sum() for p in group["params"])
+        found = pd.ELBO().differentiable_loss(task.model, task.guide, task.x, task.y) / (TAU * N)
+        offsets.append((found - objective).item())
+    assert max(offsets) - min(offsets) <= 1e-10
+
+
+def test_inverted_dropout_is_the_same_network_with_its_weights_at_keep_times_m(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch trains W with (x∘z/keep) W; with W = keep·M that is the paper's (x∘z) M
+    task, masks = Task("regression"), Masks(monkeypatch)
+    drawn = masks.draw(N)
+    f = task.x
+    for depth, (m, b, z, keep) in enumerate(zip(task.plain.weights, task.plain.biases, drawn, KEEPS, strict=True)):
+        f = F.linear((f.relu() if depth else f) * z / keep, keep * m, b)
+    nll = pd.ELBO().parts(task.model, task.guide, task.x, task.y)["nll"]
+    expected = -torch.distributions.Normal(f, TAU**-0.5).log_prob(task.y).sum()
+    assert abs((nll - expected).item()) <= 1e-10 * abs(expected.item())

@@ -1,0 +1,352 @@
+"""A network with dropout, read as a model and a guide: the pair predicts what its stochastic passes predict."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro import poutine
+from scipy import stats
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+import pyro_dropout as pd
+
+
+class LeNet(nn.Module):
+    """Convolutions behind Dropout2d, dense layers behind Dropout, in a forward pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop_in, self.conv1 = nn.Dropout2d(0.2), nn.Conv2d(2, 5, 3)
+        self.drop_between, self.conv2 = nn.Dropout2d(0.4), nn.Conv2d(5, 6, 3)
+        self.drop = nn.Dropout(0.5)  # one module, two places
+        self.fc1, self.fc2 = nn.Linear(24, 10), nn.Linear(10, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(self.drop_in(x))), 2)
+        x = F.max_pool2d(torch.relu(self.conv2(self.drop_between(x))), 2).flatten(1)
+        x = self.fc1(self.drop(x))
+        return self.fc2(F.relu(self.drop(x)))  # before or after the ReLU is the same
+
+
+class Block(nn.Module):
+    """A residual block whose two layers are dropped, and whose shortcut is not."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Sequential(nn.Dropout(0.3), nn.Linear(width, width)), nn.Tanh())
+        self.drop, self.out = nn.Dropout(0.6), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.out(self.drop(self.inner(x)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(
+        nn.Dropout(0.1), nn.Linear(4, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 9), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(9, 2),
+    )  # fmt: skip
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 6), nn.ReLU()), Block(6), nn.Sequential(Block(6), nn.Linear(6, 2)))
+
+
+def one_object_twice() -> nn.Module:
+    drop = nn.Dropout(0.4)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), drop, nn.Linear(8, 8), nn.ReLU(), drop, nn.Linear(8, 2))
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (mlp, (4,)),
+    "lenet": (LeNet, (2, 14, 14)),
+    "nested": (nested, (4,)),
+    "one-object-twice": (one_object_twice, (4,)),
+}
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def listen(net: nn.Module) -> list[Tensor]:
+    """Collect the masks of torch's own dropout as it draws them, (N, units) each."""
+    masks: list[Tensor] = []
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        # where the input is 0 the mask cannot be seen and does not matter
+        kept = (output != 0) | (inputs[0] == 0)
+        masks.append(kept if isinstance(module, nn.Dropout) else kept.flatten(2).all(-1))
+
+    for module in net.modules():
+        if isinstance(module, nn.Dropout | nn.Dropout2d):
+            module.register_forward_hook(hook)
+    return masks
+
+
+def per_example_outputs(model: Any, guide: Any, x: Tensor) -> Tensor:
+    """The pair's prediction with weights of its own for every data point."""
+    with pd.per_example():
+        trace = poutine.trace(guide).get_trace(x)
+        f: Tensor = poutine.replay(model, trace=trace)(x)
+    return f.detach()
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_same_masks_same_outputs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, shape = NETS[name]
+    net, x = make(), torch.randn(50, *shape)
+    model, guide = pd.from_dropout(net)
+    masks = listen(net)
+    expected = net(x)
+    assert bool(torch.cat([m.flatten() for m in masks]).logical_not().any())
+
+    def uniform(shape: Any, **options: Any) -> Tensor:
+        mask = masks.pop(0)
+        assert tuple(shape) == mask.shape
+        return torch.where(mask, 0.0, 1 - 1e-9)  # a row is kept where u < keep
+
+    monkeypatch.setattr(torch, "rand", uniform)
+    found = per_example_outputs(model, guide, x)
+    assert not masks
+    worst = float((found - expected.detach()).abs().max())
+    print(f"largest difference of outputs: {worst:.1e}")
+    assert worst <= 1e-6
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_outputs_have_one_distribution(name: str) -> None:
+    # Two Kolmogorov-Smirnov tests at 1e-4 for each output: on correct code at most 1 run in 600 fails, for all nets.
+    make, shape = NETS[name]
+    net, x = make(), torch.randn(1, *shape)
+    model, guide = pd.from_dropout(net)
+    rows = x.expand(4000, *shape)
+    with torch.no_grad():
+        expected = net(rows)
+        weights = guide.sample_weights(1000)
+        shared = vmap(lambda w: functional_call(model.net, w, (x,)))(weights)[:, 0]
+    assert len(expected[:, 0].unique()) > 10
+    for found in (per_example_outputs(model, guide, rows), shared):
+        for column in range(found.shape[1]):
+            assert stats.ks_2samp(expected[:, column].numpy(), found[:, column].numpy()).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_mean_is_the_network_without_dropout(name: str) -> None:
+    make, shape = NETS[name]
+    net, x = make(), torch.randn(5, *shape)
+    model, guide = pd.from_dropout(net)
+    assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12
+
+
+def test_dtype_and_default_type_may_differ() -> None:
+    torch.set_default_dtype(torch.float32)
+    net = mlp().double()
+    model, guide = pd.from_dropout(net, tau=0.3, length_scale=0.3)
+    assert guide.posterior("4.weight").keep[0].item() == 1 - 0.3  # not rounded through float32
+    mean = functional_call(model.net, guide.mean(), (torch.ones(2, 4, dtype=torch.float64),))
+    assert mean.dtype == torch.float64
+
+
+def test_layers_without_dropout_are_points() -> None:
+    model, guide = pd.from_dropout(nested())
+    kinds = {name: type(guide.posterior(name)).__name__ for name in model.sites}
+    dropped = {"1.inner.0.1.weight", "1.out.weight", "2.0.inner.0.1.weight", "2.0.out.weight"}
+    assert {name for name, kind in kinds.items() if kind == "BernoulliMixture"} == dropped
+    assert {kind for name, kind in kinds.items() if name not in dropped} == {"Delta"}
+    keeps = {name: round(guide.posterior(name).keep[0].item(), 12) for name in dropped}
+    assert set(keeps.values()) == {0.7, 0.4}
+
+
+def test_a_dropout_of_zero_is_no_dropout() -> None:
+    _, guide = pd.from_dropout(nn.Sequential(nn.Dropout(0.0), nn.Linear(3, 1)))
+    assert type(guide.posterior("1.weight")).__name__ == "Delta"
+
+
+def test_the_network_is_left_as_it_was() -> None:
+    net = LeNet()
+    before, parts = copy.deepcopy(net.state_dict()), [type(m) for m in net.modules()]
+    model, guide = pd.from_dropout(net)
+    with torch.no_grad():
+        for value in (*guide.parameters(), *model.parameters()):
+            value.add_(1.0)
+    assert [type(m) for m in net.modules()] == parts
+    assert all(bool((before[name] == value).all()) for name, value in net.state_dict().items())
+    assert not any(isinstance(m, nn.Dropout | nn.Dropout2d) for m in model.net.modules())
+    assert not any(m._forward_pre_hooks for m in net.modules())
+
+
+def test_a_trained_network_keeps_its_statistics() -> None:
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 1))
+    net(torch.randn(100, 3) + 2)
+    model, guide = pd.from_dropout(net)
+    x = torch.randn(7, 3)
+    model.eval()
+    assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12
+
+
+class Tied(nn.Module):
+    """One matrix in two layers; dropout stands before another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.drop, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 1)
+        self.b.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.drop(self.b(self.a(x).relu()).relu()))
+
+
+def test_shared_weights_stay_shared() -> None:
+    net, x = Tied(), torch.randn(6, 4)
+    model, guide = pd.from_dropout(net)
+    assert list(model.sites) == ["a.weight", "a.bias", "b.bias", "c.weight", "c.bias"]
+    assert type(guide.posterior("a.weight")).__name__ == "Delta"
+    assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12
+
+
+def test_tau_length_scale_and_their_kin_reach_the_model() -> None:
+    model, _ = pd.from_dropout(mlp(), tau=4.0, length_scale=0.5)
+    assert model.likelihood.tau.item() == pytest.approx(4.0)
+    assert {float(model.prior_of(name).base_dist.scale.max()) for name in model.sites} == {2.0}
+    model, _ = pd.from_dropout(mlp(), likelihood=pd.Categorical(), prior=pd.Prior(3.0, 5.0))
+    assert isinstance(model.likelihood, pd.Categorical)
+    assert float(model.prior_of("1.bias").base_dist.scale.max()) == pytest.approx(0.2)
+
+
+def test_it_trains_on() -> None:
+    net, x = mlp(), torch.randn(40, 4)
+    model, guide = pd.from_dropout(net, tau=10.0)
+    y = torch.stack([x[:, 0], -x[:, 1]], -1)
+    optim, elbo = torch.optim.Adam(guide.parameters(), lr=0.04), pd.ELBO()
+    losses = []
+    for _ in range(60):
+        optim.zero_grad()
+        loss = elbo.differentiable_loss(model, guide, x, y)
+        loss.backward()
+        optim.step()
+        losses.append(loss.item())
+    assert sum(losses[-10:]) < 0.7 * sum(losses[:10])
+
+
+# --- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+class WithForward(nn.Module):
+    """A module with the given parts and the given forward pass."""
+
+    def __init__(self, forward: Callable[..., Tensor], **parts: nn.Module) -> None:
+        super().__init__()
+        self._forward = forward
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(self, x)
+
+
+def tied_behind_dropout() -> nn.Module:
+    net = Tied()
+    net.c = net.a
+    return net
+
+
+def control_flow(net: Any, x: Tensor) -> Tensor:
+    return net.a(x) if x.sum() > 0 else net.a(net.drop(x))
+
+
+UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "before batch norm": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.BatchNorm1d(4), nn.Linear(4, 1)), "Dropout '1'",
+    ),
+    "single pixels before a convolution": (
+        lambda: nn.Sequential(nn.Dropout(0.5), nn.Conv2d(2, 3, 3)), "Dropout '0' drops single positions",
+    ),
+    "channels before a flattened image": (
+        lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(8, 1)), "Dropout2d '0' stands before Flatten",
+    ),
+    "channels before a dense layer": (
+        lambda: nn.Sequential(nn.Dropout1d(0.5), nn.Linear(8, 1)), "Dropout1d '0' drops whole channels",
+    ),
+    "channels of another dimension": (
+        lambda: nn.Sequential(nn.Dropout3d(0.5), nn.Conv2d(2, 3, 3)), "Dropout3d '0'",
+    ),
+    "grouped convolution": (
+        lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Conv2d(4, 4, 3, groups=2)), "Dropout2d '0'",
+    ),
+    "functional": (
+        lambda: WithForward(lambda net, x: net.a(F.dropout(x, 0.5, net.training)), a=nn.Linear(3, 1)), "F.dropout",
+    ),
+    "alpha dropout": (lambda: nn.Sequential(nn.AlphaDropout(0.5), nn.Linear(3, 1)), "AlphaDropout '0'"),
+    "drops everything": (lambda: nn.Sequential(nn.Dropout(1.0), nn.Linear(3, 1)), "Dropout '0'"),
+    "inside an LSTM": (
+        lambda: WithForward(lambda net, x: net.a(x)[0][:, -1], a=nn.LSTM(3, 4, 2, dropout=0.5)), "LSTM 'a'",
+    ),
+    "before an LSTM": (
+        lambda: WithForward(lambda net, x: net.a(net.d(x))[0][:, -1], a=nn.LSTM(3, 4), d=nn.Dropout(0.5)),
+        "Dropout 'd' stands before LSTM 'a'",
+    ),
+    "inside attention": (
+        lambda: WithForward(lambda net, x: net.a(x, x, x)[0], a=nn.MultiheadAttention(4, 2, dropout=0.1)),
+        "MultiheadAttention 'a'",
+    ),
+    "inside a transformer": (
+        lambda: WithForward(lambda net, x: net.a(x), a=nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)),
+        "TransformerEncoderLayer 'a'",
+    ),
+    "data-dependent control flow": (
+        lambda: WithForward(control_flow, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), "WithForward.forward",
+    ),
+    "the last layer": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), "Dropout '1' stands before the network's output",
+    ),
+    "a shortcut": (
+        lambda: WithForward(lambda net, x: net.d(x) + net.a(x), a=nn.Linear(3, 3), d=nn.Dropout(0.5)), "Dropout 'd'",
+    ),
+    "two dropouts in a row": (
+        lambda: nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(3, 1)), "Dropout '0' stands before Dropout",
+    ),
+    "a module with a misleading name": (
+        lambda: WithForward(lambda net, x: net.a(net.relu(net.d(x))), a=nn.Linear(3, 1), relu=nn.Sigmoid(),
+                            d=nn.Dropout(0.5)),
+        "Sigmoid 'relu'",
+    ),
+    "one mask for two layers": (
+        lambda: WithForward(lambda net, x: (lambda h: net.a(h) + net.b(h))(net.d(x)), a=nn.Linear(3, 1),
+                            b=nn.Linear(3, 1), d=nn.Dropout(0.5)),
+        "Dropout 'd' gives one mask to 'a' and 'b'",
+    ),
+    "a dropped layer used twice": (
+        lambda: WithForward(lambda net, x: net.a(net.d(net.a(net.d(x)))), a=nn.Linear(3, 3), d=nn.Dropout(0.5)),
+        "the weight of 'a', behind Dropout 'd'",
+    ),
+    "a tied weight behind dropout": (tied_behind_dropout, "behind Dropout 'drop'"),
+    "a computed weight": (
+        lambda: nn.Sequential(nn.Dropout(0.5), nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))), "layer '1'",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_read_is_told(name: str) -> None:
+    make, words = UNREADABLE[name]
+    with pytest.raises(pd.PyroDropoutError) as told:
+        pd.from_dropout(make())
+    assert words in str(told.value)
+
+
+def test_a_sequence_before_a_dropped_layer_is_told() -> None:
+    # torch has a mask for each position; a draw of the weights has one for all
+    model, guide = pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()))
+    with pytest.raises(pd.PyroDropoutError, match="Dropout '0' drops units of '1' anew at each position"):
+        per_example_outputs(model, guide, torch.randn(5, 4, 3))
+
+
+def test_a_prior_that_hides_a_dropped_weight_is_told() -> None:
+    prior = pd.Prior(hide=lambda name, module: name == "1.weight")
+    with pytest.raises(pd.PyroDropoutError, match=r"'1\.weight'"):
+        pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)), prior=prior)

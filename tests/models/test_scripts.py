@@ -1,0 +1,120 @@
+"""The worked scripts run as they stand, stay short, and use nothing of the library that would hide the model."""
+
+import ast
+import importlib.util
+import math
+import re
+import struct
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from pyro_dropout.guides import GUIDES
+
+FOLDER = Path(__file__).parents[2] / "models"
+SCRIPTS = sorted(FOLDER.glob("*.py"))
+BY_HAND = [FOLDER / "bnn.py", FOLDER / "deep_gp.py"]
+TASKS = ("regression", "classification")
+ALLOWED = {"torch", "pyro", "numpy", "matplotlib", "tqdm", "pyro_dropout"}
+NUMBER = re.compile(r"-?(?:\d+\.\d+|inf|nan)")
+
+
+def loaded(path: Path) -> ModuleType:
+    """The script as a module of its own; ``models`` is a folder, not a package."""
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def picture_size(path: Path) -> tuple[int, int, int]:
+    """Width and height in a PNG's header, and how many bytes of compressed pixels follow it."""
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    at, pixels = 8, 0
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        pixels += length if data[at + 4 : at + 8] == b"IDAT" else 0
+        at += 12 + length
+    return width, height, pixels
+
+
+def words(path: Path) -> set[str]:
+    """Every name and attribute that a script uses."""
+    tree = ast.parse(path.read_text("utf-8"))
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return names | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_both_models_are_there() -> None:
+    assert {path.name for path in SCRIPTS} >= {"bnn.py", "deep_gp.py"}
+    assert not (FOLDER / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
+def test_a_script_prints_numbers_and_draws_a_picture(
+    path: Path, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loaded(path).main(["--quick", "--task", task, "--out", "picture.png"])
+    printed = capsys.readouterr()
+    numbers = [float(number) for number in NUMBER.findall(printed.out)]
+    assert len(numbers) >= 3  # a score, the spread on the data, the spread away from them
+    assert all(math.isfinite(number) for number in numbers)
+    assert task in printed.err  # the progress bar says what is being fitted
+    assert [made.name for made in tmp_path.iterdir()] == ["picture.png"]
+    width, height, pixels = picture_size(tmp_path / "picture.png")
+    assert min(width, height) >= 400
+    assert pixels > 10_000  # an empty frame of this size takes a few thousand
+
+
+def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for seed in ("1", "1", "2"):
+        options = ["--quick", "--seed", seed, "--out", str(tmp_path / "picture.png")]
+        loaded(FOLDER / "bnn.py").main(options)
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != said[2]
+
+
+@pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
+def test_a_script_is_short_and_written_by_hand(path: Path) -> None:
+    source = path.read_text("utf-8")
+    assert len(source.splitlines()) < 150
+    assert {"AutoDropout", "SVI", "TraceMeanField_ELBO", "Predictive"} <= words(path)
+    wrapped = {"BayesianNet", "DeepGP", "FiniteRankGP", "Prior", "from_dropout", "ELBO"}
+    assert words(path) & wrapped == set()
+    assert source.count("pyro.sample(") == 7  # three weights, two biases, and y of either task
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_imports_what_a_user_has(path: Path) -> None:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            names = [str(node.module)]
+        for name in names:
+            assert name.split(".")[0] in ALLOWED | sys.stdlib_module_names
+            assert not name.startswith("pyro_dropout."), f"{name} is behind the door; import from pyro_dropout"
+
+
+def test_the_figure_of_the_six_guides_has_them_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = loaded(FOLDER.parent / "docs" / "make_figures.py")
+    names = [guide.__name__ for guide in GUIDES]
+    assert list(figures.SIX) == names
+    figures.main(["--only", "six_posteriors", "--quick", "--out", str(tmp_path)])
+    rows = re.findall(r"^\| `(\w+)` \|(.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in rows] == names
+    assert all(math.isfinite(float(number)) for _, row in rows for number in NUMBER.findall(row))
+    assert picture_size(tmp_path / "six_posteriors.png")[2] > 10_000
+    shown = (FOLDER.parent / "docs" / "six_posteriors.md").read_text("utf-8")
+    assert [name for name in names if f"| `{name}` |" not in shown] == []
