@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 import pyro_dropout as pd
+from tests.oracles.memory import allocations, peak_allocated
 
 BATCH, WIDTH, HIDDEN = 272, 1024, 5
 
@@ -22,21 +22,10 @@ def layers(*, dropout: bool) -> nn.Sequential:
 
 
 def peak_bytes(trained: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> int:
-    """The most bytes held at any time in one step: the trained weights, and all that the step allocates.
-
-    Every allocation and every release of torch's allocator, in order; Python and the code itself are left out.
-    """
+    """The most bytes held at any time in one step: the trained weights, and all that the step allocates."""
     x, y = torch.randn(BATCH, 1), torch.randn(BATCH, 1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        loss(x, y).backward()
-    assert recorded.profiler is not None
-    assert recorded.profiler.kineto_results is not None
-    events = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = peak = sum(p.numel() * p.element_size() for p in trained.parameters())
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
+    weights = sum(p.numel() * p.element_size() for p in trained.parameters())
+    return weights + peak_allocated(lambda: loss(x, y).backward())
 
 
 def test_a_step_holds_at_most_half_as_much_again_as_plain_dropout() -> None:
@@ -62,16 +51,16 @@ def test_a_step_leaves_nothing_behind() -> None:
     guide, elbo = pd.AutoDropout(model, keep=0.9), pd.ELBO()
     x, y = torch.randn(BATCH, 1), torch.randn(BATCH, 1)
     elbo.differentiable_loss(model, guide, x, y).backward()
+
+    def three_steps() -> None:
+        for _ in range(3):
+            elbo.differentiable_loss(model, guide, x, y).backward()
+
     gc.collect()
     gc.disable()
     try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            for _ in range(3):
-                elbo.differentiable_loss(model, guide, x, y).backward()
+        left = sum(allocations(three_steps))
     finally:
         gc.enable()
-    assert recorded.profiler is not None
-    assert recorded.profiler.kineto_results is not None
-    left = sum(e.nbytes() for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]")
     print(f"left after three steps: {left} bytes")
     assert left < BATCH * WIDTH  # less than a quarter of one activation
