@@ -20,6 +20,7 @@ class ConcreteMixture(BernoulliMixture):
     """Dropout at σ = 0 with relaxed coin flips; its KL is that of the Bernoulli mixture, with the flips' entropy."""
 
     temperature: float = 0.1
+    logit: Tensor  # of keep, which may round to 1 where its logit is a number still
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw relaxed flips s of all rows, and 1 - s."""
@@ -27,8 +28,7 @@ class ConcreteMixture(BernoulliMixture):
         u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
         tiny = torch.finfo(u.dtype).eps
         noise = torch.log(u + tiny) - torch.log1p(tiny - u)
-        logit = torch.log(self.keep) - torch.log1p(-self.keep)
-        soft = torch.sigmoid((logit + noise) / self.temperature)
+        soft = torch.sigmoid((self.logit + noise) / self.temperature)
         return [soft, 1 - soft]
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
@@ -90,7 +90,7 @@ class AutoConcreteDropout(SiteGuide):
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         """A Bernoulli mixture with relaxed flips."""
         q = ConcreteMixture(state.loc, torch.sigmoid(state.logit), 0.0, site.row_dim, validate_args=False)
-        q.temperature = self.temperature
+        q.temperature, q.logit = self.temperature, state.logit
         return q
 
     def _marginal(self, site: GuideSite, state: Any) -> Any:

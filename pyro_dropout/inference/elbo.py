@@ -35,7 +35,8 @@ class ELBO(pyro.infer.ELBO):
     each data point has weights of its own, and that noise averages out over the batch.
 
     Args:
-        kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound; or "monte_carlo".
+        kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound where no site is a point (not
+            with ``bias="map"``); or "monte_carlo".
         per_example: whether every data point gets its own weight draw.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.

@@ -34,8 +34,8 @@ class NoDensity(Tensor):
             return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         raise SingularError(
             "log q(w) does not exist for these draws: at scale=0 they lie on a set of volume zero, and a draw for each"
-            " data point has no joint density. Use pyro_dropout.ELBO or pyro.infer.TraceMeanField_ELBO, which need"
-            " none; or scale > 0 with shared draws."
+            " data point has no joint density. Use pyro_dropout.ELBO, which needs none; pyro.infer.TraceMeanField_ELBO,"
+            " which needs none for sites that are real-valued and in no plate; or scale > 0 with shared draws."
         )
 
 

@@ -6,6 +6,7 @@ size N × out × in is ever made. The last part is Gaussian noise on the layer's
 independent with a known variance (local reparameterisation, Kingma et al. 2015). Where one draw meets several positions
 of one data point, in convolutions and sequences, the outputs are correlated, and one draw ε for the batch with a sign
 flip for every input and output unit of every data point has exactly the right distribution (flipout, Wen et al. 2018).
+Distinct data points then share |ε|: they are uncorrelated in what is linear in the weights, not in the rest.
 """
 
 import functools
