@@ -98,7 +98,7 @@ def report_regression(guide, train, test, samples, path):
     axes.plot(x, f[:5].mT, color=BLUE, lw=0.6, alpha=0.8, label=["five draws of f", *[None] * 4])
     axes.plot(x, mean, color=BLUE, lw=2, label="predictive mean")
     axes.plot(*train, ".", color="black", ms=4, label="data")
-    axes.set(xlabel="x", ylabel="y", xlim=(-4, 4), ylim=(-4, 4), title="A deep GP with dropout as its posterior")
+    axes.set(xlabel="x", ylabel="y", xlim=(-4, 4), ylim=(-4, 4), title="A deep GP (tanh) with dropout as its posterior")
     axes.legend(frameon=False)
     axes.figure.savefig(path, dpi=120)
 
