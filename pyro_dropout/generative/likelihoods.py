@@ -11,6 +11,7 @@ from typing import Any
 import pyro
 import pyro.distributions as dist
 import torch
+import torch.nn.functional as F
 from pyro import poutine
 from torch import Tensor, nn
 
@@ -122,6 +123,18 @@ class HeteroscedasticGaussian(Likelihood):
         return super().checked(self.split(f)[0], y)
 
 
+class _Classes(dist.Categorical):
+    """Pyro's Categorical, with a log density whose gradient scatters nothing: it fuses where it is compiled."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log probability of class indices, (*batch_shape)."""
+        if value.shape != self.batch_shape or value.is_floating_point():
+            found: Tensor = super().log_prob(value)  # type: ignore[no-untyped-call]
+            return found
+        logits = self.logits.reshape(-1, self.logits.shape[-1])
+        return -F.nll_loss(logits, value.reshape(-1), reduction="none").reshape(value.shape)
+
+
 class Categorical(Likelihood):
     """One of C classes by the softmax of the outputs (eq. 5, Prop. 2); ``y`` holds class indices, (N,).
 
@@ -133,7 +146,7 @@ class Categorical(Likelihood):
 
     def distribution(self, f: Tensor) -> Any:
         """Return the softmax of ``f`` over its last dimension."""
-        return dist.Categorical(logits=f, validate_args=False)
+        return _Classes(logits=f, validate_args=False)
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it is a vector of whole numbers."""

@@ -71,7 +71,7 @@ class BayesianNet(nn.Module):
             weights[name] = pyro.sample(name, self.prior_of(name), infer=infer)
         return weights
 
-    def hidden_parameters(self) -> dict[str, nn.Parameter]:
+    def hidden_parameters(self) -> dict[str, Tensor]:
         """Return the ordinary parameters of the network, which are trained and have no posterior."""
         return {name: value for name, value in self.net.named_parameters() if name not in self.sites}
 

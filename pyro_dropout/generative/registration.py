@@ -1,11 +1,12 @@
 """How ordinary parameters reach Pyro's parameter store under names that no other model or guide has."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pyro
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _NUMBERS = itertools.count()
 
@@ -24,7 +25,7 @@ class StoreName(str):
         return self.of(self.rsplit("_", 1)[0])
 
 
-def tell_pyro(prefix: str, parameters: dict[str, nn.Parameter]) -> None:
+def tell_pyro(prefix: str, parameters: Mapping[str, Tensor]) -> None:
     """Say ``pyro.param`` for each parameter, so that stock SVI finds and trains it."""
     for name, value in parameters.items():
         if value.requires_grad:

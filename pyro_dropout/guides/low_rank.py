@@ -1,4 +1,7 @@
-"""Low rank: q(w) = N(m, diag σ² + V Vᵀ) with R columns in V, for each layer or for the whole network."""
+"""Low rank: q(w) = N(m, σ(I + AAᵀ)σ) with R columns in A, for each layer or for the whole network.
+
+With V = σA the covariance is diag σ² + V Vᵀ; A is what is trained.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -8,27 +11,36 @@ from torch import Tensor
 
 from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, state_key, trained
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
-from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor
+from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
+from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
 from pyro_dropout.mathematics.no_density import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.row_mixture import LOG_2PI
 
 
 class SharedFactor:
     """What the sites of a network-wide low-rank Gaussian have in common in one draw: η, and one R×R factorisation."""
 
-    def __init__(self, cov_factors: list[Tensor], log_scales: list[Tensor]) -> None:
-        self._inputs = (cov_factors, log_scales)
+    def __init__(self, directions: list[Tensor]) -> None:
+        self._directions = directions
         self._factors: list[Factor] | None = None
+        self._log_det: Tensor | None = None
         self.coefficients: Tensor | None = None
         self.noise: dict[int, Tensor] = {}
-        self.total = sum(s.numel() for s in log_scales)
+        self.total = sum(len(a) for a in directions)
 
     @property
     def factors(self) -> list[Factor]:
         """The factorisation, made when it is first needed."""
         if self._factors is None:
-            self._factors = joint_factor(*self._inputs)
+            self._factors = joint_factor([a[None, None] for a in self._directions])
         return self._factors
+
+    @property
+    def log_det(self) -> Tensor:
+        """The joint log det(I + AAᵀ), made when it is first needed."""
+        if self._log_det is None:
+            self._log_det = joint_log_det(self._directions)
+        return self._log_det
 
     def draw(self, shape: Sequence[int], like: Tensor, rank: int) -> Tensor:
         """Return η for ``shape`` draws: the same for every site that asks."""
@@ -49,17 +61,16 @@ class SharedFactor:
         return (eta.square().sum(-1) - (b * shared.solve(b)).sum(-1)).squeeze(-1)
 
 
-class NetBlock(RowMixture):
+class NetBlock(LowRankNormal):
     """One site of a network-wide low-rank Gaussian; sites share η, and the joint determinant in proportion to size."""
 
     joint = True
     shared: SharedFactor
     index: int
 
-    def sample_coefficients(self, shape: Sequence[int]) -> Tensor | None:
+    def sample_coefficients(self, shape: Sequence[int]) -> Tensor:
         """Return the η that all sites of this draw share."""
-        assert self.cov_factor is not None
-        return self.shared.draw(shape, self.like, self.cov_factor.shape[-1])
+        return self.shared.draw(shape, self.like, self.directions.shape[-1])
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this site's block of the weights."""
@@ -68,10 +79,9 @@ class NetBlock(RowMixture):
         self.shared.noise[self.index] = self._draw.noise
         return value
 
-    def low_rank_log_det(self) -> Tensor | None:
-        """Return this site's share of the joint log det(I + AAᵀ)."""
-        share: Tensor = self.shared.factors[0].log_det * (self.rest / self.shared.total)
-        return share
+    def low_rank_log_det(self) -> Tensor:
+        """Return this site's share of the joint log det(I + AAᵀ), (1, 1)."""
+        return (self.shared.log_det * (self.rest / self.shared.total)).reshape(1, 1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return this site's share of the joint log density of the last draw; the shares add up."""
@@ -82,9 +92,8 @@ class NetBlock(RowMixture):
                 "a network-wide low-rank guide has a density for whole draws only; guide.posterior(name) has one for"
                 " each site."
             )
-        noise, extra = self._draw.noise, self.low_rank_log_det()
-        assert extra is not None
-        log_det = 2 * self.log_scale().sum() + extra.squeeze()
+        noise = self._draw.noise
+        log_det = 2 * self.log_scale().sum() + self.low_rank_log_det().squeeze()
         form = noise.square().sum((-2, -1))
         if self.index == 0:
             form = form + self.shared.correction()
@@ -96,11 +105,11 @@ class AutoLowRank(SiteGuide):
 
     Args:
         model: any Pyro model with continuous sites.
-        rank: R, the number of columns of V.
-        per: "layer", each weight site has a V of its own and biases are independent Gaussians; "net", one V for all
+        rank: R, the number of columns of A.
+        per: "layer", each weight site has an A of its own and biases are independent Gaussians; "net", one A for all
             sites, biases included.
         init: where the means start: "module", "paper", or a function of name and shape.
-        init_scale: the standard deviation that the diagonal starts with; V starts at a tenth of it.
+        init_scale: the standard deviation σ that the diagonal starts with; what A adds starts at a tenth of it.
         bias: with ``per="layer"``: "gaussian" or "map".
         create_plates: as in Pyro's AutoGuide.
 
@@ -108,7 +117,7 @@ class AutoLowRank(SiteGuide):
         >>> import torch, pyro_dropout as pd
         >>> guide = pd.AutoLowRank(pd.BayesianNet(torch.nn.Linear(3, 2)), rank=4)
         >>> guide.posterior("weight")
-        RowMixture(event_shape=(2, 3), components=1, row_dim=all, rank=4, singular=False)
+        LowRankNormal(event_shape=(2, 3), components=1, row_dim=all, rank=4, singular=False)
     """
 
     def __init__(
@@ -132,40 +141,33 @@ class AutoLowRank(SiteGuide):
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
-        """Means, log widths, and V with R columns."""
-        factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (0.1 * self.init_scale / self.rank**0.5)
+        """Means, log widths, and A with R columns."""
+        factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (0.1 / self.rank**0.5)
         return {"loc": trained(site.start), "log_scale": trained(self.log_width(site)), "factor": trained(factor)}
 
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        """One row that holds the whole tensor, with V as its covariance factor."""
+        """One Gaussian over the whole tensor."""
         if self.per == "layer":
             return self._marginal(site, state)
         assert self._shared is not None
-        q = NetBlock(*_parts(state), cov_factor=state.factor[None, None], row_dim="all", validate_args=False)
+        q = NetBlock(state.loc, state.log_scale.exp(), state.factor)
         q.shared, q.index = self._shared, list(self._sites).index(site.name)
         return q
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
-        """As in every guide; in a network-wide V, biases are weights."""
+        """As in every guide; in a network-wide A, biases are weights."""
         return self.parameters_of(site) if self.per == "net" else super().bias_parameters(site)
 
     def bias_distribution(self, site: GuideSite, state: Any) -> Any:
-        """As in every guide; in a network-wide V, biases are weights."""
+        """As in every guide; in a network-wide A, biases are weights."""
         return self.weight_distribution(site, state) if self.per == "net" else super().bias_distribution(site, state)
 
     def _before_sampling(self) -> None:
         if self.per == "net":
             states: list[Any] = [self.states[state_key(name)] for name in self._sites]
-            self._shared = SharedFactor(
-                [s.factor[None, None] for s in states], [s.log_scale.reshape(1, 1, -1) for s in states]
-            )
+            self._shared = SharedFactor([state.factor for state in states])
 
     def _marginal(self, site: GuideSite, state: Any) -> Any:
         if not hasattr(state, "factor"):
             return super().bias_distribution(site, state)
-        return RowMixture(*_parts(state), cov_factor=state.factor[None, None], row_dim="all", validate_args=False)
-
-
-def _parts(state: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what a row mixture of one component takes: means, widths, and the probability one."""
-    return state.loc.unsqueeze(0), state.log_scale.exp(), torch.ones(1, dtype=state.loc.dtype, device=state.loc.device)
+        return LowRankNormal(state.loc, state.log_scale.exp(), state.factor)

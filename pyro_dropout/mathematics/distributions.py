@@ -132,7 +132,7 @@ class MultiplicativeNormal(RowMixture):
         if tuple(alpha.shape) not in ((), (1,), (self.rows,)):
             raise ShapeError(f"alpha must be a number or one for each of {self.rows} rows; got {tuple(alpha.shape)}.")
         factor = self.to_rows(loc) * alpha.sqrt().expand(self.rows).unsqueeze(-1)
-        self.cov_factor = factor.unsqueeze(-1).unsqueeze(0)
+        self._cov_factor = factor.unsqueeze(-1).unsqueeze(0)
 
     @property
     def loc(self) -> Tensor:

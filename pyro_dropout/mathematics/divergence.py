@@ -4,6 +4,8 @@ Since H(w) = H(z) + H(w|z) - H(z|w), the exact divergence is the large-K form, c
 draw of the weights still leaves unknown about which component it came from.
 """
 
+import functools
+import math
 from typing import Any, Literal
 
 import torch
@@ -15,7 +17,6 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError, check_count
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
-from pyro_dropout.mathematics.shapes import Float
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 _METHODS = ("large_k", "exact", "monte_carlo")
@@ -46,24 +47,32 @@ def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
     return loc, scale.log()
 
 
-def _component_kl(q: RowMixture, p: Distribution) -> list[Float[Tensor, "*batch rows"]]:
-    """Return KL(N_l‖p) of every component and row; at scale=0 without the terms in σ, which nothing moves."""
+def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[Tensor]:
+    """Return KL(N_l‖p) of every component and row; at scale=0 without the terms in σ, which nothing moves.
+
+    With ``whole``, rows are summed over too, and one number stands where they stood: one pass over the weights.
+    """
     loc, log_prior = _prior(q, p)
     precision = torch.exp(-2 * log_prior)
-    half_log_det = _half_log_det(q)
+    sizes = (q.rows, q.rest) if whole else (1, q.rest)
+    half_log_det = _half_log_det(q, sizes)
     # The normaliser of the prior is part of ½(l²σ² - log l²σ² - 1); with σ = 0 it goes too, unless l is being learned.
     dropped = q.noiseless and not log_prior.requires_grad
-    normaliser = torch.zeros_like(log_prior[..., 0]) if dropped else _over_rest(log_prior, q.rest)
+    normaliser = log_prior.new_zeros(()) if dropped else _total(log_prior, sizes)
+    added = q.factor_variance()
     found = []
     for label in range(q.components):
         # ½(tr Λ Σ_l + m_lᵀ Λ m_l) - Σ log l, with Λ = l² the prior precision
-        quadratic = _weighted(precision, _square_distance(q.mean_rows(label), loc), q.rest)
+        squares = [_square_distance(q.mean_rows(label), loc)]
         if not q.noiseless:
-            scale = compact(q.to_rows(q.scale)[min(label, q.scale.shape[0] - 1)])
-            quadratic = quadratic + _weighted(precision, scale.square(), q.rest)
-        if q.cov_factor is not None:
-            factor = q.cov_factor[min(label, q.cov_factor.shape[0] - 1)]
-            quadratic = quadratic + _weighted(precision, factor.square().sum(-1), q.rest)
+            squares.append(compact(q.to_rows(q.scale)[min(label, q.scale.shape[0] - 1)]).square())
+        if added is not None:
+            squares.append(added[min(label, len(added) - 1)])
+        # What has a number for every weight is summed in one pass; what is one number for many is not blown up first.
+        dense = [each for each in squares if each.shape[-2:] == (q.rows, q.rest)]
+        terms = [each for each in squares if each.shape[-2:] != (q.rows, q.rest)]
+        terms += [functools.reduce(torch.add, dense)] if dense else []
+        quadratic = functools.reduce(torch.add, [_weighted(precision, each, sizes) for each in terms])
         found.append(0.5 * quadratic + normaliser - half_log_det[min(label, len(half_log_det) - 1)])
     return found
 
@@ -76,16 +85,26 @@ def compact(values: Tensor) -> Tensor:
     return values
 
 
+def _total(values: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Sum over the weights of a row, and over the rows too where ``sizes`` counts them; 1 may stand for all of them."""
+    if sizes[0] == 1:
+        return _over_rest(values, sizes[1])
+    repeats = [size for size, held in zip(sizes, values.shape[-2:], strict=True) if held == 1]
+    # Along memory first: a compiled step can make these sums on the way, where it reads the weights to update them.
+    inner = -1 if values.stride(-1) <= values.stride(-2) else -2
+    return values.sum(inner, keepdim=True).sum((-2, -1)).unsqueeze(-1) * math.prod(repeats)
+
+
 def _over_rest(values: Tensor, rest: int) -> Tensor:
     """Sum over the last dimension, of size ``rest``; one value may stand for all of it."""
     return values.squeeze(-1) * rest if values.shape[-1] == 1 else values.sum(-1)
 
 
-def _weighted(precision: Tensor, squares: Tensor, rest: int) -> Tensor:
-    """Sum ``precision * squares`` over the weights of a row; a precision that they share is multiplied with the sum."""
-    if precision.shape[-1] == 1:
-        return precision.squeeze(-1) * _over_rest(squares, rest)
-    return _over_rest(precision * squares, rest)
+def _weighted(precision: Tensor, squares: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Sum ``precision * squares`` over weights; a precision that they all share is multiplied with the sum."""
+    if precision.shape[-1] == 1 and (sizes[0] == 1 or precision.shape[-2] == 1):
+        return precision.squeeze(-1) * _total(squares, sizes)
+    return _total(precision * squares, sizes)
 
 
 def _square_distance(mean: Tensor | float, loc: Tensor) -> Tensor:
@@ -96,20 +115,26 @@ def _square_distance(mean: Tensor | float, loc: Tensor) -> Tensor:
     return F.mse_loss(left, right, reduction="none")
 
 
-def _half_log_det(q: RowMixture) -> Float[Tensor, "components rows"]:
+def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
     """Return ½(log det Σ_l + K) of every component and row; at scale=0 what is left when σ's own terms are dropped."""
     if not q.singular:
         extra = q.low_rank_log_det()
-        diagonal = _over_rest(compact(q.to_rows(q.scale)).log() + 0.5, q.rest)
-        return diagonal if extra is None else diagonal + extra / 2
+        diagonal = _total(compact(q.to_rows(q.scale)).log() + 0.5, sizes)
+        return diagonal if extra is None else diagonal + _summed(extra, sizes) / 2
     if q.cov_factor is None:
+        if q.noiseless:
+            return q.like.new_zeros((1, 1))
         scale = q.to_rows(q.scale)
-        return torch.where(scale > 0, torch.where(scale > 0, scale, 1.0).log() + 0.5, 0.0).sum(-1)
+        return _total(torch.where(scale > 0, torch.where(scale > 0, scale, 1.0).log() + 0.5, 0.0), sizes)
     if not q.noiseless:
         raise SingularError("kl needs scale to be 0 for all weights or for none when there is a cov_factor.")
     # As σ → 0, log det(σ²I + VVᵀ) = (K - R) log σ² + log det VᵀV, and the second part moves with V.
-    half: Tensor = torch.linalg.slogdet(q.cov_factor.mT @ q.cov_factor)[1] / 2
-    return half
+    return _summed(torch.linalg.slogdet(q.cov_factor.mT @ q.cov_factor)[1], sizes) / 2
+
+
+def _summed(by_row: Tensor, sizes: tuple[int, int]) -> Tensor:
+    """Sum one number a row, (..., rows), where ``sizes`` counts rows."""
+    return by_row if sizes[0] == 1 else by_row.sum(-1, keepdim=True)
 
 
 def _label_terms(probs: Tensor) -> Tensor:
@@ -121,6 +146,10 @@ def _label_terms(probs: Tensor) -> Tensor:
 def _large_k(q: RowMixture, p: Distribution) -> Tensor:
     probs = compact(q.probs)  # one row where all rows have the same probabilities
     total = _over_rest(_label_terms(probs), q.rows)
+    if len(probs) == 1:  # then Σ_rows p_l KL(N_l‖p) is p_l times one sum over all weights
+        for label, each in enumerate(_component_kl(q, p, whole=True)):
+            total = total + probs[0, label] * each.squeeze(-1)
+        return total
     for label, each in enumerate(_component_kl(q, p)):
         total = total + _over_rest(probs[:, label] * each, q.rows)
     return total

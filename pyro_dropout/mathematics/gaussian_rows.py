@@ -8,11 +8,40 @@ C, so that I + AᵀA = C (C⁻² + BᵀB) C is formed from numbers near one. Not
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_dropout.mathematics.positive_definite import gram_log_det, log_det
 from pyro_dropout.mathematics.shapes import Float
+
+
+class _LogWidth(torch.autograd.Function):
+    """log σ with a slope that stays in the range of its type, where the true one may not: at σ = 1e-38 it is 1e38."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scale: Tensor) -> Tensor:
+        return scale.log()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (scale,) = ctx.saved_tensors
+        limit = torch.finfo(scale.dtype).max
+        found: Tensor = (slope / scale).clamp(-limit, limit)
+        return found
+
+
+def log_width(scale: Tensor) -> Tensor:
+    """Return log σ; its gradient is finite for every σ > 0."""
+    found: Tensor = _LogWidth.apply(scale)  # type: ignore[no-untyped-call]
+    return found
 
 
 def standardise(
@@ -47,25 +76,33 @@ class Factor:
 
 def low_rank_factor(cov_factor: Float[Tensor, "*batch rest R"], log_scale: Float[Tensor, "*#batch rest"]) -> Factor:
     """Factorise diag(σ²) + V Vᵀ through R×R matrices only."""
-    return joint_factor([cov_factor], [log_scale])[0]
-
-
-def joint_factor(cov_factors: list[Tensor], log_scales: list[Tensor]) -> list[Factor]:
-    """Factorise one covariance whose rows come in several blocks; each block gets its own B, and all share the rest."""
     with torch.no_grad():  # any C gives the same determinant, so none of its slope is needed
-        tops = [
-            (v.abs().log() - s.unsqueeze(-1)).amax(-2, keepdim=True)
-            for v, s in zip(cov_factors, log_scales, strict=True)
-        ]
-        sizes = functools.reduce(torch.maximum, tops).clamp_min(0)
-    blocks = [v * torch.exp(-s.unsqueeze(-1) - sizes) for v, s in zip(cov_factors, log_scales, strict=True)]
-    inverse_sizes = torch.exp(-sizes.squeeze(-2))
+        sizes = (cov_factor.abs().log() - log_scale.unsqueeze(-1)).amax(-2, keepdim=True).clamp_min(0)
+    return _factorised([cov_factor * torch.exp(-log_scale.unsqueeze(-1) - sizes)], sizes.squeeze(-2))[0]
+
+
+def joint_factor(directions: list[Tensor]) -> list[Factor]:
+    """Factorise I + AAᵀ for A in blocks, (..., rest, R) each; each block keeps its own, and all share the rest."""
+    return _factorised(directions, torch.zeros_like(directions[0][..., 0, :]))
+
+
+def joint_log_det(directions: list[Tensor]) -> Tensor:
+    """Return log det(I + AAᵀ) for A in blocks, (..., rest, R) each, through I + AᵀA."""
+    if len(directions) == 1:
+        return gram_log_det(directions[0])
+    gram = functools.reduce(torch.add, [a.mT @ a for a in directions])
+    return log_det(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+
+
+def _factorised(blocks: list[Tensor], sizes: Tensor) -> list[Factor]:
+    """Factorise I + AAᵀ for A = B·C given as blocks of B, with the logarithms of C, (..., R)."""
+    inverse_sizes = torch.exp(-sizes)
     gram = functools.reduce(torch.add, [b.mT @ b for b in blocks])
     # A zero or repeated column leaves BᵀB singular, and C⁻² may have underflowed: one rounding error keeps it regular.
     jitter = 4 * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).detach()
     cholesky = torch.linalg.cholesky(gram + torch.diag_embed(inverse_sizes**2 + jitter))
-    log_det = 2 * (sizes.squeeze(-2).sum(-1) + cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1))
-    return [Factor(directions, inverse_sizes, cholesky, log_det) for directions in blocks]
+    half = sizes.sum(-1) + cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return [Factor(directions, inverse_sizes, cholesky, 2 * half) for directions in blocks]
 
 
 def mahalanobis(

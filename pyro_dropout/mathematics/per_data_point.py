@@ -178,8 +178,9 @@ class PerDataPoint:
         """Return σ_l², with a low-rank part that has a coefficient for each weight folded in."""
         q = self.q
         variance = q.scale[label].square()
-        if q.cov_factor is not None and q.row_dim is None:
-            variance = variance + q.from_rows(q.cov_factor[min(label, q.cov_factor.shape[0] - 1)].square().sum(-1))
+        added = q.factor_variance() if q.row_dim is None else None
+        if added is not None:
+            variance = variance + q.from_rows(added[min(label, len(added) - 1)])
         return variance
 
     def label_log_prob(self) -> Tensor:

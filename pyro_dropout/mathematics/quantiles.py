@@ -12,8 +12,9 @@ def marginal_quantile(q: RowMixture, level: float) -> Tensor:
     if not 0 < level < 1:
         raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")
     spread = q.scale.square()
-    if q.cov_factor is not None:
-        spread = spread + q.from_rows(q.cov_factor.square().sum(-1))
+    added = q.factor_variance()
+    if added is not None:
+        spread = spread + q.from_rows(added)
     spread = spread.sqrt().expand(q.locs.shape)
     probs = q.per_row(q.probs.mT)
     reach = 12 * spread.amax(0) + torch.finfo(spread.dtype).tiny

@@ -22,7 +22,7 @@ from pyro_dropout.mathematics.errors import (
     check_non_negative,
     describe,
 )
-from pyro_dropout.mathematics.gaussian_rows import Factor, low_rank_factor, mahalanobis, standardise
+from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.shapes import Float, Int
@@ -105,7 +105,7 @@ class RowMixture(TorchDistribution):
         self.row_dim, self.rows, self.rest = self.layout.row_dim, self.layout.rows, self.layout.rest
         self.probs = self._check_probs(probs).expand(self.rows, self.components)
         self.scale = self._check_scale(scale)
-        self.cov_factor = self._check_cov_factor(cov_factor)
+        self._cov_factor = self._check_cov_factor(cov_factor)
         # A number is known to be zero while tracing; a tensor is looked at only where looking is allowed.
         zero = scale == 0 if self._validate or not isinstance(scale, Tensor) else False
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
@@ -180,6 +180,15 @@ class RowMixture(TorchDistribution):
         return self.layout.per_row(value)
 
     @property
+    def cov_factor(self) -> Tensor | None:
+        """V, (1 or L, rows, rest, R), which adds V Vᵀ to each row's covariance; None where it is diagonal."""
+        return self._cov_factor
+
+    def factor_variance(self) -> Tensor | None:
+        """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
+        return None if self.cov_factor is None else self.cov_factor.square().sum(-1)
+
+    @property
     def locs(self) -> Tensor:
         """The means of all components, (L, *shape)."""
         return torch.stack([torch.zeros_like(self.like) if mean is None else mean for mean in self.means])
@@ -196,11 +205,13 @@ class RowMixture(TorchDistribution):
 
     def log_scale(self) -> Float[Tensor, "components rows rest"]:
         """Return log σ by rows, (1 or L, rows, rest)."""
-        return self.to_rows(self.scale).log()
+        return log_width(self.to_rows(self.scale))
 
-    def factor(self) -> Factor | None:
+    def factor(self, log_scale: Tensor | None = None) -> Factor | None:
         """Return the factorised low-rank part of the rows' covariances, or None where there is none."""
-        return None if self.cov_factor is None else low_rank_factor(self.cov_factor, self.log_scale())
+        if self.cov_factor is None:
+            return None
+        return low_rank_factor(self.cov_factor, self.log_scale() if log_scale is None else log_scale)
 
     def low_rank_log_det(self) -> Tensor | None:
         """Return log det(I + AAᵀ) of every component and row, A = V/σ; None without a low-rank part."""
@@ -217,8 +228,8 @@ class RowMixture(TorchDistribution):
         difference = torch.as_tensor(self.mean_rows(0) - self.mean_rows(1))
         if self.singular:  # the limit σ → 0: equal means stay together, all others part for good
             return torch.where(difference.abs().amax(-1) > 0, torch.inf, 0.0).to(difference)
-        factor = self.factor()
-        squared = mahalanobis(standardise(difference, self.log_scale()[0]).unsqueeze(0), factor)
+        log_scale = self.log_scale()
+        squared = mahalanobis(standardise(difference, log_scale[0]).unsqueeze(0), self.factor(log_scale))
         return squared.squeeze(0)
 
     # --- samples ----------------------------------------------------------------------------------------------------
@@ -280,7 +291,8 @@ class RowMixture(TorchDistribution):
         Without ``labels``, ``noise`` is w itself by rows; with them, w is m_z + σ_z ε + V_z η given by its parts, and
         under its own component nothing that rounding has destroyed is asked for.
         """
-        log_scale, factor = self.log_scale(), self.factor()
+        log_scale = self.log_scale()  # once: slopes of 1e38 in σ may be added up before they are divided by it only
+        factor = self.factor(log_scale)
         locs = [self.mean_rows(label) for label in range(self.components)]
         log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
         if labels is not None:
@@ -349,8 +361,9 @@ class RowMixture(TorchDistribution):
     def variance(self) -> Tensor:
         """Var[w] of each weight, (*batch_shape, *shape)."""
         spread = self.scale.square() + (self.locs - self._center()).square()
-        if self.cov_factor is not None:
-            spread = spread + self.from_rows(self.cov_factor.square().sum(-1))
+        added = self.factor_variance()
+        if added is not None:
+            spread = spread + self.from_rows(added)
         return (self.per_row(self.probs.mT) * spread).sum(0).expand(self._extended_shape())
 
     @constraints.dependent_property(is_discrete=False)

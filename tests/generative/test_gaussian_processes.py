@@ -74,6 +74,7 @@ def test_both_spaces_have_the_prior_of_the_network(
     )
     ours, our_error = moments(functions(model, 20_000))
     oracle, error = moments(numpy_functions(name, depth, shared, 20_000, 2))
+    print(f"largest difference: {(np.abs(ours - oracle) / np.hypot(our_error, error)).max():.2f} standard errors")
     np.testing.assert_array_less(np.abs(ours - oracle), 4 * np.hypot(our_error, error))
 
 

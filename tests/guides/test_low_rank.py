@@ -24,7 +24,7 @@ def problem() -> tuple[BayesianNet, Any, Tensor, Tensor]:
             value += (1.0 if name.endswith("log_scale") else 0.3) * torch.randn_like(value)
         states: list[Any] = [guide.states[name.replace(".", "/")] for name in model.sites]
         mean = torch.cat([state.loc.flatten() for state in states])
-        factor = torch.cat([state.factor for state in states])
+        factor = torch.cat([state.factor * state.log_scale.exp().reshape(-1, 1) for state in states])
         covariance = factor @ factor.T + torch.cat([2 * s.log_scale.flatten() for s in states]).exp().diag()
     return model, guide, mean, covariance
 

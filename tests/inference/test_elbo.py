@@ -79,7 +79,8 @@ def moments(guide: Any) -> tuple[np.ndarray, np.ndarray]:
     state = guide.states["weight"]
     covariance = (2 * state.log_scale).exp().flatten().diag()
     if hasattr(state, "factor"):
-        covariance = covariance + state.factor @ state.factor.T
+        factor = state.factor * state.log_scale.exp().reshape(-1, 1)
+        covariance = covariance + factor @ factor.T
     return state.loc.detach().flatten().numpy(), covariance.detach().numpy()
 
 

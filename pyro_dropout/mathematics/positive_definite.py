@@ -1,0 +1,104 @@
+"""The log determinant of small positive definite matrices, with its gradient, in a few operations that fuse."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.shapes import Float
+
+# Past this size the sweeps, one for each column, cost more than the calls of a solver.
+_SWEEPS = 32
+
+
+class _GramLogDet(torch.autograd.Function):
+    """log det(I + AᵀA), whose slope in A is 2A(I + AᵀA)⁻¹: one product, where autograd would find two."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(directions: Tensor) -> tuple[Tensor, Tensor]:
+        gram = directions.mT @ directions
+        return _log_det_and_inverse(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Tensor:
+        directions, inverse = ctx.saved_tensors
+        found: Tensor = directions @ (2 * slope[..., None, None] * inverse)
+        return found
+
+
+class _LogDet(torch.autograd.Function):
+    """log det G, whose slope is G⁻¹; both come from one elimination."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return _log_det_and_inverse(matrix)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Tensor:
+        (inverse,) = ctx.saved_tensors
+        found: Tensor = slope[..., None, None] * inverse
+        return found
+
+
+def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    if matrix.is_cuda and matrix.shape[-1] <= _SWEEPS:
+        return _swept(matrix)
+    cholesky, _ = torch.linalg.cholesky_ex(matrix)
+    return 2 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.cholesky_inverse(cholesky)
+
+
+def _swept(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log det G and G⁻¹ by Gauss-Jordan sweeps; a solver's calls, one by one, cost a GPU more than the sums."""
+    index = torch.arange(matrix.shape[-1], device=matrix.device)
+    log_det = torch.zeros_like(matrix[..., 0, 0])
+    least = 4 * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1)  # a pivot may not round below this
+    for k in range(matrix.shape[-1]):
+        pivot = torch.maximum(matrix[..., k, k], least[..., k])[..., None]
+        log_det = log_det + pivot.squeeze(-1).log()
+        # One sweep exchanges the k-th unknown with the k-th right-hand side: after all of them, G has become G⁻¹.
+        own = index == k
+        column = matrix[..., :, k]
+        row = torch.where(own, 1.0, matrix[..., k, :]) / pivot
+        rest = torch.where(own, 0.0, matrix) - column[..., :, None] * row[..., None, :]
+        matrix = torch.where(own[:, None], row[..., None, :], rest)
+    return log_det, matrix
+
+
+def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """Return log det of positive definite matrices; the gradient is their inverse, and no second gradient exists.
+
+    Args:
+        matrix: positive definite, (..., n, n).
+
+    Returns:
+        The log determinants, (...).
+    """
+    result: Tensor = _LogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
+    return result
+
+
+def gram_log_det(directions: Float[Tensor, "*batch K R"]) -> Float[Tensor, "*batch"]:
+    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; no second gradient exists.
+
+    Args:
+        directions: A, (..., K, R).
+
+    Returns:
+        The log determinants, (...).
+    """
+    result: Tensor = _GramLogDet.apply(directions)[0]  # type: ignore[no-untyped-call]
+    return result

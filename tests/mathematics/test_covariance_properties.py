@@ -1,0 +1,251 @@
+"""What must hold of every covariance function: properties, gradients, and how it behaves in Pyro."""
+
+import math
+from collections.abc import Callable
+
+import pyro
+import pyro.contrib.gp as gp
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyro.nn import PyroSample
+
+from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
+from pyro_dropout.mathematics.finite_rank import (
+    FiniteRank,
+    SecondLayer,
+    finite_rank_log_marginal,
+)
+from tests.oracles.covariances import (
+    POINTS,
+    SCALES,
+    double,
+    featured,
+    kernels,
+    kinds,
+    points,
+    scales,
+    second,
+    seeds,
+    wide,
+)
+
+# --- properties -------------------------------------------------------------------------------------------------------
+
+
+@given(kernels, points, points)
+def test_a_covariance_is_symmetric(build, x, z):
+    kernel = build()
+    whole = kernel(torch.cat([x, z]))
+    torch.testing.assert_close(whole, whole.mT, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(kernel(x, z), whole[: len(x), len(x) :], rtol=1e-12, atol=1e-12)
+
+
+@given(kernels, points)
+def test_a_gram_matrix_is_positive_semi_definite(build, x):
+    kernel = build()
+    gram = kernel(x)
+    assert torch.linalg.eigvalsh(gram).min() >= -1e-10 * gram.trace()
+
+
+@given(kernels, points)
+def test_covariances_obey_cauchy_and_schwarz(build, x):
+    gram = build()(x)
+    assert (gram.square() <= gram.diagonal() * gram.diagonal()[:, None] * (1 + 1e-12) + 1e-24).all()
+
+
+@given(kernels, points)
+def test_the_diagonal_is_the_diagonal(build, x):
+    kernel = build()
+    torch.testing.assert_close(kernel(x, diag=True), kernel(x).diagonal(), rtol=1e-12, atol=1e-14)
+
+
+@given(kernels, points, st.randoms(use_true_random=False))
+def test_points_may_come_in_any_order(build, x, random):
+    kernel = build()
+    order = random.sample(range(len(x)), len(x))
+    torch.testing.assert_close(kernel(x[order]), kernel(x)[order][:, order], rtol=1e-12, atol=1e-13)
+
+
+@given(kinds, points, scales, scales, scales)
+def test_a_length_scale_is_a_unit_of_the_inputs(kind, x, first, other, bias_length_scale):
+    unit = torch.tensor([first, other], dtype=torch.float64)
+    torch.testing.assert_close(kind(2, 1.0, unit, bias_length_scale)(x), kind(2, 1.0, 1.0, bias_length_scale)(x / unit))
+
+
+@given(kinds, points, st.floats(0, 2 * math.pi), scales)
+def test_a_shared_length_scale_sees_no_rotation(kind, x, angle, length_scale):
+    c, s = math.cos(angle), math.sin(angle)
+    kernel, turned = kind(2, None, length_scale).double(), x @ torch.tensor([[c, s], [-s, c]], dtype=torch.float64)
+    torch.testing.assert_close(kernel(turned), kernel(x), rtol=1e-9, atol=1e-9)
+
+
+@given(points, st.floats(0.01, 100), scales)
+def test_relu_units_without_a_bias_are_homogeneous(x, factor, length_scale):
+    kernel = ArcCosine(2, None, length_scale, double(1e150)).double()  # 1/l'² is 1e-300
+    torch.testing.assert_close(kernel(factor * x), factor**2 * kernel(x), rtol=1e-9, atol=1e-12 * factor**2)
+
+
+@given(wide, points, points)
+def test_wide_layers_keep_their_bounds(build, x, z):
+    kernel = build()
+    covariance = kernel(x, z) / kernel.variance
+    assert (covariance >= 0).all() if isinstance(kernel, ArcCosine) else (covariance.abs() < 1).all()
+
+
+@given(wide, st.floats(0, 10), st.floats(0, 10), st.floats(-1, 1), st.floats(-1, 1))
+def test_a_wide_layer_grows_with_the_correlation_below(build, k_xx, k_yy, one, other):
+    kernel = build()
+    root = math.sqrt(k_xx * k_yy)
+    below = torch.tensor(sorted([one * root, other * root]), dtype=torch.float64)
+    low, high = kernel.of_gram(below, torch.full_like(below, k_xx), torch.full_like(below, k_yy)).tolist()
+    assert low <= high + 1e-14 * (1 + k_xx + k_yy) * kernel.variance.item()
+
+
+@given(wide, points, st.floats(1.01, 5))
+def test_a_weaker_bias_leaves_less_variance(build, x, factor):
+    kernel = build()
+    weaker_bias = kernel.bias_length_scale.detach() * factor
+    weaker = type(kernel)(2, kernel.variance.detach(), kernel.length_scale.detach(), weaker_bias)
+    assert (weaker(x, diag=True) < kernel(x, diag=True)).all()
+
+
+@given(featured, points)
+def test_the_rank_is_at_most_the_width(build, x):
+    kernel = build()
+    x = torch.cat([x, x + 0.7, x - 1.3])
+    values = torch.linalg.eigvalsh(kernel(x)).flip(0)
+    assert kernel.features(x).shape == (len(x), kernel.width)
+    assert (values[kernel.width :].abs() <= 1e-12 * values.sum()).all()
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.floats(0.01, 100), seeds)
+def test_the_log_marginal_does_not_see_which_side_is_inverted(n, k, tau, seed):
+    generator = torch.Generator().manual_seed(seed)
+    y, phi = (torch.randn(n, m, dtype=torch.float64, generator=generator) for m in (2, k))
+    padded = torch.cat([phi, torch.zeros(n, n, dtype=torch.float64)], -1)  # the same ΦΦᵀ, and now K ≥ N
+    turn = torch.linalg.qr(torch.randn(k, k, dtype=torch.float64, generator=generator)).Q
+    found = finite_rank_log_marginal(y, phi, tau)
+    torch.testing.assert_close(finite_rank_log_marginal(y, padded, tau), found, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(finite_rank_log_marginal(y, phi @ turn, tau), found, rtol=1e-9, atol=1e-9)
+    apart = sum(finite_rank_log_marginal(y[:, d], phi, tau) for d in range(2))
+    torch.testing.assert_close(apart, found, rtol=1e-9, atol=1e-9)
+
+
+@given(second, points, points)
+def test_the_exact_second_layer_is_a_covariance_too(build, x, z):
+    kernel = build()
+    exact, between = kernel.exact(torch.cat([x, z]), nodes=8), kernel.exact(x, z, nodes=8)
+    torch.testing.assert_close(between, exact[: len(x), len(x) :])
+    assert torch.linalg.eigvalsh(exact).min() >= -1e-10 * exact.trace()
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+DIFFERENTIABLE: dict[str, Callable[[], gp.kernels.Kernel]] = {
+    "ArcCosine": lambda: ArcCosine(2, 1.5, SCALES, 0.8),
+    "ArcSine": lambda: ArcSine(2, 1.5, SCALES, 0.8),
+    "Layered": lambda: Layered(ArcCosine(1, 0.7), Layered(ArcSine(1), ArcCosine(2, 1.5, SCALES, 0.8))),
+    "FiniteRank": lambda: FiniteRank("tanh", 5, 2, 1.5, SCALES, 0.8, seed=0),
+    "SecondLayer": lambda: SecondLayer("erf", 2, 0.8, terms=2, seed=0),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_gradients_are_those_of_differences_even_where_points_repeat(name):
+    kernel = DIFFERENTIABLE[name]().double()  # POINTS hold a zero, two equal points and two opposite ones
+    x = POINTS.double().requires_grad_()
+    parameters = {key: value.detach().requires_grad_() for key, value in kernel.named_parameters()}
+
+    def gram(inputs, *values):
+        return torch.func.functional_call(kernel, dict(zip(parameters, values, strict=True)), (inputs,))
+
+    assert torch.autograd.gradcheck(gram, (x, *parameters.values()))
+    assert torch.autograd.gradcheck(lambda inputs: kernel(inputs, diag=True), (x,))
+    assert torch.autograd.gradgradcheck(kernel, (x,))
+
+
+@pytest.mark.parametrize("kind", [ArcCosine, ArcSine])
+def test_rounding_between_near_neighbours_far_out_does_no_harm(kind):
+    x = 1e6 * torch.randn(50, 2)
+    x = torch.cat([x, x * (1 + 1e-7)]).requires_grad_()
+    gram = kind(2)(x)  # here s_xx s_yy − s_xy² is nothing but rounding, of either sign
+    gram.sum().backward()
+    assert gram.isfinite().all()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("size", [0.0, 1e-20, 1e-4, 1.0, 1e4, 1e8])
+def test_gradients_are_finite_at_every_size(name, size, dtype):
+    kernel = DIFFERENTIABLE[name]().to(dtype)
+    x = (size * POINTS.to(dtype)).requires_grad_()
+    kernel(x).sum().backward()
+    assert x.grad.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in kernel.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("kind", [ArcCosine, ArcSine])
+def test_gradients_are_finite_where_the_bias_rounds_to_nothing(kind, dtype):
+    kernel, x = kind(2, bias_length_scale=1e30).to(dtype), torch.zeros(3, 2, dtype=dtype, requires_grad=True)
+    kernel(x).sum().backward()
+    assert x.grad.isfinite().all()
+    assert kernel(x).isfinite().all()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, on the first use of jacfwd
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_kernels_work_under_the_transforms_of_torch(name):
+    kernel, x = DIFFERENTIABLE[name]().double(), torch.randn(3, 4, 2, dtype=torch.float64)
+    torch.testing.assert_close(torch.func.vmap(kernel)(x), torch.stack([kernel(each) for each in x]))
+    forward, backward = (mode(kernel)(POINTS.double()) for mode in (torch.func.jacfwd, torch.func.jacrev))
+    torch.testing.assert_close(forward, backward)
+
+
+# --- in Pyro ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ArcCosine", "Layered", "FiniteRank"])
+def test_gaussian_process_regression_fits_with_it(name):
+    x = torch.linspace(-2, 2, 15)
+    y = torch.relu(x) + 0.1 * torch.sin(9 * x)
+    kernels_1d = {
+        "ArcCosine": ArcCosine(1),
+        "Layered": Layered(ArcSine(1), ArcCosine(1)),
+        "FiniteRank": FiniteRank("relu", 30, seed=0),
+    }
+    model = gp.models.GPRegression(x, y, kernels_1d[name], noise=torch.tensor(0.5))
+    losses = gp.util.train(model, torch.optim.Adam(model.parameters(), lr=0.05), num_steps=30)
+    assert losses[-1] < losses[0] - 1
+    mean, variance = model(torch.linspace(-3, 3, 7), full_cov=False, noiseless=False)
+    assert mean.isfinite().all()
+    assert (variance > 0).all()
+
+
+def test_kernels_that_stand_alone_keep_to_their_own_parameters():
+    x = torch.zeros(1)
+    assert [ArcCosine(1, v)(x).item() for v in (2.0, 6.0)] == pytest.approx([1.0, 3.0])
+    assert [Layered(ArcCosine(1, v), ArcCosine(1))(x).item() for v in (2.0, 4.0)] == pytest.approx([1.5, 3.0])
+    assert len(pyro.get_param_store()) == 0
+
+
+def test_in_a_model_parameters_are_pyros():
+    kernel = FiniteRank("relu", 4, seed=0)
+    for call in (kernel, kernel.features):
+        pyro.clear_param_store()
+        sites = pyro.poutine.trace(call).get_trace(torch.ones(2)).nodes
+        assert {"variance", "length_scale", "bias_length_scale"} <= set(sites)
+        assert set(pyro.get_param_store().keys()) == {"variance", "length_scale", "bias_length_scale"}
+
+
+def test_a_length_scale_with_a_prior_is_drawn_once_a_call():
+    inner = ArcCosine(1)
+    inner.length_scale = PyroSample(dist.LogNormal(0.0, 1.0))
+    kernel, x = Layered(ArcSine(1), inner), torch.tensor([0.3, 1.0])
+    trace = pyro.poutine.trace(kernel).get_trace(x)
+    assert [name for name, site in trace.nodes.items() if site["type"] == "sample"] == ["inner.length_scale"]
+    drawn = trace.nodes["inner.length_scale"]["value"]
+    found = trace.nodes["_RETURN"]["value"]
+    torch.testing.assert_close(found, Layered(ArcSine(1), ArcCosine(1, None, drawn))(x))
