@@ -3,6 +3,9 @@
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
+from pyro_dropout.answers.fleet_predictive import FleetPrediction, predict_fleet
+from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.predictive import predict
 from pyro_dropout.faces.gap_figure import plot_kl_gap
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
@@ -26,7 +29,12 @@ from pyro_dropout.guides import (
 )
 from pyro_dropout.guides.from_dropout import from_dropout
 from pyro_dropout.inference.elbo import ELBO
+from pyro_dropout.inference.fleet import Fleet
+from pyro_dropout.inference.history import DivergedError, History
 from pyro_dropout.inference.per_example import per_example
+from pyro_dropout.inference.svi import SVI
+from pyro_dropout.inference.training import fit
+from pyro_dropout.inference.updates import Update, inverse_decay
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
 from pyro_dropout.mathematics.distributions import BernoulliMixture, MultiplicativeNormal, RowMixture
 from pyro_dropout.mathematics.divergence import kl, kl_gap
@@ -56,6 +64,7 @@ except _PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "ELBO",
     "GP",
+    "SVI",
     "ArcCosine",
     "ArcSine",
     "AutoConcreteDropout",
@@ -69,14 +78,19 @@ __all__ = [
     "BernoulliMixture",
     "Categorical",
     "DeepGP",
+    "DivergedError",
     "FiniteRank",
     "FiniteRankGP",
+    "Fleet",
+    "FleetPrediction",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "History",
     "Layered",
     "Likelihood",
     "MultiplicativeNormal",
     "Poisson",
+    "Prediction",
     "Prior",
     "PyroDropoutError",
     "RangeError",
@@ -84,11 +98,14 @@ __all__ = [
     "SecondLayer",
     "ShapeError",
     "SingularError",
+    "Update",
     "dropout_objective",
     "finite_rank_features",
     "finite_rank_log_marginal",
+    "fit",
     "from_dropout",
     "implied_length_scale",
+    "inverse_decay",
     "kl",
     "kl_gap",
     "label_entropy",
@@ -96,6 +113,8 @@ __all__ = [
     "per_example",
     "plot_kl_gap",
     "precision",
+    "predict",
+    "predict_fleet",
     "second_layer_features",
     "standardised_precision",
     "weight_decay",

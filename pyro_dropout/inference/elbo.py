@@ -142,6 +142,19 @@ class ELBO(pyro.infer.ELBO):
         nll, divergence = (torch.stack(part).mean() for part in zip(*drawn, strict=True))
         return {"nll": nll, "kl": divergence}
 
+    def by_site(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the terms of -ELBO of one draw by site: the KL of a latent one, -log p of an observed one."""
+        model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
+        found: dict[str, Tensor] = {}
+        for name, site in model_trace.nodes.items():
+            if site["type"] != "sample" or site_is_subsample(site):
+                continue
+            if site["is_observed"]:
+                found[name] = -_scaled(site["fn"].log_prob(site["value"]), site).sum()
+            else:
+                found[name] = guide_trace.nodes[name]["divergence"]
+        return found
+
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return -ELBO as a tensor whose gradient is an unbiased estimate of its gradient."""
         drawn = [self._particle(model, guide, args, kwargs) for _ in range(self.num_particles)]

@@ -1,0 +1,1 @@
+"""What the posterior says, and whether to believe it."""

@@ -1,0 +1,219 @@
+"""Predictions of a fleet: all replicas at once, each at its own rows of one set of data; results lead with E."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from tqdm.auto import tqdm
+
+from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.snapshot import evaluating, forked, frozen, seed_generators
+from pyro_dropout.answers.streams import F64, Running, Sums, block_log_prob, block_sums
+from pyro_dropout.answers.weight_draws import PerExample
+from pyro_dropout.inference.compiled import Program, traced
+from pyro_dropout.inference.fleet import Fleet
+from pyro_dropout.inference.functional import Buffers, Parameters, quietly, unvalidated
+from pyro_dropout.inference.training import move_to
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_finite
+
+_CPU_ROWS, _CUDA_ROWS = 2**15, 2**20  # of one forward pass of all replicas
+
+
+class FleetPrediction(Prediction):
+    """What every replica of a fleet says about the targets: as ``Prediction``, each result with E in front.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> def build(seed):
+        ...     torch.manual_seed(seed)
+        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
+        ...     return model, pd.AutoDropout(model)
+        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2]})
+        >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
+        >>> answer.mean.shape, answer.log_prob().shape, answer.scores()["log_likelihood"].shape
+        (torch.Size([3, 5, 1]), torch.Size([3, 5]), torch.Size([3]))
+    """
+
+    targets: Tensor | None = None
+    log_sums: Tensor | None = None
+
+    def __repr__(self) -> str:
+        replicas, points = self._sums["mean"].shape[:2]
+        return f"FleetPrediction({replicas} replicas, {points} points, {self._count} draws, {self._name})"
+
+    def log_prob(self, y: Tensor | None = None) -> Tensor:
+        """Return log p(y | x) of each replica and point, (E, N), for the targets that ``predict_fleet`` was given."""
+        if self.log_sums is None or y is not None:
+            raise PyroDropoutError(
+                "a fleet sums log-likelihoods up as it predicts: give y to predict_fleet(fleet, x, y)."
+            )
+        return (self.log_sums - math.log(self._count)).to(self._like)
+
+    def scores(self) -> dict[str, Tensor]:
+        """Return scores of every replica, (E,): "log_likelihood" a point, and "rmse", or "accuracy" for classes."""
+        log_likelihood = self.log_prob().mean(1)
+        assert self.targets is not None
+        if self._one_of_several:
+            right = self.mean.argmax(-1) == self.targets
+            return {"log_likelihood": log_likelihood, "accuracy": right.to(self._like.dtype).mean(1)}
+        error = self.mean - self.targets.reshape(self.mean.shape)
+        return {"log_likelihood": log_likelihood, "rmse": error.square().mean((1, 2)).sqrt()}
+
+
+def predict_fleet(
+    fleet: Fleet,
+    x: Tensor,
+    y: Tensor | None = None,
+    *,
+    indices: Tensor | None = None,
+    samples: int = 1000,
+    seed: int | None = None,
+    compile: bool = False,
+    chunk: int | None = None,
+    progress: bool = False,
+) -> FleetPrediction:
+    """Predict with all replicas of a fleet in one computation, a weight draw for each draw, replica and point.
+
+    Args:
+        fleet: the fleet.
+        x: data points, (N, ...).
+        y: their targets, where log-likelihoods and scores are wanted.
+        indices: (E, n), the rows of x that each replica predicts; all of them by default.
+        samples: the number T of draws.
+        seed: makes the draws repeat, and leaves torch's random state as it was.
+        compile: whether to compile the forward pass.
+        chunk: rows, draws times replicas times points, of one forward pass; halved whenever memory runs out.
+        progress: whether to show a bar.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> def build(keep):
+        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
+        ...     return model, pd.AutoDropout(model, keep=keep)
+        >>> fleet = pd.Fleet(build, {"keep": [0.5, 0.99]})
+        >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), samples=200, seed=0)
+        >>> bool((answer.epistemic[0] > answer.epistemic[1]).all())  # what drops more knows less
+        True
+    """
+    check_count("samples", samples)
+    if chunk is not None:
+        check_count("chunk", chunk)
+    check_finite("x", x)
+    place = move_to(None, (part for pair in fleet for part in pair))
+    x = x.to(place)
+    rows = fleet.rows(x, indices)
+    if y is not None:
+        y = y.to(place)
+        if len(y) != len(x):
+            raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
+    device = x.device
+    with forked(device) if seed is not None else nullcontext(), evaluating(*(part for pair in fleet for part in pair)):
+        if seed is not None:
+            seed_generators(seed, device)
+        task = _Task(fleet, x, y, rows, compile)
+        budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
+        together = max(1, min(len(fleet), budget // rows.shape[1]))
+        draws = max(1, min(samples, budget // (together * rows.shape[1])))
+        running, log_sums = Running(len(fleet)), torch.full(rows.shape, -math.inf, dtype=F64, device=device)
+        todo = deque((e, t) for e in _cuts(0, len(fleet), together) for t in _cuts(0, samples, draws))
+        with tqdm(total=samples * rows.numel(), disable=not progress, unit="row", unit_scale=True) as bar:
+            while todo:
+                replicas, block = todo.popleft()
+                count = block.stop - block.start
+                try:
+                    sums, log_sum = task.run(replicas, count)
+                except torch.OutOfMemoryError:
+                    if count == 1 and replicas.stop - replicas.start == 1:
+                        raise
+                    todo.extendleft(reversed(_halved(replicas, block)))
+                    continue
+                running.add(block.start, count, replicas, sums)
+                if y is not None:
+                    log_sums[replicas] = torch.logaddexp(log_sums[replicas], log_sum)
+                bar.update(count * rows.shape[1] * (replicas.stop - replicas.start))
+    like = task.like
+    found = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, None, None)
+    if y is not None:
+        found.targets, found.log_sums = y[rows], log_sums
+    return found
+
+
+class _Task:
+    """The forward pass of some replicas, as the mapped graph of one replica's."""
+
+    def __init__(self, fleet: Fleet, x: Tensor, y: Tensor | None, rows: Tensor, compile: bool) -> None:
+        self.x, self.y, self.rows, self.compile = x, y, rows, compile
+        self.model, self.guide = fleet[0]
+        self.weights = PerExample(self.model, self.guide)
+        with quietly(self.model, self.guide):
+            self.like = self.weights.outputs({}, x[:1], 1)
+        self.parameters = Parameters(self.model, self.guide, self, (x[:1],), {})
+        self.values, self.buffers = fleet.values(self.parameters), fleet.buffers()
+        self._maps: dict[int, Callable[..., Any]] = {}
+        self._programs: dict[tuple[int, int], Program] = {}
+
+    def differentiable_loss(self, model: Any, guide: Any, x: Tensor) -> Tensor:
+        """Run one draw, for those who look which parameters it uses."""
+        return self.weights.outputs({}, x, 1)
+
+    def run(self, replicas: slice, count: int) -> tuple[Sums, Tensor]:
+        """Return the sums of ``count`` draws of some replicas, and of their log-likelihoods."""
+        values, buffers = [v[replicas] for v in self.values], [b[replicas] for b in self.buffers]
+        inputs = (values, buffers, self.rows[replicas])
+        if count not in self._maps:
+            self._maps[count] = self._mapped(count)
+        function: Callable[..., Any] = self._maps[count]
+        if self.compile:
+            key = (replicas.stop - replicas.start, count)
+            if key not in self._programs:
+                with quietly():
+                    self._programs[key] = Program(function, *inputs)
+            function = self._programs[key]
+        found: tuple[Sums, Tensor] = function(*inputs)
+        return found
+
+    def _mapped(self, count: int) -> Callable[..., Any]:
+        settings = Buffers(self.model, self.guide)
+
+        def solo(values: list[Tensor], buffers: list[Tensor], index: Tensor) -> Any:
+            with unvalidated(), poutine.block(), self.parameters.replaced(values), settings.replaced(buffers):
+                f = self.weights.outputs({}, self.x[index], count)
+                likelihood = self.model.likelihood
+                total = f.new_zeros((), dtype=F64)
+                if self.y is not None:
+                    total = block_log_prob(likelihood, f, likelihood.checked(f[0], self.y[index]))
+                return block_sums(likelihood, f), total
+
+        first = ([v[0] for v in self.values], [b[0] for b in self.buffers], self.rows[0])
+        leaves, shape = tree_flatten(first)
+        outputs: list[Any] = []
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
+            outputs.append(spec)
+            return result
+
+        with quietly(self.model, self.guide):
+            graph = traced(flat, leaves)
+        mapped = vmap(graph, randomness="different")
+        return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+
+
+def _cuts(start: int, stop: int, size: int) -> list[slice]:
+    return [slice(k, min(k + size, stop)) for k in range(start, stop, size)]
+
+
+def _halved(replicas: slice, draws: slice) -> list[tuple[slice, slice]]:
+    """Return a block in two parts: half the draws each, or half the replicas when there is only one draw."""
+    if draws.stop - draws.start > 1:
+        middle = (draws.start + draws.stop) // 2
+        return [(replicas, slice(draws.start, middle)), (replicas, slice(middle, draws.stop))]
+    middle = (replicas.start + replicas.stop) // 2
+    return [(slice(replicas.start, middle), draws), (slice(middle, replicas.stop), draws)]

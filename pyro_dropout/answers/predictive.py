@@ -1,0 +1,140 @@
+"""The posterior predictive p(y | x) ≈ (1/T) Σ_t p(y | f_t), from T draws of the weights with outputs f_t."""
+
+from numbers import Integral
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.snapshot import frozen
+from pyro_dropout.answers.streams import Running, Sums, block_sums
+from pyro_dropout.answers.walk import Block, Walk
+from pyro_dropout.answers.weight_draws import MeanWeights, PerExample, WholeFunctions
+from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.inference.training import move_to
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_finite
+
+Keep = Literal["auto"] | bool
+
+_FEW = 2**24  # numbers in the samples that are kept without being asked for
+
+
+def predict(
+    model: Any,
+    posterior: Any,
+    x: Tensor,
+    *,
+    samples: int = 1000,
+    method: Literal["mc", "standard"] = "mc",
+    shared: bool = False,
+    seed: int | None = None,
+    keep_samples: Keep = "auto",
+    compile: bool = False,
+    chunk: int | None = None,
+    progress: bool = False,
+) -> Prediction:
+    """Predict the targets at ``x``: the model's outputs averaged over draws of its weights.
+
+    Draws are summed up as they come, so that memory does not grow with their number. Networks run in evaluation mode.
+
+    Args:
+        model: a Pyro model ``model(x)`` that returns its outputs f, (N, D), and has a ``likelihood``.
+        posterior: a guide of its weights.
+        x: N data points, first dimension first; moved to where the model is.
+        samples: the number T of draws.
+        method: "mc"; or "standard", one pass with the mean weights, which knows no epistemic uncertainty.
+        shared: whether all points share each draw, which is then a whole function. Otherwise every point has weights of
+            its own in every draw: the answer at each point has the same distribution, and the points' errors are
+            independent.
+        seed: makes the draws repeat, and leaves torch's random state as it was. On a GPU give ``chunk`` as well, for it
+            decides in which order random numbers are used, and is otherwise measured.
+        keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).
+        compile: whether to compile the forward passes: some ten seconds for each shape of block, repaid by long runs.
+        chunk: rows, pairs of a draw and a point, of one forward pass; by default what fits into memory. It is halved
+            whenever memory runs out.
+        progress: whether to show a bar.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
+        >>> guide = pd.AutoDropout(model, keep=0.5)
+        >>> answer = pd.predict(model, guide, torch.ones(5, 3), samples=200, seed=0)
+        >>> answer.mean.shape, answer.aleatoric[0].item()
+        (torch.Size([5, 1]), 0.25)
+        >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
+        (True, torch.Size([5]))
+    """
+    likelihood = _likelihood_of(model)
+    _check_points(model, x)
+    x = x.to(move_to(None, [model, posterior]))
+    check_count("samples", samples)
+    if chunk is not None:
+        check_count("chunk", chunk)
+    if method not in ("mc", "standard"):
+        raise RangeError(f"method must be 'mc' or 'standard'; got {method!r}.")
+    if not (keep_samples == "auto" or isinstance(keep_samples, bool)):
+        raise RangeError(f"keep_samples must be 'auto', True or False; got {keep_samples!r}.")
+    if isinstance(seed, bool) or not isinstance(seed, Integral | None):
+        raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
+    samples = 1 if method == "standard" else samples
+    _check_met(posterior)
+    options: Any = {"chunk": chunk, "seed": seed, "compile": compile}
+    walk = _walk(model, posterior, x, samples, method, shared, options)
+    likelihood = frozen(likelihood)
+    keep = samples * len(x) * walk.like.shape[-1] <= _FEW if keep_samples == "auto" else keep_samples
+    kept = walk.like.new_empty(samples, len(x), walk.like.shape[-1]) if keep else None
+    running = Running(len(x))
+
+    def reduce(f: Tensor) -> tuple[Sums, list[Tensor]]:
+        return block_sums(likelihood, f), [f] if keep else []
+
+    def receive(block: Block, result: tuple[Sums, list[Tensor]]) -> None:
+        running.add(block.draws.start, block.count, block.points, result[0])
+        if kept is not None:
+            kept[block.draws, block.points] = result[1][0]
+
+    walk.first("moments", reduce, receive, progress)
+    if not keep:
+        walk.remember()
+    return Prediction(likelihood, running.sums, samples, walk.like, kept, None if keep else walk)
+
+
+def _likelihood_of(model: Any) -> Likelihood:
+    likelihood = getattr(model, "likelihood", None)
+    if not isinstance(likelihood, Likelihood):
+        raise PyroDropoutError(
+            f"model must say what its outputs mean: {type(model).__name__} has no likelihood of this package. Write"
+            " model.likelihood = pyro_dropout.Gaussian(tau=...), or use BayesianNet."
+        )
+    return likelihood
+
+
+def _check_points(model: Any, x: Any) -> None:
+    words = isinstance(model, nn.Module) and any(isinstance(m, nn.Embedding) for m in model.modules())
+    if not (words and isinstance(x, Tensor) and not x.is_floating_point()):  # an embedding takes indices
+        check_finite("x", x)
+    if x.dim() == 0 or len(x) == 0:
+        raise ShapeError(f"x must hold at least one data point, (N, ...); got shape {tuple(x.shape)}.")
+
+
+def _check_met(posterior: Any) -> None:
+    """Raise if a guide has not read its model, which it cannot do here: without ``y`` it would take y for a weight."""
+    if getattr(posterior, "prototype_trace", posterior) is None:
+        raise PyroDropoutError(
+            f"{type(posterior).__name__} has not seen its model yet: fit it, or call posterior(x, y) once, first."
+        )
+
+
+def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shared: bool, options: Any) -> Walk:
+    """Return the walk, made ready; where weights cannot be drawn for each point, say so, and what can be done."""
+    if method == "standard":
+        return Walk(MeanWeights(model, posterior), x, samples, **options)
+    if shared:
+        return Walk(WholeFunctions(model, posterior), x, samples, **options)
+    try:
+        return Walk(PerExample(model, posterior), x, samples, **options)
+    except PyroDropoutError as cause:
+        Walk(WholeFunctions(model, posterior), x[:1], 1, **options)  # what is wrong here too is wrong in itself
+        raise PyroDropoutError(
+            f"weights cannot be drawn for each data point here: {cause} Write predict(..., shared=True)."
+        ) from cause

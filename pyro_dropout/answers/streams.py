@@ -1,0 +1,105 @@
+"""Sums over draws that need no list of the draws: moments, class probabilities and votes, log-likelihoods.
+
+A block of draws is reduced to sums for each data point, and those are added to what came before, all in float64. With
+y_t the targets given the t-th output, the law of total variance splits Var y = Var_t E[y_t] + E_t Var[y_t].
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Independent, Normal
+
+F64 = torch.float64
+Sums = dict[str, Tensor]
+
+
+def base_of(p: Any) -> Any:
+    """Return p(y | f) of a single target."""
+    while isinstance(p, Independent):
+        p = p.base_dist
+    return p
+
+
+def is_class(p: Any) -> bool:
+    """Whether targets are classes: one of several, or yes and no."""
+    return isinstance(base_of(p), Categorical | Bernoulli)
+
+
+def is_normal(p: Any) -> bool:
+    """Whether targets have Gaussian noise."""
+    return isinstance(base_of(p), Normal)
+
+
+def block_sums(likelihood: Any, f: Tensor) -> Sums:
+    """Reduce a block of draws, f (T, N, D), to sums for each data point.
+
+    Returns:
+        "mean" of E[y], "spread", its squared distances from the mean, and "noise", the sum of Var[y]; for classes also
+        "surprise", the sum of the draws' own entropies, and "votes", how many draws are for each class.
+    """
+    p = likelihood.distribution(f)
+    base = base_of(p)
+    several, coins = isinstance(base, Categorical), isinstance(base, Bernoulli)
+    if several:  # the mean of its targets is that of their indicators
+        means = base.probs.to(F64)
+        noise = means * (1 - means)
+    else:
+        means, noise = p.mean.to(F64), p.variance.to(F64)
+    middle = means.mean(0)
+    sums = {"mean": middle, "spread": (means - middle).square().sum(0), "noise": noise.sum(0)}
+    if several or coins:
+        sums["surprise"] = base.entropy().to(F64).sum(0)
+        sums["votes"] = ((base.logits > 0) if coins else _votes(base.logits)).sum(0)
+    return sums
+
+
+def _votes(logits: Tensor) -> Tensor:
+    """Return which class each draw is for, as indicators."""
+    best = logits.argmax(-1, keepdim=True)
+    return best == torch.arange(logits.shape[-1], device=best.device)
+
+
+def block_log_prob(likelihood: Any, f: Tensor, y: Tensor) -> Tensor:
+    """Return logsumexp_t log p(y | f_t) of a block of draws, (N,)."""
+    each: Tensor = likelihood.distribution(f).log_prob(y)
+    return torch.logsumexp(each.to(F64), 0)
+
+
+class Running:
+    """The sums of all draws so far, for every data point.
+
+    Args:
+        points: how many data points there are.
+    """
+
+    def __init__(self, points: int) -> None:
+        self.points = points
+        self.sums: Sums = {}
+
+    def add(self, seen: int, count: int, points: slice, block: Sums) -> None:
+        """Add a block of ``count`` draws for some points, which have ``seen`` draws already."""
+        if not self.sums:
+            self.sums = {k: v.new_zeros((self.points, *v.shape[1:])) for k, v in block.items()}
+        own = {name: value[points] for name, value in self.sums.items()}
+        # Chan, Golub and LeVeque (1983): two sets of draws, each with its own mean
+        step = block["mean"] - own["mean"]
+        own["mean"] += step * (count / (seen + count))
+        own["spread"] += block["spread"] + step.square() * (seen * count / (seen + count))
+        for name in block.keys() - {"mean", "spread"}:
+            own[name] += block[name]
+
+
+def mixture_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:
+    """Return a quantile of the mixture of T normals, equally weighted: loc and scale are (T, ...), the result (...)."""
+    loc, scale = loc.to(F64), scale.to(F64)
+    quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=F64, device=loc.device))
+    # The mixture's quantile lies between the smallest and the largest of its parts' own.
+    parts = loc + scale * quantile
+    low, high = parts.amin(0), parts.amax(0)
+    for _ in range(44):  # the width of the bracket, times 6e-14
+        middle = (low + high) / 2
+        below = torch.special.ndtr((middle - loc) / scale).mean(0) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return (low + high) / 2

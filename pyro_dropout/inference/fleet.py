@@ -1,0 +1,298 @@
+"""Many trainings as one computation: replicas with their own data, seeds and hyper-parameters, in step.
+
+One step is traced through Pyro for one replica, parameters and settings as its inputs; mapped over all replicas it is
+one program, in which a layer of all replicas is one batched matrix product.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from tqdm.auto import tqdm
+
+from pyro_dropout.inference.compiled import traced
+from pyro_dropout.inference.elbo import ELBO
+from pyro_dropout.inference.functional import Buffers, Parameters, make_step, quietly
+from pyro_dropout.inference.history import History
+from pyro_dropout.inference.runs import Batches, Run
+from pyro_dropout.inference.svi import Compile, check_compile
+from pyro_dropout.inference.training import check_length, loop, move_to
+from pyro_dropout.inference.updates import Schedule, Update, named
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+
+
+class Fleet:
+    """E replicas of a model and its guide, trained together.
+
+    Replicas may differ in everything that is a number: their starting values, keep, τ, length-scales, learning rates,
+    and the data points that they see. They must not differ in structure.
+
+    Args:
+        build: makes one replica, ``build(**setting)`` -> (model, guide).
+        settings: what each replica is built with: {argument: one value for each replica}.
+        progress: show a progress bar while replicas are built.
+
+    Attributes:
+        settings: the settings, one dict for each replica.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> def build(seed, keep):
+        ...     torch.manual_seed(seed)
+        ...     net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+        ...     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+        ...     return model, pd.AutoDropout(model, keep=keep)
+        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.8, 0.9, 0.95]})
+        >>> x = torch.linspace(-1, 1, 64).unsqueeze(-1)
+        >>> history = fleet.fit(x, x**2, steps=50, lr=0.01, compile=False, progress=False)
+        >>> history.losses.shape
+        torch.Size([50, 3])
+        >>> model, guide = fleet[1]
+        >>> guide.keep
+        0.9
+    """
+
+    def __init__(
+        self, build: Callable[..., Any], settings: Mapping[str, Sequence[Any]], *, progress: bool = False
+    ) -> None:
+        lengths = {name: len(values) for name, values in settings.items()}
+        if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+            raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
+        self.settings = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
+        built = [build(**setting) for setting in tqdm(self.settings, disable=not progress, unit="replica")]
+        self._replicas: list[tuple[Any, Any]] = [_pair(each) for each in built]
+        _check_alike(self._replicas, self.settings)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return one replica, (model, guide), with what it has learned so far."""
+        return self._replicas[index]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self._replicas)
+
+    def to(self, device: torch.device | str) -> "Fleet":
+        """Move all replicas to a device."""
+        for part in (part for pair in self._replicas for part in pair):
+            if isinstance(part, nn.Module):
+                part.to(device)
+        return self
+
+    def buffers(self) -> list[Tensor]:
+        """Return the settings of all replicas, stacked, in the order of the first one's."""
+        return _stacked([Buffers(*pair).values for pair in self._replicas])
+
+    def values(self, parameters: Parameters) -> list[Tensor]:
+        """Return the parameters of all replicas, stacked, in the order in which the first one's are known."""
+        return _stacked([[parameter.detach() for parameter in owned] for owned in self.owners(parameters)])
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        indices: Tensor | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | Tensor = 1e-3,
+        optim: str | Update = "adam",
+        schedule: Schedule | None = None,
+        clip_norm: float | None = None,
+        loss: Any = None,
+        compile: Compile = "auto",
+        progress: bool = True,
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> History:
+        """Train all replicas, each on its own rows of one set of data.
+
+        A replica whose loss stops being a number is left behind, and ``history.diverged`` names it.
+
+        Args:
+            x: inputs that all replicas draw from, (N, ...).
+            y: targets.
+            indices: (E, n), the rows that each replica trains on; all rows by default. All replicas have n points.
+            steps: how many steps to take; or give ``epochs``.
+            epochs: how often to go through the data.
+            batch_size: points in a mini-batch; all n of them by default.
+            lr: the learning rate, or one for each replica.
+            optim: "adam", "adamw", "sgd", or an ``Update``.
+            schedule: multiplies ``lr``, as in ``fit``.
+            clip_norm: the largest norm of a replica's gradient.
+            loss: ``ELBO()`` by default.
+            compile: "auto", True or False, as in ``SVI``.
+            progress: show a progress bar.
+            seed: of weight draws and mini-batches.
+            device: where to train; everything is moved there. By default, where the replicas are.
+
+        Returns:
+            The history, with losses (steps, E).
+        """
+        check_compile(compile)
+        check_length(x, y, steps, epochs, batch_size)
+        rows = self.rows(x, indices)
+        rate = self._rates(lr)
+        if seed is not None:
+            pyro.set_rng_seed(seed)
+        place = move_to(device, (part for pair in self for part in pair))
+        x, y, rows = x.to(place), y.to(place), rows.to(place)
+        points = rows.shape[1]
+        batch = points if batch_size is None else min(batch_size, points)
+        total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
+        update = optim
+        if not isinstance(update, Update):
+            update = named(update, float(rate[0]), schedule=schedule, clip_norm=clip_norm)
+        loss = ELBO() if loss is None else loss
+        parameters = Parameters(*self[0], loss, (x[rows[0, :batch]], y[rows[0, :batch]], points), {})
+        owners = self.owners(parameters)
+
+        def write(values: list[Tensor]) -> None:
+            for k, owned in enumerate(owners):
+                for parameter, value in zip(owned, values, strict=True):
+                    parameter.data = value[k].clone()
+
+        values = self.values(parameters)
+        batches = None if batch == points else Batches(batch, rows)
+        fixed = [self.buffers(), x, y] if batches is not None else [self.buffers(), x, y, rows]
+        step = self._step(parameters, loss, update, points, values, fixed, rows[:, :batch], rate)
+        run = Run(step, values, update, write=write, lr=rate, inputs=tuple(fixed), batches=batches, compile=compile)
+        return loop(run, total, progress)
+
+    def _step(
+        self,
+        parameters: Parameters,
+        loss: Any,
+        update: Update,
+        points: int,
+        values: list[Tensor],
+        fixed: list[Any],
+        index: Tensor,
+        rate: Tensor,
+    ) -> Callable[..., Any]:
+        """Return the step of all replicas: that of the first one, as a graph, mapped over what differs."""
+        model, guide = self._replicas[0]
+
+        def solo(
+            values: list[Tensor],
+            state: list[list[Tensor]],
+            t: Tensor,
+            lr: Tensor,
+            settings: list[Tensor],
+            x: Tensor,
+            y: Tensor,
+            index: Tensor,
+        ) -> Any:
+            step = make_step(model, guide, loss, parameters, update, lambda: ((x[index], y[index], points), {}))
+            return step(values, state, t, lr, settings)
+
+        first = [value[0] for value in values]
+        t = rate.new_ones((), dtype=torch.float32)
+        example = (first, update.start(first), t, rate[0].to(t), [b[0] for b in fixed[0]], *fixed[1:3], index[0])
+        leaves, shape = tree_flatten(example)
+        outputs: list[Any] = []
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
+            outputs.append(spec)
+            return result
+
+        with quietly(model, guide):
+            graph = traced(flat, leaves)
+        _check_pure(graph)
+        dims = (*_zeros(first), *_zeros(update.start(first)), None, 0, *_zeros(fixed[0]), None, None, 0)
+        mapped = vmap(graph, in_dims=dims, randomness="different")
+        return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+
+    def owners(self, parameters: Parameters) -> list[list[nn.Parameter]]:
+        """Return every replica's parameters, in the order in which the first one's are known."""
+        by_path = [_by_path(pair) for pair in self._replicas]
+        paths = {id(parameter): path for path, parameter in by_path[0].items()}
+        for name, value in parameters.by_name.items():
+            if id(value) not in paths:
+                raise PyroDropoutError(
+                    f"parameter {name!r} lies in Pyro's store and in no module, so replicas would share it; make the"
+                    " model an nn.Module that owns it."
+                )
+        return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
+
+    def rows(self, x: Tensor, indices: Tensor | None) -> Tensor:
+        """Return the rows of x that each replica sees, (E, n), or say what is wrong with them."""
+        if indices is None:
+            return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()
+        if indices.dim() != 2 or len(indices) != len(self) or indices.is_floating_point() or not indices.shape[1]:
+            raise ShapeError(
+                f"indices must be whole numbers of shape (E, n) = ({len(self)}, n), one row for each replica; got"
+                f" {tuple(indices.shape)} of {indices.dtype}. Replicas train on equally many points."
+            )
+        if int(indices.min()) < 0 or int(indices.max()) >= len(x):
+            raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x.")
+        return indices.to(x.device).long().contiguous()
+
+    def _rates(self, lr: float | Tensor) -> Tensor:
+        rates = torch.as_tensor(lr, dtype=torch.float32)
+        if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
+            raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
+        if not bool((rates > 0).all()):
+            raise RangeError(f"lr must be positive; got {lr!r}.")
+        return rates.expand(len(self)).contiguous()
+
+
+def _pair(built: Any) -> tuple[Any, Any]:
+    if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
+        raise PyroDropoutError(
+            "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
+            f" {type(built).__name__}."
+        )
+    return built
+
+
+def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:
+    return {
+        f"{root}.{name}": parameter
+        for root, part in zip(("model", "guide"), pair, strict=True)
+        for name, parameter in part.named_parameters()
+    }
+
+
+def _check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
+    """Raise an error unless all replicas have the structure of the first one."""
+
+    def structure(pair: tuple[Any, Any]) -> Any:
+        tensors = [(n, tuple(t.shape), t.dtype) for part in pair for n, t in part.state_dict().items()]
+        guide = pair[1]
+        kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
+        return type(guide).__name__, tensors, kinds
+
+    first = structure(replicas[0])
+    for pair, setting in zip(replicas, settings, strict=True):
+        if structure(pair) != first:
+            raise PyroDropoutError(
+                f"the replica with {setting} has another structure than the one with {settings[0]}: other shapes, or a"
+                " guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
+            )
+
+
+def _check_pure(graph: torch.fx.GraphModule) -> None:
+    """Raise an error if a step changes tensors in place, as BatchNorm does with its statistics."""
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable:
+            raise PyroDropoutError(
+                "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
+                " use another normalisation, eval(), or one training for each."
+            )
+
+
+def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _zeros(tree: Any) -> list[int]:
+    return [0] * len(tree_flatten(tree)[0])

@@ -1,0 +1,84 @@
+"""What a training leaves behind: the loss at every step, how fast it went, and why it stopped if it had to."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+
+
+class DivergedError(PyroDropoutError):
+    """Training met a loss that is not a number; the message names the step and the site.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1))
+        >>> x = torch.tensor([[float("nan")]])
+        >>> try:
+        ...     pd.fit(model, pd.AutoDropout(model), x, x, steps=3, compile=False, progress=False)
+        ... except pd.DivergedError as stop:
+        ...     print(str(stop).split(";")[0])
+        the loss is nan at step 1
+    """
+
+
+@dataclass
+class History:
+    """What happened in training.
+
+    Attributes:
+        losses: -ELBO at every step, before that step: (steps,), or (steps, replicas) of a fleet.
+        steps: how many steps were taken.
+        seconds: how long they took, compilation left out.
+        compile_seconds: how long compilation took.
+        compiled: whether the steps were compiled.
+        matmul_precision: torch's setting at the time, ``torch.get_float32_matmul_precision()``.
+        validation: (step, -log p(y|w) per point on the validation set), where one was given.
+        best_step: the step whose parameters were kept, where a validation set chose.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5).steps_per_second
+        4.0
+    """
+
+    losses: Tensor
+    steps: int
+    seconds: float
+    compile_seconds: float = 0.0
+    compiled: bool = False
+    matmul_precision: str = "highest"
+    validation: list[tuple[int, float]] = field(default_factory=list)
+    best_step: int | None = None
+
+    @property
+    def steps_per_second(self) -> float:
+        """Steps a second, compilation left out."""
+        return self.steps / self.seconds if self.seconds > 0 else float("nan")
+
+    @property
+    def diverged(self) -> Tensor:
+        """Whether a loss was not a number, at any step: one answer, or one for each replica."""
+        return ~torch.isfinite(self.losses).all(0)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the loss against the step, smoothed and as it was; returns matplotlib's axes."""
+        import matplotlib.pyplot as plt
+
+        if ax is None:
+            _, ax = plt.subplots(figsize=(6, 3), layout="constrained")
+        losses = self.losses.double()
+        if losses.dim() > 1:  # of a fleet, its average
+            losses = losses.nanmean(1)
+        width = max(1, len(losses) // 100)
+        smooth = losses[: len(losses) // width * width].reshape(-1, width).mean(1)
+        ax.plot(range(1, len(losses) + 1), losses, color="#a6bddb", linewidth=0.6, label="each step")
+        middles = [width * k + (width + 1) / 2 for k in range(len(smooth))]
+        ax.plot(middles, smooth, color="#045a8d", label=f"mean of {width} steps")
+        if self.best_step is not None:
+            ax.axvline(self.best_step, color="#d95f0e", linestyle="--", label="best on the validation set")
+        ax.set(xlabel="step", ylabel="-ELBO (nats)")
+        ax.legend(frameon=False)
+        return ax

@@ -1,0 +1,187 @@
+"""Optimiser updates as functions of tensors, so that a compiled step can hold the optimiser too.
+
+Each update follows torch.optim's to the letter (its tests compare the two); parameters, state and gradients go in as
+lists, and new lists come out. Learning rates come from a schedule of the step, inside the graph.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+
+Schedule = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser: how many tensors of state a parameter has, and how a step changes them.
+
+    Attributes:
+        name: as users call it.
+        lr: the base learning rate.
+        slots: tensors of state for each parameter.
+        apply: (parameter, gradient, state, lr, t) -> (parameter, state), with t the number of the step, from 1.
+        clip_norm: the largest norm of the whole gradient; None for any.
+        clip_value: the largest size of one element of the gradient; None for any.
+        schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> halve = pd.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
+        >>> halve.step([torch.tensor(8.0)], [torch.tensor(0.0)], [[]], torch.tensor(1.0), torch.tensor(1.0))[0]
+        [tensor(4.)]
+    """
+
+    name: str
+    lr: float
+    slots: int
+    apply: Callable[[Tensor, Tensor, list[Tensor], Tensor, Tensor], tuple[Tensor, list[Tensor]]]
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    schedule: Schedule | None = None
+
+    def start(self, parameters: list[Tensor]) -> list[list[Tensor]]:
+        """Return the state before the first step: zeros."""
+        return [[torch.zeros_like(p) for _ in range(self.slots)] for p in parameters]
+
+    def step(
+        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
+    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
+        if self.schedule is not None:
+            lr = lr * self.schedule(t - 1)
+        if self.clip_value is not None:
+            gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
+        if self.clip_norm is not None:
+            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
+            shrink = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
+            gradients = [g * shrink for g in gradients]
+        done = [self.apply(p, g, s, lr, t) for p, g, s in zip(parameters, gradients, state, strict=True)]
+        return [p for p, _ in done], [s for _, s in done]
+
+
+def adam(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    *,
+    decoupled: bool = False,
+    **shared: Any,
+) -> Update:
+    """Return Adam, or with ``decoupled`` AdamW."""
+    beta1, beta2 = betas
+
+    def apply(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, t: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if weight_decay:
+            p, g = (p * (1 - lr * weight_decay), g) if decoupled else (p, g + weight_decay * p)
+        mean = beta1 * state[0] + (1 - beta1) * g
+        square = beta2 * state[1] + (1 - beta2) * g * g
+        unbiased1, unbiased2 = -torch.expm1(t * math.log(beta1)), -torch.expm1(t * math.log(beta2))
+        size = square.sqrt() / unbiased2.sqrt() + eps
+        return p - (lr / unbiased1) * mean / size, [mean, square]
+
+    return Update("adamw" if decoupled else "adam", lr, 2, apply, **shared)
+
+
+def sgd(
+    lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, **shared: Any
+) -> Update:
+    """Return stochastic gradient descent, with momentum if asked."""
+
+    def apply(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor, t: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if weight_decay:
+            g = g + weight_decay * p
+        if not momentum:
+            return p - lr * g, []
+        velocity = momentum * state[0] + g
+        return p - lr * (g + momentum * velocity if nesterov else velocity), [velocity]
+
+    return Update("sgd", lr, 1 if momentum else 0, apply, **shared)
+
+
+def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
+    """The paper's learning-rate schedule, base·(1 + γt)^(-p): it falls slowly, and never to zero.
+
+    Args:
+        gamma: γ, how soon the fall begins.
+        power: p, how steep it is.
+
+    Returns:
+        A function of the number of steps done, to multiply the base rate with.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.inverse_decay(gamma=1.0, power=0.5)(torch.tensor([0.0, 3.0]))
+        tensor([1.0000, 0.5000])
+    """
+    return lambda t: (1 + gamma * t) ** -power
+
+
+_KNOWN: dict[type, Callable[[dict[str, Any]], Update]] = {
+    torch.optim.Adam: lambda o: adam(**_only(o, "lr", "betas", "eps", "weight_decay")),
+    torch.optim.AdamW: lambda o: adam(
+        **{"weight_decay": 1e-2, **_only(o, "lr", "betas", "eps", "weight_decay")}, decoupled=True
+    ),
+    torch.optim.SGD: lambda o: sgd(**{"lr": 1e-3, **_only(o, "lr", "momentum", "weight_decay", "nesterov")}),
+}
+_REFUSED = ("amsgrad", "maximize", "dampening")
+
+
+def _only(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: options[name] for name in names if name in options}
+
+
+def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | None:
+    """Return the update that ``kind(params, **options)`` makes; None for an optimiser that is not written out here."""
+    if kind not in _KNOWN or any(options.get(name) for name in _REFUSED):
+        return None
+    found = _KNOWN[kind](options)
+    return Update(found.name, found.lr, found.slots, found.apply, **shared)
+
+
+def from_optimiser(optimiser: torch.optim.Optimizer, **shared: Any) -> Update | None:
+    """Return the update of a torch optimiser; None where its groups differ, or its kind is not written out here."""
+    if len(optimiser.param_groups) != 1:
+        return None
+    options = {name: value for name, value in optimiser.param_groups[0].items() if name != "params"}
+    return from_torch(type(optimiser), options, **shared)
+
+
+def from_pyro(optim: Any) -> Update | None:
+    """Return the update of a Pyro optimiser; None where it has to run by itself (schedulers, options by parameter)."""
+    kind, options = getattr(optim, "pt_optim_constructor", None), getattr(optim, "pt_optim_args", None)
+    clip = getattr(optim, "pt_clip_args", None) or {}
+    if kind is None or callable(options) or callable(clip) or not isinstance(options, dict):
+        return None
+    shared = {"clip_norm": clip.get("clip_norm"), "clip_value": clip.get("clip_value")}
+    return from_torch(kind, options, **shared)
+
+
+def named(optim: str, lr: float, **shared: Any) -> Update:
+    """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
+    if not lr > 0:
+        raise RangeError(f"lr must be positive; got {lr!r}.")
+    if optim == "adam":
+        return adam(lr, **shared)
+    if optim == "adamw":
+        return adam(lr, weight_decay=1e-2, decoupled=True, **shared)
+    if optim == "sgd":
+        return sgd(lr, momentum=0.9, **shared)
+    raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+
+
+def clock(update: Update, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:
+    """Return the number of steps taken and the base learning rate as tensors, in the parameters' type and place."""
+    if not parameters:
+        return torch.tensor(float(taken)), torch.tensor(update.lr)
+    dtype = max((p.dtype for p in parameters), key=lambda kind: torch.finfo(kind).bits)
+    # Half a type's bits cannot count far.
+    dtype = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
+    like = parameters[0]
+    return like.new_full((), float(taken), dtype=dtype), like.new_full((), update.lr, dtype=dtype)
