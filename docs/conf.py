@@ -11,7 +11,7 @@ project_copyright = author
 version = release = installed_version("pyro-dropout")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "benchmarks/*.md"]  # the tables are part of benchmarks.md
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
 

@@ -19,6 +19,8 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Tree = Any
 
+_GRAIN = 2**15
+
 
 class Program:
     """A function of tensors, traced and compiled for inputs of fixed shapes.
@@ -77,10 +79,21 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch._inductor.config as inductor
+        from torch._guards import TracingContext, tracing
         from torch._inductor.compile_fx import compile_fx
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        # Inductor looks a program up on disk only if it is told how shapes were guessed; here none was.
+        shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
 
         # A step has many small sums, one a layer; on a GPU they cost their launches, so they are launched together.
-        with inductor.patch(combo_kernels=any(tensor.is_cuda for tensor in inputs)):
+        # On a CPU a loop is worth a second thread from the size on at which torch's own operations think so.
+        on_gpu = any(tensor.is_cuda for tensor in inputs)
+        with (
+            tracing(shapes),
+            inductor.patch({"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}),
+        ):
             compiled: Any = compile_fx(graph, list(inputs))
     function: Callable[..., Any] = compiled
     return function

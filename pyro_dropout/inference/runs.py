@@ -192,7 +192,7 @@ class BesideRun(Run):
         compile: Compile,
     ) -> None:
         self._parameters, self._optimiser = parameters, optimiser
-        rate = Update("beside", 0.0, 0, lambda p, g, state, lr, t: (p, state))
+        rate = Update("beside", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
         def step(values: Any, state: Any, t: Tensor, lr: Tensor, *inputs: Any) -> Any:
             loss, slopes = gradients(values, *inputs)

@@ -1,0 +1,93 @@
+"""Many networks in one computation: the time of one step of all of them."""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.inference import fleet as fleet_module
+from pyro_dropout.inference.training import loop
+from tests.benchmarks.ours import dropout
+from tests.benchmarks.peers import plain
+from tests.benchmarks.report import Curve, Section
+from tests.benchmarks.settings import Settings
+from tests.benchmarks.sizes import SMALL
+from tests.benchmarks.timing import Contestant, interleave, reason
+
+SHARE = 0.75
+COLUMNS = {
+    "nets": "networks",
+    "us": "µs for a step of all",
+    "each": "µs for each network",
+    "ratio": "ratio to as many plain steps",
+}
+
+
+def build(seed: int) -> tuple[Any, Any]:
+    """Return one replica."""
+    torch.manual_seed(seed)
+    model = SMALL.model("cpu")
+    return model, dropout(model)
+
+
+def step_of_all(nets: int, steps: int, settings: Settings) -> float:
+    """Return the microseconds of one step of ``nets`` networks, by the history that ``Fleet.fit`` returns."""
+    x, y = SMALL.data("cpu", 4 * SMALL.batch)
+    fleet = pd.Fleet(build, {"seed": list(range(nets))})
+    options: Any = {
+        "batch_size": SMALL.batch,
+        "device": settings.device,
+        "compile": settings.compile,
+        "progress": False,
+    }
+    # One compiled training, taken up again in every round, so that here too the best round counts.
+    rounds = 1 + settings.rounds // 2
+    with mock.patch.object(
+        fleet_module, "loop", lambda *run: min((loop(*run) for _ in range(rounds)), key=lambda h: h.seconds)
+    ):
+        return 1e6 / fleet.fit(x, y, steps=steps, **options).steps_per_second
+
+
+def counts(settings: Settings) -> list[tuple[int, int]]:
+    """Return how many networks to measure, and for how many steps."""
+    if settings.device == "cuda":
+        return [(1, 2000), (80, 2000), (1600, 500)]
+    return [(1, 200), (8, 100)] if settings.quick else [(1, 500), (10, 200), (80, 50)]
+
+
+def measure(settings: Settings) -> Iterator[Section]:
+    """Measure fleets of growing size, and yield the table as it grows."""
+    torch.set_float32_matmul_precision(settings.precisions[0])
+    section = Section(
+        "Fleets",
+        f"One step of all networks of a `pd.Fleet` of {SMALL.name}, each with mini-batches of {SMALL.batch} of its own,"
+        " as `fit` reports it, the best of a few rounds. The ratio is to plain eager PyTorch steps of as many networks,"
+        " one after another.",
+        COLUMNS,
+    )
+    alone = Contestant("plain", lambda: plain(SMALL, settings.device))
+    alone.prepare(settings.device, settings.turn)
+    interleave([alone], settings.rounds, settings.device)
+    curve = Curve("networks in the fleet", "µs a step of all", SMALL.name)
+    for nets, steps in counts(settings):
+        label, start = f"fleet of {nets}", time.perf_counter()
+        if settings.deadline.over(SHARE):
+            section.absent[label] = "left out, for the time was up"
+            print(f"  {label}: {section.absent[label]}", flush=True)
+            continue
+        try:
+            us = step_of_all(nets, steps, settings)
+        except Exception as cause:
+            section.absent[label] = reason(cause)
+            print(f"  {label}: {section.absent[label]}", flush=True)
+            continue
+        section.rows.append({"nets": nets, "us": us, "each": us / nets, "ratio": us / (nets * alone.best)})
+        curve.x.append(nets)
+        curve.y.append(us)
+        section.curves = [curve]
+        print(f"  {label}: {us:.1f} µs a step ({time.perf_counter() - start:.0f} s in all)", flush=True)
+        yield section
+    yield section

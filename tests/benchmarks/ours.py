@@ -1,0 +1,80 @@
+"""This library's steps, as ``pd.fit`` and ``pd.SVI`` take them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+
+import pyro_dropout as pd
+from pyro_dropout.inference.runs import CHAIN
+from pyro_dropout.inference.training import _Task
+from pyro_dropout.inference.updates import named
+from tests.benchmarks.sizes import DROP, Size
+from tests.benchmarks.timing import Advance, Contestant
+
+Guide = Callable[[Any], Any]
+RANK = 10
+LEARNING_RATE = 1e-3
+EPOCH = 8  # batches in the data of the contestant who shuffles
+
+
+def dropout(model: Any) -> Any:
+    """Return the guide that most rows are about."""
+    return pd.AutoDropout(model, keep=1 - DROP)
+
+
+# name, guide, whether every data point has a draw of its own, urgency
+GUIDES: list[tuple[str, Guide, bool, int]] = [
+    ("AutoDropout", dropout, True, 1),
+    ("AutoMeanField, one draw a step", pd.AutoMeanField, False, 2),
+    ("AutoMeanField, a draw for each point", pd.AutoMeanField, True, 4),
+    ("AutoLowRank rank 10, one draw a step", lambda model: pd.AutoLowRank(model, rank=RANK), False, 5),
+    ("AutoConcreteDropout", lambda model: pd.AutoConcreteDropout(model, keep=1 - DROP), True, 6),
+    ("AutoMultiplicative", lambda model: pd.AutoMultiplicative(model, alpha=DROP / (1 - DROP)), True, 7),
+    ("AutoRowMixture, 2 components", pd.AutoRowMixture, True, 8),
+]
+
+
+def fitting(
+    size: Size, device: str, guide: Guide, *, per_example: bool, compile: bool, batches: int = 1
+) -> tuple[Advance, int]:
+    """Return the steps of a training that was set up as ``pd.fit`` sets it up, with Adam."""
+    x, y = size.data(device, batches * size.batch)
+    model = size.model(device)
+    posterior = guide(model).to(device)
+    task = _Task(model, posterior, pd.ELBO(per_example=per_example), x, y)
+    run = task.run(named("adam", LEARNING_RATE), size.batch, compile)
+
+    def advance(steps: int) -> None:
+        done = 0
+        while done < steps:
+            done += len(run.advance(steps - done))
+
+    return advance, CHAIN if compile and device == "cuda" else 1
+
+
+def stepping(size: Size, device: str, *, compile: bool) -> tuple[Advance, int]:
+    """Return the steps of ``pd.SVI``, called one by one from Python."""
+    x, y = size.data(device)
+    model = size.model(device)
+    svi = pd.SVI(model, dropout(model).to(device), pyro.optim.Adam({"lr": LEARNING_RATE}), compile=compile)
+
+    def advance(steps: int) -> None:
+        for _ in range(steps):
+            svi.step(x, y)
+
+    return advance, 1
+
+
+def contestants(size: Size, device: str, *, compile: bool = True) -> list[Contestant]:
+    """Return every guide under ``fit``, then dropout in mini-batches and under ``SVI``."""
+
+    def fit(guide: Guide, per_example: bool, batches: int = 1) -> Callable[[], tuple[Advance, int]]:
+        return lambda: fitting(size, device, guide, per_example=per_example, compile=compile, batches=batches)
+
+    return [
+        *(Contestant(f"pd.fit, {name}", fit(guide, own), urgency) for name, guide, own, urgency in GUIDES),
+        Contestant("pd.fit, AutoDropout, shuffled mini-batches", fit(dropout, True, EPOCH), 9),
+        *([Contestant("pd.SVI, AutoDropout", lambda: stepping(size, device, compile=True), 9)] if compile else []),
+        Contestant("pd.SVI(compile=False), AutoDropout", lambda: stepping(size, device, compile=False), 3),
+    ]
