@@ -142,7 +142,7 @@ class Fleet:
         if seed is not None:
             pyro.set_rng_seed(seed)
         place = move_to(device, (part for pair in self for part in pair))
-        x, y, rows = x.to(place), y.to(place), rows.to(place)
+        x, y, rows, rate = x.to(place), y.to(place), rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)

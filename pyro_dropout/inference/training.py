@@ -1,7 +1,8 @@
 """Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is no longer a number."""
 
+import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,6 +133,8 @@ def _update(
     optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None
 ) -> Update | torch.optim.Optimizer:
     if isinstance(optim, Update):
+        if schedule is not None or clip_norm is not None:
+            raise PyroDropoutError("an Update has a schedule and a clip_norm of its own; give them to it, not to fit.")
         return optim
     if not isinstance(optim, torch.optim.Optimizer):
         return named(optim, lr, schedule=schedule, clip_norm=clip_norm)
@@ -225,7 +228,7 @@ def loop(
     losses: list[Tensor] = []
     good = run.snapshot()
     done, seen, shown, started = 0, 0, time.perf_counter(), time.perf_counter()
-    with tqdm(total=total, disable=not progress, unit="step", smoothing=0.1) as bar:
+    with _published(run), tqdm(total=total, disable=not progress, unit="step", smoothing=0.1) as bar:
         while done < total:
             losses.append(run.advance(min(total - done, CHAIN if watch is None else watch.every)))
             taken = len(losses[-1])
@@ -240,6 +243,9 @@ def loop(
             bar.update(taken)
             if watch is not None and done // watch.every > (done - taken) // watch.every and watch.stop(done):
                 break
+        if seen < done:  # early stopping has ended it between two looks
+            losses = [torch.cat(losses)]
+            _stop_if_diverged(run, losses[0], seen, good, blame)
     seconds = time.perf_counter() - started
     if watch is not None and watch.kept:
         run.restore(watch.kept)
@@ -254,6 +260,16 @@ def loop(
         watch.seen if watch is not None else [],
         watch.best_step if watch is not None else None,
     )
+
+
+@contextlib.contextmanager
+def _published(run: Run) -> Iterator[None]:
+    """Within this context, an interruption (Ctrl-C) leaves what was learned so far in the model and the guide."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.publish()
+        raise
 
 
 def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.inference.runs import Batches
+from pyro_dropout.inference.runs import Batches, Run
+from pyro_dropout.inference.updates import sgd
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
@@ -159,6 +160,31 @@ def test_a_learning_rate_that_is_too_large_is_named_and_nothing_is_lost() -> Non
     torch.testing.assert_close(guide.mean(), before)
 
 
+def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, guide, x, y = problem()
+    before = guide.mean()["0.weight"].clone()
+    advance, calls = Run.advance, []
+
+    def interrupted(run: Run, steps: int) -> Tensor:
+        calls.append(steps)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return advance(run, steps)
+
+    monkeypatch.setattr(Run, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pd.fit(model, guide, x, y, steps=1000, lr=0.01, **QUIET)
+    assert not torch.equal(guide.mean()["0.weight"], before)
+
+
+def test_early_stopping_does_not_hide_a_loss_that_is_no_number() -> None:
+    model, guide, x, y = problem()
+    with pytest.raises(pd.DivergedError):
+        pd.fit(
+            model, guide, x, y, steps=10**6, lr=1e6, optim="sgd", validation=(x, y), patience=2, check_every=30, **QUIET
+        )
+
+
 def test_what_cannot_be_compiled_is_fitted_eagerly_with_one_warning() -> None:
     class Looks(nn.Module):
         def __init__(self) -> None:
@@ -228,6 +254,8 @@ def test_bad_data() -> None:
     for bad in ((x[:3], y), (x[:0], y[:0]), (x.numpy(), y)):
         with pytest.raises(pd.ShapeError, match="x and y must be tensors with the same number of points"):
             pd.fit(model, guide, *bad, steps=1)
+    with pytest.raises(pd.PyroDropoutError, match="an Update has a schedule and a clip_norm of its own"):
+        pd.fit(model, guide, x, y, steps=1, optim=sgd(0.1), clip_norm=1.0)
     optim = torch.optim.RMSprop(guide.parameters(), 0.01)
     with pytest.raises(pd.PyroDropoutError, match="RMSprop with these options runs beside the step"):
         pd.fit(model, guide, x, y, steps=1, optim=optim, clip_norm=1.0)
