@@ -42,15 +42,23 @@ class FleetPrediction(Prediction):
     """
 
     targets: Tensor | None = None
+    given: Tensor | None = None
     log_sums: Tensor | None = None
 
     def __repr__(self) -> str:
         replicas, points = self._sums["mean"].shape[:2]
         return f"FleetPrediction({replicas} replicas, {points} points, {self._count} draws, {self._name})"
 
+    @property
+    def samples(self) -> Tensor:
+        """Not kept: a fleet's draws are summed up as they come."""
+        raise PyroDropoutError(
+            "a fleet keeps no samples; for replica i, call predict(*fleet[i], x, keep_samples=True)."
+        )
+
     def log_prob(self, y: Tensor | None = None) -> Tensor:
         """Return log p(y | x) of each replica and point, (E, N), for the targets that ``predict_fleet`` was given."""
-        if self.log_sums is None or y is not None:
+        if self.log_sums is None or (y is not None and y is not self.given):
             raise PyroDropoutError(
                 "a fleet sums log-likelihoods up as it predicts: give y to predict_fleet(fleet, x, y)."
             )
@@ -109,6 +117,7 @@ def predict_fleet(
     place = move_to(None, (part for pair in fleet for part in pair))
     x = x.to(place)
     rows = fleet.rows(x, indices)
+    given = y
     if y is not None:
         y = y.to(place)
         if len(y) != len(x):
@@ -141,7 +150,7 @@ def predict_fleet(
     like = task.like
     found = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, None, None)
     if y is not None:
-        found.targets, found.log_sums = y[rows], log_sums
+        found.targets, found.log_sums, found.given = y[rows], log_sums, given
     return found
 
 

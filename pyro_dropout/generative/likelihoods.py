@@ -156,7 +156,7 @@ class Categorical(Likelihood):
             )
         if y.is_floating_point():
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
-        return y
+        return y.long()
 
 
 class Bernoulli(Likelihood):

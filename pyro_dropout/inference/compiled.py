@@ -104,7 +104,12 @@ def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
     if left.code != right.code:
         return False
     names = [node.target for node in left.graph.nodes if node.op == "get_attr"]
-    return all(torch.equal(getattr(left, name), getattr(right, name)) for name in names)
+    return all(_equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    """Whether two constants have the same values; what is not a number is the same as itself here."""
+    return left is right or (left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
 
 
 class Chain:

@@ -4,6 +4,7 @@ One step is traced through Pyro for one replica, parameters and settings as its 
 one program, in which a layer of all replicas is one batched matrix product.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -113,7 +114,8 @@ class Fleet:
     ) -> History:
         """Train all replicas, each on its own rows of one set of data.
 
-        A replica whose loss stops being a number is left behind, and ``history.diverged`` names it.
+        A replica whose loss stops being a number is left behind: it keeps the parameters that it came with, a warning
+        counts such replicas, and ``history.diverged`` names them.
 
         Args:
             x: inputs that all replicas draw from, (N, ...).
@@ -155,15 +157,29 @@ class Fleet:
 
         def write(values: list[Tensor]) -> None:
             for k, owned in enumerate(owners):
-                for parameter, value in zip(owned, values, strict=True):
-                    parameter.data = value[k].clone()
+                own = [value[k] for value in values]
+                if all(bool(torch.isfinite(value).all()) for value in own):
+                    for parameter, value in zip(owned, own, strict=True):
+                        parameter.data = value.clone()
 
         values = self.values(parameters)
         batches = None if batch == points else Batches(batch, rows)
         fixed = [self.buffers(), x, y] if batches is not None else [self.buffers(), x, y, rows]
         step = self._step(parameters, loss, update, points, values, fixed, rows[:, :batch], rate)
         run = Run(step, values, update, write=write, lr=rate, inputs=tuple(fixed), batches=batches, compile=compile)
-        return loop(run, total, progress)
+        history = loop(run, total, progress)
+        lost = int(history.diverged.sum())
+        if lost:
+            warnings.warn(
+                f"{lost} of {len(self)} replicas met a loss that is not a number and were left behind; see"
+                " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
+                stacklevel=2,
+            )
+        return history
+
+    def __repr__(self) -> str:
+        model, guide = self[0]
+        return f"Fleet({len(self)} replicas of {type(model).__name__} with {type(guide).__name__})"
 
     def _step(
         self,
@@ -226,10 +242,14 @@ class Fleet:
         """Return the rows of x that each replica sees, (E, n), or say what is wrong with them."""
         if indices is None:
             return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()
-        if indices.dim() != 2 or len(indices) != len(self) or indices.is_floating_point() or not indices.shape[1]:
+        whole = isinstance(indices, Tensor) and indices.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        if not whole or indices.dim() != 2 or len(indices) != len(self) or not indices.shape[1]:
+            got = (
+                f"{tuple(indices.shape)} of {indices.dtype}" if isinstance(indices, Tensor) else type(indices).__name__
+            )
             raise ShapeError(
-                f"indices must be whole numbers of shape (E, n) = ({len(self)}, n), one row for each replica; got"
-                f" {tuple(indices.shape)} of {indices.dtype}. Replicas train on equally many points."
+                f"indices must be a tensor of whole numbers, (E, n) = ({len(self)}, n), one row for each replica; got"
+                f" {got}. Replicas see equally many points; a mask is turned into row numbers by mask.nonzero()."
             )
         if int(indices.min()) < 0 or int(indices.max()) >= len(x):
             raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x.")

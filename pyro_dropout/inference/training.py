@@ -54,7 +54,7 @@ def fit(
         y: targets, (N, D) or (N,).
         steps: how many steps to take; or give ``epochs``.
         epochs: how often to go through the data.
-        batch_size: points in a mini-batch; all of them by default.
+        batch_size: points in a mini-batch; all of them by default, and where there are fewer.
         lr: learning rate.
         optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
             Adam, AdamW and SGD join the compiled step, from zero state; any other runs beside it.
@@ -68,7 +68,8 @@ def fit(
         validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
             best parameters are put back.
         patience: how many checks without improvement are borne.
-        check_every: steps between checks; a fiftieth of all steps by default.
+        check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps come in twenties, and a
+            check comes after the twenty in which it falls. The last step is always checked.
 
     Returns:
         The history of the loss.
@@ -86,8 +87,9 @@ def fit(
     """
     check_compile(compile)
     check_length(x, y, steps, epochs, batch_size)
-    if validation is not None:
-        _check_data("validation", *validation)
+    _check_watch(validation, patience, check_every)
+    if clip_norm is not None and not clip_norm > 0:
+        raise RangeError(f"clip_norm must be positive, or None for no limit; got {clip_norm!r}.")
     update = _update(optim, lr, schedule, clip_norm)
     if seed is not None:
         pyro.set_rng_seed(seed)
@@ -126,7 +128,21 @@ def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.de
 
 def _check_data(name: str, x: Any, y: Any) -> None:
     if not isinstance(x, Tensor) or not isinstance(y, Tensor) or len(x) != len(y) or not len(x):
-        raise ShapeError(f"{name} must be tensors with the same number of points, at least one.")
+        got = [f"{len(part)} points" if isinstance(part, Tensor) else type(part).__name__ for part in (x, y)]
+        raise ShapeError(
+            f"{name} must be tensors with the same number of points, at least one; got {got[0]} and {got[1]}."
+        )
+
+
+def _check_watch(validation: Any, patience: Any, check_every: Any) -> None:
+    if validation is None:
+        return
+    if not isinstance(validation, tuple | list) or len(validation) != 2:
+        raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
+    _check_data("validation", *validation)
+    check_count("patience", patience)
+    if check_every is not None:
+        check_count("check_every", check_every)
 
 
 def _update(
@@ -241,11 +257,14 @@ def loop(
                 good, seen, shown = run.snapshot(), done, now
                 bar.set_postfix(loss=f"{losses[-1][-1].nanmean().item():.4g}", refresh=False)
             bar.update(taken)
-            if watch is not None and done // watch.every > (done - taken) // watch.every and watch.stop(done):
+            if watch is None or (done // watch.every == (done - taken) // watch.every and done < total):
+                continue
+            if seen < done:  # parameters that are no numbers cannot be validated
+                losses = [torch.cat(losses)]
+                _stop_if_diverged(run, losses[0], seen, good, blame)
+                good, seen = run.snapshot(), done
+            if watch.stop(done):
                 break
-        if seen < done:  # early stopping has ended it between two looks
-            losses = [torch.cat(losses)]
-            _stop_if_diverged(run, losses[0], seen, good, blame)
     seconds = time.perf_counter() - started
     if watch is not None and watch.kept:
         run.restore(watch.kept)

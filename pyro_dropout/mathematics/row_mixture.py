@@ -237,6 +237,8 @@ class RowMixture(TorchDistribution):
     def sample_labels(self, sample_shape: Sequence[int] = ()) -> Int[Tensor, "*batch rows"]:
         """Draw one component label for each row."""
         shape = (*sample_shape, *self.batch_shape, self.rows)
+        if self.components == 1:  # nothing to draw
+            return torch.zeros(shape, dtype=torch.long, device=self.like.device)
         u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
         # The last component takes what is left, so that rounding in the sums can never name a component too many.
         return (u.unsqueeze(-1) >= self.probs.cumsum(-1)[..., :-1]).sum(-1)

@@ -114,9 +114,15 @@ def test_bad_input() -> None:
         pd.predict_fleet(ships, x, samples=0)
     with pytest.raises(pd.ShapeError, match="y must have one target for each of 12 points; got 3"):
         pd.predict_fleet(ships, x, y[:3])
-    with pytest.raises(pd.ShapeError, match="indices must be whole numbers"):
+    with pytest.raises(pd.ShapeError, match="indices must be a tensor of whole numbers"):
         pd.predict_fleet(ships, x, indices=torch.zeros(2, 2, dtype=torch.long))
     with pytest.raises(pd.PyroDropoutError, match=r"give y to predict_fleet\(fleet, x, y\)"):
         pd.predict_fleet(ships, x, samples=3).log_prob()
+    answer = pd.predict_fleet(ships, x, y, samples=3)
+    torch.testing.assert_close(answer.log_prob(y), answer.log_prob())
+    with pytest.raises(pd.PyroDropoutError, match="give y to predict_fleet"):
+        answer.log_prob(y + 1)
+    with pytest.raises(pd.PyroDropoutError, match=r"predict\(\*fleet\[i\], x, keep_samples=True\)"):
+        answer.interval()
     with pytest.raises(pd.RangeError, match="x"):
         pd.predict_fleet(ships, x * float("nan"))

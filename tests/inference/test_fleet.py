@@ -91,6 +91,10 @@ def test_every_guide_sails_in_a_fleet(guide: str) -> None:
     assert not torch.equal(means[0], means[1])
 
 
+def test_a_fleet_says_what_it_is() -> None:
+    assert repr(pd.Fleet(build, {"seed": [0, 1]})) == "Fleet(2 replicas of BayesianNet with AutoDropout)"
+
+
 def test_classes_fly_too() -> None:
     def make(seed: int) -> Any:
         torch.manual_seed(seed)
@@ -122,8 +126,11 @@ def test_a_compiled_fleet_repeats_with_its_seed_and_goes_on_training() -> None:
 def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
     x, y = data()
     fleet = pd.Fleet(build, {"seed": [0, 1], "keep": [1.0, 1.0]})
-    history = fleet.fit(x, y, steps=60, optim="sgd", lr=torch.tensor([1e-4, 1e6]), **QUIET)
+    before = {name: value.clone() for name, value in fleet[1][1].mean().items()}
+    with pytest.warns(UserWarning, match="1 of 2 replicas met a loss that is not a number"):
+        history = fleet.fit(x, y, steps=60, optim="sgd", lr=torch.tensor([1e-4, 1e6]), **QUIET)
     assert history.diverged.tolist() == [False, True]
+    torch.testing.assert_close(fleet[1][1].mean(), before)
     alone, guide = build(0, 1.0)
     pd.fit(alone, guide, x, y, steps=60, optim="sgd", lr=1e-4, **QUIET)
     torch.testing.assert_close(fleet[0][1].mean(), guide.mean(), rtol=1e-3, atol=1e-5)
@@ -162,8 +169,9 @@ def test_bad_input() -> None:
     with pytest.raises(pd.PyroDropoutError, match=r"build must return \(model, guide\)"):
         pd.Fleet(lambda seed: nn.Linear(1, 1), {"seed": [0]})
     fleet = pd.Fleet(build, {"seed": [0, 1]})
-    for indices in (torch.zeros(3, 4, dtype=torch.long), torch.zeros(2, 4), torch.zeros(4, dtype=torch.long)):
-        with pytest.raises(pd.ShapeError, match=r"indices must be whole numbers of shape \(E, n\) = \(2, n\)"):
+    long = {"dtype": torch.long}
+    for indices in (torch.zeros(3, 4, **long), torch.zeros(2, 4), torch.zeros(4, **long), torch.ones(2, 40) > 0, [[0]]):
+        with pytest.raises(pd.ShapeError, match=r"indices must be a tensor of whole numbers, \(E, n\) = \(2, n\)"):
             fleet.fit(x, y, indices=indices, steps=1)
     with pytest.raises(pd.RangeError, match="indices must lie between 0 and 39"):
         fleet.fit(x, y, indices=torch.full((2, 3), 40), steps=1)

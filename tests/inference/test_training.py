@@ -137,7 +137,7 @@ def test_early_stopping_keeps_the_best_parameters() -> None:
     )
     assert history.steps < 400
     assert history.best_step == min(history.validation, key=lambda pair: pair[1])[0]
-    assert len(history.validation) == history.steps // 10
+    assert [step for step, _ in history.validation] == list(range(10, history.steps + 1, 10))
     kept = guide.mean()["0.weight"]
     assert (kept - start).abs().max() < 0.02 * history.best_step * 1.5  # no further than the best step could take it
 
@@ -179,10 +179,26 @@ def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch)
 
 def test_early_stopping_does_not_hide_a_loss_that_is_no_number() -> None:
     model, guide, x, y = problem()
+    before = {name: value.clone() for name, value in guide.mean().items()}
+    options: Any = {"lr": 1e6, "optim": "sgd", "validation": (x, y), "patience": 2, "check_every": 30}
     with pytest.raises(pd.DivergedError):
-        pd.fit(
-            model, guide, x, y, steps=10**6, lr=1e6, optim="sgd", validation=(x, y), patience=2, check_every=30, **QUIET
-        )
+        pd.fit(model, guide, x, y, steps=10**6, **options, **QUIET)
+    torch.testing.assert_close(guide.mean(), before)
+
+
+def test_the_last_step_is_validated_too() -> None:
+    model, guide, x, y = problem()
+    history = pd.fit(model, guide, x, y, steps=25, validation=(x, y), check_every=10, **QUIET)
+    assert [step for step, _ in history.validation] == [10, 20, 25]
+
+
+def test_what_is_not_a_number_is_no_reason_not_to_compile() -> None:
+    """A nan is not equal to itself, and yet two tracings with the same nan are the same."""
+    model, guide, x, y = problem()
+    x = x.clone()
+    x[0] = float("nan")
+    with pytest.raises(pd.DivergedError, match="the loss is nan at step 1; the term of site 'y'"):
+        pd.fit(model, guide, x, y, steps=3, progress=False)
 
 
 def test_what_cannot_be_compiled_is_fitted_eagerly_with_one_warning() -> None:
@@ -234,6 +250,10 @@ BAD = [
     ({"steps": 1, "lr": -1.0}, "lr must be positive"),
     ({"steps": 1, "optim": "lion"}, "optim must be"),
     ({"steps": 1, "compile": "yes"}, "compile must be"),
+    ({"steps": 1, "clip_norm": -1.0}, "clip_norm must be positive"),
+    ({"steps": 1, "validation": torch.zeros(3, 1)}, r"validation must be a pair \(x, y\)"),
+    ({"steps": 1, "validation": (torch.zeros(3, 1), torch.zeros(3, 1)), "patience": 0}, "patience must be"),
+    ({"steps": 1, "validation": (torch.zeros(3, 1), torch.zeros(3, 1)), "check_every": 0}, "check_every must be"),
     ({"steps": 1, "validation": (torch.zeros(3, 1), torch.zeros(2, 1))}, "validation must be tensors"),
 ]
 
