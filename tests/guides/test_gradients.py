@@ -290,6 +290,10 @@ def mean_field_case() -> Case:
 def low_rank_case(per: Any) -> Case:
     sites = ("0.weight", "0.bias", "2.weight", "2.bias")
 
+    def spread(w: dict[str, Tensor]) -> Tensor:
+        """V, which the guide holds in units of σ."""
+        return w["factor"] * w["log_scale"].exp().reshape(-1, 1)
+
     def nodes(state: State) -> Nodes:
         if per == "net":
             eta1, probs = oracle.product(*[oracle.hermite(24)] * RANK)
@@ -304,7 +308,7 @@ def low_rank_case(per: Any) -> Case:
             places = (*places, ("b1", "0.bias", eta1, (K,)), ("b2", "2.bias", eta2, ()))
         for short, site, eta, shape in places:
             w = state[site]
-            found[short] = (w["loc"].flatten() + eta @ w["factor"].T).reshape(s, *shape)
+            found[short] = (w["loc"].flatten() + eta @ spread(w).T).reshape(s, *shape)
             found[f"{short}_var"] = (2 * w["log_scale"]).exp().flatten().expand(s, -1).reshape(s, *shape)
         return Nodes(probs, **found)
 
@@ -312,7 +316,7 @@ def low_rank_case(per: Any) -> Case:
         blocks = [sites] if per == "net" else [("0.weight",), ("2.weight",)]
         total = torch.zeros(()) if per == "net" else bias_kl(state)
         for block in blocks:
-            v = torch.cat([state[s]["factor"] for s in block])
+            v = torch.cat([spread(state[s]) for s in block])
             variance = torch.cat([(2 * state[s]["log_scale"]).exp().flatten() for s in block])
             precisions = [
                 (L_BIAS if "bias" in s else L_WEIGHT) ** 2 * torch.ones(state[s]["loc"].numel()) for s in block
