@@ -16,6 +16,9 @@ from torch import Tensor
 from pyro_dropout.mathematics.positive_definite import gram_log_det, log_det
 from pyro_dropout.mathematics.shapes import Float
 
+# Slopes past the range of their type stop here, with room for what else is added to them.
+_NEARLY_ALL = 0.75
+
 
 class _LogWidth(torch.autograd.Function):
     """log σ with a slope that stays in the range of its type, where the true one may not: at σ = 1e-38 it is 1e38."""
@@ -33,13 +36,45 @@ class _LogWidth(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> Tensor:
         (scale,) = ctx.saved_tensors
-        limit = 0.75 * torch.finfo(scale.dtype).max  # a draw adds a little of its own by another way
-        found: Tensor = (slope / scale).clamp(-limit, limit)
+        # Components may all hang on one σ, and then their slopes are added up: it is the sum that has to fit.
+        room = _NEARLY_ALL * torch.finfo(scale.dtype).max * scale.amin(0, keepdim=True)
+        held = slope * (room / slope.abs().sum(0, keepdim=True)).clamp_max(1)
+        found: Tensor = held / scale
         return found
 
 
-def log_width(scale: Tensor) -> Tensor:
-    """Return log σ; its gradient is finite for every σ > 0."""
+def _furthest(like: Tensor) -> float:
+    """Return the largest distance in units of σ that is told from others."""
+    return math.sqrt(torch.finfo(like.dtype).max) * 1e-6
+
+
+class _Divided(torch.autograd.Function):
+    """difference/σ, held in a range, with a slope that stays in range too: what adds up to nothing then still does."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(difference: Tensor, log_scale: Tensor) -> Tensor:
+        # Past the limit a component's density has long underflowed, so the zero slope there is the true slope.
+        limit = _furthest(difference)
+        return (difference * torch.exp(-log_scale)).clamp(-limit, limit)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1], output)
+        ctx.shapes = inputs[0].shape, inputs[1].shape
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
+        log_scale, ratio = ctx.saved_tensors
+        slope = torch.where(ratio.abs() < _furthest(ratio), slope, 0.0)
+        limit = _NEARLY_ALL * torch.finfo(slope.dtype).max
+        by_difference = (slope * torch.exp(-log_scale)).clamp(-limit, limit)
+        return by_difference.sum_to_size(ctx.shapes[0]), (-slope * ratio).sum_to_size(ctx.shapes[1])
+
+
+def log_width(scale: Float[Tensor, "components *shape"]) -> Float[Tensor, "components *shape"]:
+    """Return log σ of every component; its gradient is finite for every σ > 0."""
     found: Tensor = _LogWidth.apply(scale)  # type: ignore[no-untyped-call]
     return found
 
@@ -48,9 +83,8 @@ def standardise(
     difference: Float[Tensor, "*batch rest"], log_scale: Float[Tensor, "*#batch rest"]
 ) -> Float[Tensor, "*out rest"]:
     """Return difference/σ, held inside a range whose squares still sum to a finite number."""
-    # Past the limit a component's density has long underflowed, so the zero slope of the clamp is the true slope.
-    limit = math.sqrt(torch.finfo(difference.dtype).max) * 1e-6
-    return (difference * torch.exp(-log_scale)).clamp(-limit, limit)
+    ratio: Tensor = _Divided.apply(difference, log_scale)  # type: ignore[no-untyped-call]
+    return ratio
 
 
 @dataclass(frozen=True)
