@@ -3,13 +3,16 @@
 A matrix library is made for products that reuse what they read. A product with one term, or with a side of a dozen,
 only moves memory; written as multiplications it joins the kernel that reads or writes its operands anyway. The same for
 the R×R matrix AᵀA of a tall A: the library reads A at a fraction of the memory's speed, and much faster when several
-rows of A are laid side by side.
+rows of A are laid side by side. Where a GPU is asked for A·η, the squares of A and AᵀA, all three come from one pass.
 """
 
+import operator
 from typing import Any, cast
 
 import torch
 from torch import fx
+
+from pyro_dropout.inference import tall
 
 _SMALL = 16  # a side so short that its product is a handful of multiplications
 _LONG = 1024  # a side so long that memory decides
@@ -23,6 +26,7 @@ aten: Any = torch.ops.aten
 
 def rewrite_skinny_products(graph: fx.Graph) -> None:
     """Replace skinny ``mm`` and ``bmm`` in a graph of tensor operations; what they compute stays the same."""
+    join_passes(graph)
     for target in (aten.mm.default, aten.bmm.default, aten.addmm.default):
         for node in graph.find_nodes(op="call_function", target=target):
             *added, left, right = node.args
@@ -45,6 +49,45 @@ def rewrite_skinny_products(graph: fx.Graph) -> None:
                     new = graph.call_function(aten.add.Tensor, (new, bias))
             node.replace_all_uses_with(new)
             graph.erase_node(node)
+
+
+def join_passes(graph: fx.Graph, device: str = "cuda") -> None:
+    """Take A·η, Σ A² along rows and AᵀA in one pass, for each input A on ``device`` of which all three are asked."""
+    products = graph.find_nodes(op="call_function", target=aten.mm.default)
+    for node in products:
+        left, right = node.args
+        a = _transposed(right)
+        if a is None or left.meta["val"].shape[0] != 1 or not _fits(a.meta["val"], device):
+            continue
+        squares = _sum_of_squares(right)
+        gram = next((m for m in products if _transposed(m.args[0]) is a and _source(m.args[1]) is a), None)
+        if squares is None or gram is None:
+            continue
+        call = graph.call_function
+        with graph.inserting_before(node):
+            eta = call(aten.select.int, (left, 0, 0))
+            whole = call(torch.ops.pyro_dropout.one_pass.default, (a, eta))
+            outputs = [call(operator.getitem, (whole, i)) for i in range(3)]
+            new = call(aten.unsqueeze.default, (outputs[0], 0))
+            total = call(aten.sum.dim_IntList, (outputs[2], [0]))
+        for old, by in ((node, new), (squares, outputs[1]), (gram, total)):
+            old.replace_all_uses_with(by)
+            graph.erase_node(old)
+
+
+def _fits(a: torch.Tensor, device: str) -> bool:
+    """Whether the one pass is made for a matrix."""
+    right_kind = a.device.type == device and a.dtype == torch.float32 and a.is_contiguous()
+    return right_kind and a.shape[1] <= tall.MOST_COLUMNS and a.shape[0] >= _LONG
+
+
+def _transposed(node: Any) -> fx.Node | None:
+    """Return the input A of the graph where a node is Aᵀ."""
+    node = _source(node)
+    if node is None or node.target not in (aten.t.default, aten.permute.default, aten.transpose.int):
+        return None
+    whole = _source(node.args[0])
+    return whole if whole is not None and whole.op == "placeholder" and whole.meta["val"].dim() == 2 else None
 
 
 def _written_out(graph: fx.Graph, left: fx.Node, right: fx.Node, terms: int) -> fx.Node:
@@ -80,8 +123,8 @@ def _along_rows(graph: fx.Graph, left: fx.Node, right: fx.Node) -> fx.Node:
 
 def _sum_of_squares(turned: fx.Node) -> fx.Node | None:
     """Return the node Σ_r A² along the rows of A, where ``turned`` is Aᵀ and A is one of the graph's inputs."""
-    whole = _source(turned.args[0]) if turned.args else None
-    if whole is None or whole.op != "placeholder" or whole.meta["val"].dim() != 2:
+    whole = _transposed(turned)
+    if whole is None:
         return None
     for node in turned.graph.find_nodes(op="call_function", target=aten.sum.dim_IntList):
         power, dims, *keep = cast(Any, node.args)

@@ -18,6 +18,8 @@ class Settings:
         turn: seconds that a turn should last.
         sizes: the networks of the table of steps.
         deadline: when to stop beginning new things.
+        who: a regular expression that the names of contestants in the table of steps match; the baseline always takes
+            part.
     """
 
     device: str = "cpu"
@@ -27,6 +29,7 @@ class Settings:
     turn: float = 0.2
     sizes: list[Size] = field(default_factory=lambda: [SMALL])
     deadline: Deadline = field(default_factory=lambda: Deadline(None))
+    who: str = ""
 
     @property
     def precisions(self) -> list[str]:

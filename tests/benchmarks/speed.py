@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tests.benchmarks import fleets, growth, predictions, steps
+from tests.benchmarks import fleets, growth, long_run, predictions, steps
 from tests.benchmarks.first_step import measure as measure_first_step
 from tests.benchmarks.machine import described, file_name, moment
 from tests.benchmarks.report import Report, Section, read, section_text
@@ -30,6 +30,7 @@ SECTIONS: dict[str, Callable[[Settings], Iterator[Section]]] = {
     "predict": predictions.measure,
     "compile": lambda settings: measure_first_step(settings, torch.get_num_threads()),
     "growth": growth.measure,
+    "long": long_run.measure,
 }
 
 
@@ -73,6 +74,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda", "auto"), default="auto")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, metavar="SIZE", help=f"networks, of {', '.join(SIZES)}")
+    parser.add_argument("--who", default="", metavar="PATTERN", help="contestants in the table of steps, by name")
     parser.add_argument("--quick", action="store_true", help="the smallest network, few points and short turns")
     parser.add_argument("--out", type=Path, default=FOLDER, metavar="FOLDER", help="where to write the report")
     parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"of {', '.join(SECTIONS)}")
@@ -98,6 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         turn=0.05 if args.quick or device == "cuda" else 0.2,
         sizes=[SIZES[name] for name in args.sizes] if args.sizes else default_sizes(device, args.quick),
         deadline=Deadline(limit),
+        who=args.who,
     )
     report = run(settings, args.only or list(SECTIONS), args.out)
     for section in report.sections.values():

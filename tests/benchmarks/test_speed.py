@@ -2,11 +2,12 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import first_step, fleets, growth, peers, predictions, speed, steps
+from tests.benchmarks import first_step, fleets, growth, long_run, peers, predictions, speed, steps
 from tests.benchmarks.ours import GUIDES, contestants
 from tests.benchmarks.report import Curve, Report, Section, cell, read, section_text, table
 from tests.benchmarks.settings import Settings
@@ -37,15 +38,27 @@ def test_steps_are_compared_with_the_baseline(size: Size) -> None:
     assert set(section.absent.values()) <= {"not installed"}
 
 
+def test_contestants_can_be_chosen_by_name() -> None:
+    chosen = replace(settings(SMALL), who="AutoDropout$|NumPyro")
+    names = [each.name for each in steps.lined_up(SMALL, chosen, "highest")]
+    assert names[0] == peers.BASELINE
+    assert "pd.fit, AutoDropout" in names
+    assert all(name.endswith("AutoDropout") or "NumPyro" in name for name in names[1:])
+
+
 def test_sections_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "counts", lambda settings: [(1, 2), (2, 2)])
     monkeypatch.setattr(predictions, "WIDE", TINY)
     monkeypatch.setattr(first_step, "CHILD", "print('compiling', 0.25)")
     few = [growth.Sweep("hidden layers", "tiny", lambda d: Size("tiny", (4, *[5] * d, 1), 6), [1, 2])]
     monkeypatch.setattr(growth, "sweeps", lambda settings: few)
-    report = speed.run(settings(), ["fleet", "predict", "compile", "growth"], tmp_path)
-    assert list(report.sections) == ["fleet", "predict", "compile", "growth"]
-    assert [section.absent for section in report.sections.values()] == [{}] * 4
+    monkeypatch.setattr(long_run, "DEEP", Size("tiny", (1, 5, 1), 6))
+    monkeypatch.setattr(long_run, "STEPS", {"cpu": 70})
+    names = ["fleet", "predict", "compile", "growth", "long"]
+    report = speed.run(settings(), names, tmp_path)
+    assert list(report.sections) == names
+    assert [section.absent for section in report.sections.values()] == [{}] * 5
+    assert report.sections["long"].rows[0]["steps"] == 7
     assert [row["nets"] for row in report.sections["fleet"].rows] == [1, 2]
     assert report.sections["predict"].rows[0]["ratio"] == 1
     assert [row["compiling"] for row in report.sections["compile"].rows] == [0.25, 0.25]

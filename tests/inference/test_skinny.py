@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyro_dropout.inference.skinny import rewrite_skinny_products
+from pyro_dropout.inference import tall
+from pyro_dropout.inference.skinny import join_passes, rewrite_skinny_products
 
 F64 = torch.float64
 PRODUCTS = ("mm", "bmm", "addmm")
@@ -64,3 +65,33 @@ def test_two_sums_along_the_same_rows_are_one_pass() -> None:
     found, calls = rewritten(both, a, b)
     assert calls.count("sum") == 1
     torch.testing.assert_close(found, both(a, b))
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("shape", [(2000, 10), (1024, 1), (70_001, 16)])
+def test_three_questions_to_one_matrix_are_one_pass(shape: tuple[int, int], device: str) -> None:
+    def three(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        return [b @ a.mT, a.square().sum(-1), a.mT @ a]
+
+    a, b = torch.randn(shape, device=device), torch.randn(1, shape[1], device=device)
+    graph = make_fx(three)(a, b)
+    join_passes(graph.graph, device)
+    graph.graph.lint()
+    graph.recompile()
+    assert [n.target.name() for n in graph.graph.nodes if "one_pass" in str(n.target)] == ["pyro_dropout::one_pass"]
+    assert not graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    for found, exact in zip(graph(a, b), three(a.double(), b.double()), strict=True):
+        assert found.shape == exact.shape
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-4 * shape[0] ** 0.5)
+
+
+def test_one_pass_is_a_custom_operator_as_torch_wants_them() -> None:
+    torch.library.opcheck(tall.one_pass, (torch.randn(300, 4), torch.randn(4)))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(1000, 10), (2000, 17)])
+def test_matrices_that_one_pass_is_not_made_for_are_left(rows: int, columns: int) -> None:
+    a, b = torch.randn(rows, columns), torch.randn(1, columns)
+    graph = make_fx(lambda a, b: [b @ a.mT, a.square().sum(-1), a.mT @ a])(a, b)
+    join_passes(graph.graph, "cpu")
+    assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)) == 2
