@@ -19,6 +19,7 @@ from pyro_dropout.generative.likelihoods import (
 )
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides import (
     AutoConcreteDropout,
     AutoDropout,
@@ -98,6 +99,7 @@ __all__ = [
     "SecondLayer",
     "ShapeError",
     "SingularError",
+    "Standardised",
     "Update",
     "dropout_objective",
     "finite_rank_features",

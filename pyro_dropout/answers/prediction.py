@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.answers.streams import Sums, base_of, block_log_prob, is_class, is_normal, mixture_quantile
+from pyro_dropout.answers.streams import (
+    Sums,
+    base_of,
+    block_log_prob,
+    block_outer,
+    is_class,
+    is_normal,
+    mixture_quantile,
+)
 from pyro_dropout.answers.walk import Block, Walk
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
@@ -84,6 +92,28 @@ class Prediction:
     def std(self) -> Tensor:
         """The standard deviation of y, (N, D)."""
         return self.variance.sqrt()
+
+    @property
+    def covariance(self) -> Tensor:
+        """Cov[y] between the targets of a point, (N, D, D): E[yyᵀ] - E[y]E[y]ᵀ, noise included (Prop. 4).
+
+        Where samples were not kept, the same draws are made once more.
+        """
+        mean = self._sums["mean"]
+        if self._one_of_several:  # indicators, of which one is 1
+            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
+        found = torch.diag_embed(self._sums["noise"] / self._count)
+
+        def add(points: slice, outer: Tensor) -> None:
+            found[points] += outer / self._count
+
+        if self._walk is None:
+            for points in self._pieces():
+                add(points, block_outer(self._likelihood, self.samples[:, points], mean[points]))
+        else:
+            reduce = functools.partial(block_outer, self._likelihood)
+            self._walk.again("covariance", reduce, lambda block, outer: add(block.points, outer), mean)
+        return found.to(self._like)
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
 

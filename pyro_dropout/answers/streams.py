@@ -67,6 +67,12 @@ def block_log_prob(likelihood: Any, f: Tensor, y: Tensor) -> Tensor:
     return torch.logsumexp(each.to(F64), 0)
 
 
+def block_outer(likelihood: Any, f: Tensor, mean: Tensor) -> Tensor:
+    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws, (N, D, D)."""
+    apart = likelihood.distribution(f).mean.to(F64) - mean
+    return torch.einsum("tni,tnj->nij", apart, apart)
+
+
 class Running:
     """The sums of all draws so far, for every data point.
 

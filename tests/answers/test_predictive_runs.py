@@ -104,6 +104,7 @@ def test_compiled_blocks_say_the_same() -> None:
     options: Any = {"samples": count, "compile": True, "seed": 2, "chunk": 10_000}
     answer = pd.predict(model, guide, x, keep_samples=False, **options)
     f, probs = enumerated(guide, x, 0.7)
+    f = f.squeeze(-1)
     mean = probs @ f
     variance, fourth = probs @ (f - mean) ** 2, probs @ (f - mean) ** 4
     close_by_chance(answer.mean[:, 0], mean, (variance / count).sqrt())

@@ -22,16 +22,16 @@ def problem(likelihood: Any = None, out: int = 1, dtype: torch.dtype = torch.flo
     return model, pd.AutoDropout(model, keep=0.7), torch.randn(5, 2, dtype=dtype)
 
 
-def close_by_chance(found: Tensor, exact: Tensor, error: Tensor) -> None:
+def close_by_chance(found: Tensor, exact: Tensor, error: Tensor, sigmas: float = SIGMAS) -> None:
     score = (found.to(F64) - exact).abs() / (error + 1e-6 * (1 + exact.abs()))
-    assert score.max() < SIGMAS, f"{score.max():.2f} standard errors from the exact number"
+    assert score.max() < sigmas, f"{score.max():.2f} standard errors from the exact number"
 
 
 def enumerated(guide: Any, x: Tensor, keep: float) -> tuple[Tensor, Tensor]:
-    """Outputs under all 2⁵ masks of a net 2-3-1, (32, N), with their probabilities."""
+    """Outputs under all 2⁵ masks of a net 2-3-D, (32, N, D), with their probabilities."""
     m1, m2 = (guide.posterior(name).loc.detach().to(F64) for name in ("0.weight", "2.weight"))
     b1, b2 = (guide.posterior(name).v.detach().to(F64) for name in ("0.bias", "2.bias"))
     masks = torch.tensor(list(itertools.product([0.0, 1.0], repeat=5)), dtype=F64)
     h = torch.tanh(torch.einsum("sq,kq,nq->snk", masks[:, :2], m1, x.to(F64)) + b1)
-    f = torch.einsum("sk,k,snk->sn", masks[:, 2:], m2[0], h) + b2
+    f = torch.einsum("sk,dk,snk->snd", masks[:, 2:], m2, h) + b2
     return f, (masks * keep + (1 - masks) * (1 - keep)).prod(-1)

@@ -1,0 +1,114 @@
+"""Raw data in, raw units out: a model of standardised data that standardises by itself.
+
+Priors and precisions are stated for inputs and targets of size one; data comes in years and in parts per million. Here
+a model meets its data standardised and everyone else meets the model in the units of the data, precision included.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_finite
+
+
+class Standardised(nn.Module):
+    """A model that takes x and y in the units of the data, standardises them for ``model``, and answers in those units.
+
+    Means and standard deviations are those of the data given here, for each input and each target; a constant column is
+    shifted and not scaled. Targets that are classes or counts stay as they are. Train, predict and compare with raw
+    data: densities, variances and intervals are those of the raw targets. Only the ELBO is of the standardised ones,
+    which differs by the constant N Σ log σ_y.
+
+    Args:
+        model: a ``BayesianNet`` or another model of this package; its ``Gaussian(tau)`` is in standardised units.
+        x: the training inputs, (N, ...).
+        y: the training targets, (N, D), or class indices.
+
+    Attributes:
+        model: the model of standardised data.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> year = torch.arange(1960.0, 1980.0).unsqueeze(-1)
+        >>> ppm = 316 + 1.2 * (year - 1960)
+        >>> model = pd.Standardised(pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0)), year, ppm)
+        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=0.9), year, samples=50, seed=0)
+        >>> bool((answer.mean > 250).all()), round((answer.aleatoric[0] / ppm.var()).item(), 3)
+        (True, 0.25)
+    """
+
+    def __init__(self, model: Any, x: Tensor, y: Tensor) -> None:
+        super().__init__()
+        if not isinstance(getattr(model, "likelihood", None), Likelihood):
+            raise PyroDropoutError(
+                f"model must have a likelihood of this package; got {type(model).__name__}. Use BayesianNet."
+            )
+        self.model = model
+        for name, value in (("x", x), ("y", y)):
+            scaled = name == "x" or self._scales_targets
+            if scaled:
+                check_finite(name, value)
+                if len(value) < 2:
+                    raise ShapeError(f"{name} must have at least two data points to have a scale; got {len(value)}.")
+            mean = value.mean(0) if scaled else torch.zeros(())
+            std = value.std(0) if scaled else torch.ones(())
+            self.register_buffer(f"{name}_mean", mean)
+            self.register_buffer(f"{name}_std", torch.where(std > 0, std, 1.0))
+
+    @property
+    def _scales_targets(self) -> bool:
+        return isinstance(self.model.likelihood, Gaussian | HeteroscedasticGaussian)
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """p(y | f) of raw targets: precision τ/σ_y²."""
+        inner: Likelihood = self.model.likelihood
+        if not isinstance(inner, Gaussian):
+            return inner
+        return Gaussian((inner.tau / self.y_std.to(inner.tau).square()).detach())
+
+    # --- what guides and predictions ask of a network, passed on ------------------------------------------------------
+
+    @property
+    def sites(self) -> Any:
+        """The random parameters, by name."""
+        return self.model.sites
+
+    def prior_of(self, name: str) -> Any:
+        """Return the prior distribution of one site."""
+        return self.model.prior_of(name)
+
+    def sample_weights(self) -> Any:
+        """Say ``pyro.sample`` for every random parameter."""
+        return self.model.sample_weights()
+
+    def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Run the network with the given weights on raw x; outputs are in the units of y."""
+        return self.raw(self.model.evaluate(weights, self.standard_x(x)))
+
+    # --- the way in and the way out -----------------------------------------------------------------------------------
+
+    def standard_x(self, x: Tensor) -> Tensor:
+        """Return (x - mean)/σ_x."""
+        return (x - self.x_mean.to(x)) / self.x_std.to(x)
+
+    def standard_y(self, y: Tensor) -> Tensor:
+        """Return (y - mean)/σ_y; classes and counts as they are."""
+        return (y - self.y_mean.to(y)) / self.y_std.to(y) if self._scales_targets else y
+
+    def raw(self, f: Tensor) -> Tensor:
+        """Return outputs in the units of y: means are shifted and scaled, log precisions shifted."""
+        if not self._scales_targets:
+            return f
+        mean, std = self.y_mean.to(f), self.y_std.to(f)
+        if isinstance(self.model.likelihood, Gaussian):
+            return f * std + mean
+        middle, log_tau = self.model.likelihood.split(f)
+        return torch.cat([middle * std + mean, log_tau - 2 * std.log().expand_as(log_tau)], -1)
+
+    def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+        """Draw the weights, run the network and observe ``y``; returns the outputs in the units of y."""
+        observed = None if y is None else self.standard_y(y)
+        return self.raw(self.model(self.standard_x(x), observed, num_data))

@@ -1,0 +1,106 @@
+"""A model in raw units against the same model of standardised data, and against scipy's densities."""
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pytest
+import torch
+from scipy import special, stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+TAU = 4.0
+
+
+def raw_data(dtype: torch.dtype, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    x = 1900 + 30 * torch.randn(40, 2, dtype=dtype)
+    return x, 300 + 20 * torch.randn(40, outputs, dtype=dtype) * torch.arange(1, outputs + 1)
+
+
+def pair(likelihood: Any, x: Tensor, y: Tensor, out: int) -> tuple[Any, Any, Any]:
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, out)).to(x.dtype)
+    plain = pd.BayesianNet(net, likelihood=likelihood)
+    return plain, pd.Standardised(plain, x, y), pd.AutoDropout(plain, keep=0.8)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_answers_are_in_the_units_of_y(dtype: torch.dtype, shared: bool, outputs: int) -> None:
+    x, y = raw_data(dtype, outputs)
+    plain, model, guide = pair(pd.Gaussian(TAU), x, y, outputs)
+    mean, std = y.mean(0), y.std(0)
+    options: Any = {"samples": 30, "seed": 3, "shared": shared}
+    raw = pd.predict(model, guide, x, **options)
+    inner = pd.predict(plain, guide, (x - x.mean(0)) / x.std(0), **options)
+    close: Any = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 1e-9, "atol": 1e-9}
+    torch.testing.assert_close(raw.mean, inner.mean * std + mean, **close)
+    torch.testing.assert_close(raw.epistemic, inner.epistemic * std**2, **close)
+    torch.testing.assert_close(raw.aleatoric, (std**2 / TAU).expand_as(raw.mean), **close)
+    torch.testing.assert_close(raw.interval(0.9)[0], inner.interval(0.9)[0] * std + mean, **close)
+    f, targets = raw.samples.double().numpy(), y.double().numpy()
+    noise = (std.double() / TAU**0.5).numpy()
+    exact = special.logsumexp(stats.norm.logpdf(targets, f, noise).sum(-1), axis=0) - np.log(30)
+    np.testing.assert_allclose(raw.log_prob(y).double().numpy(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_noise_of_its_own_is_in_the_units_of_y_too(dtype: torch.dtype) -> None:
+    x, y = raw_data(dtype)
+    plain, model, guide = pair(pd.HeteroscedasticGaussian(), x, y, 2)
+    raw = pd.predict(model, guide, x, samples=30, seed=3)
+    inner = pd.predict(plain, guide, (x - x.mean(0)) / x.std(0), samples=30, seed=3)
+    torch.testing.assert_close(raw.aleatoric, inner.aleatoric * y.std(0) ** 2, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(raw.mean, inner.mean * y.std(0) + y.mean(0), rtol=1e-4, atol=1e-3)
+
+
+def test_training_on_raw_data_is_training_on_standardised_data() -> None:
+    x, y = raw_data(torch.float64)
+    losses = []
+    for raw in (True, False):
+        torch.manual_seed(0)
+        plain, model, guide = pair(pd.Gaussian(TAU, learn=True), x, y, 1)
+        pyro.clear_param_store()
+        data = (x, y) if raw else ((x - x.mean(0)) / x.std(0), (y - y.mean(0)) / y.std(0))
+        history = pd.fit(
+            model if raw else plain, guide, *data, steps=20, lr=0.01, compile=False, progress=False, seed=1
+        )
+        losses.append(history.losses)
+        if raw:  # the precision that was learned is that of raw targets
+            assert model.likelihood.tau.item() == pytest.approx(plain.likelihood.tau.item() / y.var().item(), rel=1e-6)
+    torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
+
+
+def test_guides_are_built_on_it_directly() -> None:
+    x, y = raw_data(torch.float32)
+    _, model, _ = pair(pd.Gaussian(TAU), x, y, 1)
+    for guide in (pd.AutoDropout(model), pd.AutoMeanField(model), pd.AutoLowRank(model, rank=2)):
+        pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+        assert pd.predict(model, guide, x, samples=5).mean.shape == y.shape
+
+
+def test_classes_stay_classes() -> None:
+    x = 100 * torch.randn(30, 2)
+    y = torch.randint(0, 3, (30,))
+    _, model, guide = pair(pd.Categorical(), x, y, 3)
+    pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+    answer = pd.predict(model, guide, x, samples=5)
+    assert torch.allclose(answer.probs.sum(-1), torch.ones(30))
+    assert answer.log_prob(y).shape == (30,)
+
+
+def test_constant_columns_are_not_divided_by_zero() -> None:
+    x = torch.cat([torch.randn(10, 1), torch.full((10, 1), 7.0)], 1)
+    _, model, guide = pair(pd.Gaussian(TAU), x, torch.full((10, 1), 3.0), 1)
+    assert torch.isfinite(pd.predict(model, guide, x, samples=3).mean).all()
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_mistakes_are_named() -> None:
+    plain = pd.BayesianNet(nn.Linear(1, 1))
+    with pytest.raises(pd.PyroDropoutError, match="likelihood of this package; got Linear"):
+        pd.Standardised(nn.Linear(1, 1), torch.randn(3, 1), torch.randn(3, 1))
+    with pytest.raises(pd.RangeError, match="x must be finite"):
+        pd.Standardised(plain, torch.full((3, 1), float("nan")), torch.randn(3, 1))
+    with pytest.raises(pd.ShapeError, match="at least two"):
+        pd.Standardised(plain, torch.randn(1, 1), torch.randn(1, 1))
