@@ -3,9 +3,28 @@
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
 
+from pyro_dropout.answers.bound import ElboReport, elbo_report
+from pyro_dropout.answers.calibration import CoverageCurve, coverage, coverage_curve, pit, plot_pit
+from pyro_dropout.answers.cascade import Cascade, cascade
+from pyro_dropout.answers.class_calibration import Reliability, brier, ece, reliability
+from pyro_dropout.answers.conjugate import GaussianPosterior, conjugate
+from pyro_dropout.answers.crps import crps
+from pyro_dropout.answers.decisions import RejectionCurve, defer, rejection_curve
+from pyro_dropout.answers.diagnostics import khat, to_arviz
+from pyro_dropout.answers.distance import PredictiveDistance, predictive_distance
 from pyro_dropout.answers.fleet_predictive import FleetPrediction, predict_fleet
+from pyro_dropout.answers.gp_posterior import gp_posterior
+from pyro_dropout.answers.leave_one_out import LOO, loo
+from pyro_dropout.answers.percentile import UncertaintyPercentile, rescale
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.predictive import predict
+from pyro_dropout.answers.reference import nuts
+from pyro_dropout.answers.refit import refit_tau, refit_temperature, tempered, with_tau
+from pyro_dropout.answers.sampled_posterior import SampledPosterior
+from pyro_dropout.answers.simulation_based import SBC, sbc
+from pyro_dropout.answers.thompson import thompson
+from pyro_dropout.faces.comparison import Comparison, compare
+from pyro_dropout.faces.datasets import co2
 from pyro_dropout.faces.gap_figure import plot_kl_gap
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
@@ -65,6 +84,8 @@ except _PackageNotFoundError:  # a source tree that was never installed
 __all__ = [
     "ELBO",
     "GP",
+    "LOO",
+    "SBC",
     "SVI",
     "ArcCosine",
     "ArcSine",
@@ -77,14 +98,19 @@ __all__ = [
     "BayesianNet",
     "Bernoulli",
     "BernoulliMixture",
+    "Cascade",
     "Categorical",
+    "Comparison",
+    "CoverageCurve",
     "DeepGP",
     "DivergedError",
+    "ElboReport",
     "FiniteRank",
     "FiniteRankGP",
     "Fleet",
     "FleetPrediction",
     "Gaussian",
+    "GaussianPosterior",
     "HeteroscedasticGaussian",
     "History",
     "Layered",
@@ -92,32 +118,65 @@ __all__ = [
     "MultiplicativeNormal",
     "Poisson",
     "Prediction",
+    "PredictiveDistance",
     "Prior",
     "PyroDropoutError",
     "RangeError",
+    "RejectionCurve",
+    "Reliability",
     "RowMixture",
+    "SampledPosterior",
     "SecondLayer",
     "ShapeError",
     "SingularError",
     "Standardised",
+    "UncertaintyPercentile",
     "Update",
+    "brier",
+    "cascade",
+    "co2",
+    "compare",
+    "conjugate",
+    "coverage",
+    "coverage_curve",
+    "crps",
+    "defer",
     "dropout_objective",
+    "ece",
+    "elbo_report",
     "finite_rank_features",
     "finite_rank_log_marginal",
     "fit",
     "from_dropout",
+    "gp_posterior",
     "implied_length_scale",
     "inverse_decay",
+    "khat",
     "kl",
     "kl_gap",
     "label_entropy",
+    "loo",
+    "nuts",
     "optimizer_weight_decay",
     "per_example",
+    "pit",
     "plot_kl_gap",
+    "plot_pit",
     "precision",
     "predict",
     "predict_fleet",
+    "predictive_distance",
+    "refit_tau",
+    "refit_temperature",
+    "rejection_curve",
+    "reliability",
+    "rescale",
+    "sbc",
     "second_layer_features",
     "standardised_precision",
+    "tempered",
+    "thompson",
+    "to_arviz",
     "weight_decay",
+    "with_tau",
 ]

@@ -27,7 +27,7 @@ def modules(floor: str) -> list[str]:
 
 
 def report() -> str:
-    """Return the whole account: versions first, then the floors, then what is still missing."""
+    """Return the whole account: versions first, then the floors, then where to go on."""
     versions = {
         "pyro_dropout": version("pyro-dropout"),
         "python": platform.python_version(),
@@ -40,7 +40,7 @@ def report() -> str:
     floors = {floor: ", ".join(modules(floor)) or "not there yet" for floor in FLOORS}
     lines = [f"{name:<13} {what}" for name, what in (versions | floors).items()]
     lines.insert(len(versions), "")
-    return "\n".join([*lines, "", "The comparison of posterior approximations is not there yet."])
+    return "\n".join([*lines, "", "To compare posterior approximations: pyro-dropout compare --help"])
 
 
 def main() -> None:

@@ -93,13 +93,21 @@ def test_make_refuses_another_python_in_one_line(bare: Path) -> None:
     assert not (bare / ".venv").exists()
 
 
-def test_make_compare_says_what_is_there() -> None:
+def test_make_compare_writes_the_page(tmp_path: Path) -> None:
     # The environment is the one these tests run in, taken as it is (-o): no test may rebuild what it stands on.
     given = ["-o", ".venv/.made", "-o", ".venv/.installed", f"BIN={Path(sys.executable).parent}"]
-    done = make("compare", *given, folder=ROOT)
+    few = f"--out {tmp_path}/page.html --guides mean-field --seeds 1 --steps 20 --samples 20 --no-compile --quiet"
+    done = make("compare", *given, f"ARGS={few}", folder=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "mean-field" in done.stdout
+    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
+
+
+def test_the_account_of_what_is_installed() -> None:
+    done = subprocess.run([sys.executable, "-m", "pyro_dropout"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert f"pyro_dropout  {pyro_dropout.__version__}" in done.stdout
-    assert "mathematics" in done.stdout
+    assert "comparison" in done.stdout
 
 
 def test_the_command_for_continuous_integration() -> None:

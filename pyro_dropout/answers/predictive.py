@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.snapshot import frozen
 from pyro_dropout.answers.streams import Running, Sums, block_sums
-from pyro_dropout.answers.walk import Block, Walk
-from pyro_dropout.answers.weight_draws import MeanWeights, PerExample, WholeFunctions
+from pyro_dropout.answers.walk import Block, Reduce, Walk
+from pyro_dropout.answers.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
 from pyro_dropout.generative.likelihoods import Likelihood
 from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_finite
@@ -17,6 +17,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeE
 Keep = Literal["auto"] | bool
 
 _FEW = 2**24  # numbers in the samples that are kept without being asked for
+_ROWS = 2**16  # pairs of a draw and a point, of functions drawn together
 
 
 def predict(
@@ -39,13 +40,15 @@ def predict(
 
     Args:
         model: a Pyro model ``model(x)`` that returns its outputs f, (N, D), and has a ``likelihood``.
-        posterior: a guide of its weights.
+        posterior: a guide of its weights; or a reference that gives whole functions, by ``nuts`` (its draws, shuffled,
+            each once before any comes twice), ``conjugate`` or ``gp_posterior`` (then of the model only the likelihood
+            is used).
         x: N data points, first dimension first; moved to where the model is.
         samples: the number T of draws.
         method: "mc"; or "standard", one pass with the mean weights, which knows no epistemic uncertainty.
         shared: whether all points share each draw, which is then a whole function. Otherwise every point has weights of
             its own in every draw: the answer at each point has the same distribution, and the points' errors are
-            independent.
+            independent. References always share.
         seed: makes the draws repeat, and leaves torch's random state as it was. On a GPU give ``chunk`` as well, for it
             decides in which order random numbers are used, and is otherwise measured.
         keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).
@@ -125,11 +128,28 @@ def _check_met(posterior: Any) -> None:
         )
 
 
+class _WalkOnce(Walk):
+    """A walk through draws that are there already: each walk shuffles them, and takes them in that order."""
+
+    def _walk(
+        self, label: str, reduce: Reduce, receive: Any, of_points: tuple[Tensor, ...], progress: bool
+    ) -> list[Block]:
+        assert isinstance(self.weights, KeptDraws)
+        self.weights.begin()
+        return super()._walk(label, reduce, receive, of_points, progress)
+
+
 def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shared: bool, options: Any) -> Walk:
     """Return the walk, made ready; where weights cannot be drawn for each point, say so, and what can be done."""
     if method == "standard":
         return Walk(MeanWeights(model, posterior), x, samples, **options)
-    if shared:
+    if hasattr(posterior, "sample_functions"):
+        # Points that are met in different blocks would lie on different functions, so a block has all of them.
+        options = {**options, "chunk": max(options["chunk"] or _ROWS, len(x)), "compile": False}
+        return Walk(FunctionDraws(model, posterior), x, samples, **options)
+    if hasattr(posterior, "draws_at"):
+        return _WalkOnce(KeptDraws(model, posterior, samples), x, samples, **options)
+    if shared or getattr(posterior, "whole_functions", False):
         return Walk(WholeFunctions(model, posterior), x, samples, **options)
     try:
         return Walk(PerExample(model, posterior), x, samples, **options)

@@ -1,4 +1,4 @@
-"""Three ways to put a posterior's weights into a model: a draw for each data point, whole functions, and the mean.
+"""Ways to put a posterior's weights into a model: a draw for each data point, whole functions, and the mean.
 
 Each has ``draw(count, x)``, the weights that are held for a while, and ``outputs(weights, x, count)``, the model's
 outputs (count, N, D) with them. A draw for each data point holds none: its masks are made inside the forward pass.
@@ -106,6 +106,40 @@ class MeanWeights(WholeFunctions):
                 " method='mc'."
             )
         return {name: value.unsqueeze(0) for name, value in self.posterior.mean().items()}
+
+
+class KeptDraws(WholeFunctions):
+    """The draws that a sampled posterior has, each once before any comes twice, whatever the blocks of a walk are."""
+
+    def __init__(self, model: Any, posterior: Any, samples: int) -> None:
+        super().__init__(model, posterior)
+        self._samples = samples
+        self._left: Tensor | None = None
+
+    def begin(self) -> None:
+        """Shuffle the draws, for a new walk."""
+        self._left = self.posterior.order(self._samples)
+
+    def draw(self, count: int, x: Tensor) -> Weights:
+        """Return the next ``count`` draws; before a walk has begun, any."""
+        if self._left is None:
+            return super().draw(count, x)
+        numbers, self._left = self._left[:count], self._left[count:]
+        weights: Weights = self.posterior.draws_at(numbers)
+        return weights
+
+
+class FunctionDraws(WholeFunctions):
+    """Functions that a posterior without weights gives itself, such as a Gaussian process."""
+
+    def draw(self, count: int, x: Tensor) -> Weights:
+        """Return nothing: there are no weights."""
+        return {}
+
+    def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
+        """Return functions at all of x together."""
+        f = self.posterior.sample_functions(x, count)
+        return _checked(f, len(x)).reshape(count, len(x), -1)
 
 
 class _CoinFlips(Messenger):

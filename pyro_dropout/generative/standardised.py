@@ -39,6 +39,11 @@ class Standardised(nn.Module):
         (True, 0.25)
     """
 
+    x_mean: Tensor
+    x_std: Tensor
+    y_mean: Tensor
+    y_std: Tensor
+
     def __init__(self, model: Any, x: Tensor, y: Tensor) -> None:
         super().__init__()
         if not isinstance(getattr(model, "likelihood", None), Likelihood):

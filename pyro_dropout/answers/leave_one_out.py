@@ -1,0 +1,106 @@
+"""How well each point is predicted from all others, without fitting again: leave-one-out by importance sampling.
+
+A draw from q stands for one from p(w | y without y_i) with weight r_i(w) = p(y, w)/q(w) · 1/p(y_i | w). The first
+factor turns draws of an approximation into draws of the posterior (Magnusson, Andersen, Jonasson and Vehtari 2019), the
+second takes the point out; both are smoothed together, and k̂ says for each point whether that worked.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.answers.arviz_export import pareto_smooth
+from pyro_dropout.answers.diagnostics import check_one, with_density
+from pyro_dropout.answers.joint_draws import joint_draws
+
+
+@dataclass(frozen=True)
+class LOO:
+    """The expected log predictive density of a new point, by leaving out each of the points at hand; made by ``loo``.
+
+    Attributes:
+        elpd: Σ_i log p(y_i | y without y_i), in nats.
+        se: its standard error over points.
+        p_loo: the effective number of parameters, Σ_i log p(y_i | y) - elpd.
+        pointwise: the terms of elpd, (N,), in float64.
+        khat: the Pareto k̂ of each point's ratios, (N,); above 0.7 its term cannot be trusted.
+        corrected: whether the ratios hold p(y, w)/q(w), for draws that come from an approximation.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.LOO(-12.0, 1.5, 2.1, torch.full((3,), -4.0), torch.tensor([0.1, 0.9, 0.2]), True)
+        LOO(elpd=-12.00 ± 1.50, p_loo=2.10, 3 points, 1 with k̂ > 0.7)
+    """
+
+    elpd: float
+    se: float
+    p_loo: float
+    pointwise: Tensor = field(repr=False)
+    khat: Tensor = field(repr=False)
+    corrected: bool
+
+    def __repr__(self) -> str:
+        bad = int((self.khat > 0.7).sum())
+        found = f"elpd={self.elpd:.2f} ± {self.se:.2f}, p_loo={self.p_loo:.2f}"
+        return f"LOO({found}, {len(self.pointwise)} points, {bad} with k̂ > 0.7)"
+
+
+def loo(
+    model: Any,
+    posterior: Any,
+    x: Tensor,
+    y: Tensor,
+    samples: int = 1000,
+    *,
+    approximate: bool = True,
+    seed: int | None = None,
+) -> LOO:
+    """Estimate how well new points would be predicted, from the training points: leave-one-out cross-validation.
+
+    ``az.loo(to_arviz(...))`` takes the draws for those of the posterior itself; so does ``approximate=False``. The
+    default corrects for the guide's being an approximation, and says by k̂ where it is too poor for that.
+
+    Args:
+        model: ``model(x, y)`` with a ``likelihood``.
+        posterior: a guide with a density, or, without the correction, any posterior that ``to_arviz`` takes but a
+            fleet. A sampled posterior needs no correction and gets none.
+        x: inputs, (N, ...): all data that the guide was fitted to.
+        y: targets.
+        samples: draws of each chain, at least 25.
+        approximate: whether to correct for draws that come from q.
+        seed: makes the draws repeat, and leaves torch's random state as it was.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=1.0))
+        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.4)
+        >>> found = pd.loo(model, guide, x, 0 * x, seed=0)
+        >>> found.khat.shape, bool((found.khat < 0.7).all()), found.elpd < 0
+        (torch.Size([20]), True, True)
+    """
+    check_one(posterior, samples)
+    sampled = isinstance(getattr(posterior, "weights", None), dict)
+    corrected = approximate and not sampled
+    if corrected:
+        draws, log_q = with_density(model, posterior, x, y, samples, seed)
+        base = (draws.log_joint - log_q).flatten()
+    else:
+        draws = joint_draws(model, posterior, x, y, samples, seed)
+        base = torch.zeros_like(draws.log_joint).flatten()
+    each = draws.log_likelihood.flatten(0, 1).mT  # (N, S)
+    weights, khat = (torch.from_numpy(part) for part in pareto_smooth((base - each).cpu().numpy()))
+    whole = torch.from_numpy(pareto_smooth(base.cpu().numpy())[0])
+    each = each.cpu()
+    pointwise = torch.logsumexp(weights + each, -1)
+    fitted = torch.logsumexp(whole + each, -1)
+    return LOO(
+        elpd=float(pointwise.sum()),
+        se=float((len(pointwise) * pointwise.var(correction=0)).sqrt()),
+        p_loo=float((fitted - pointwise).sum()),
+        pointwise=pointwise,
+        khat=khat,
+        corrected=corrected,
+    )

@@ -1,0 +1,163 @@
+"""One chain of the no-U-turn sampler, as a generator that asks for energies: U(z) = -log p(y, z), and its gradient.
+
+A chain yields positions and is sent their energies, so that one call of the model can serve several chains, however
+long their trajectories are. The tree is that of Betancourt (2017): multinomial weights, doubled until it turns back.
+Momenta are measured in units of the masses' square roots, p ~ N(0, I), and z moves by s·p, s the scale of each z.
+"""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+Array = Any  # numpy's, float64: one vector of all coordinates
+Result = TypeVar("Result")
+# Yields positions, is sent (energy, gradient) of each, and ends in a result.
+Asks = Generator[Array, tuple[float, Array], Result]
+
+_TOO_FAR = 1000.0  # an energy that rises so much is no rounding of the path but its loss
+
+
+class Point(NamedTuple):
+    """A place on a trajectory.
+
+    Attributes:
+        z: the position.
+        p: the momentum.
+        energy: U(z).
+        slope: its gradient.
+    """
+
+    z: Array
+    p: Array
+    energy: float
+    slope: Array
+
+    @property
+    def total(self) -> float:
+        """Potential and kinetic energy; what is not a number is infinite."""
+        found = self.energy + 0.5 * float(self.p @ self.p)
+        return found if math.isfinite(found) else math.inf
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Where a transition ended, and how it went.
+
+    Attributes:
+        point: the new point.
+        acceptance: the mean Metropolis probability along the trajectory.
+        diverged: whether the path was lost.
+        depth: how often the trajectory was doubled.
+    """
+
+    point: Point
+    acceptance: float
+    diverged: bool
+    depth: int
+
+
+class _Tree(NamedTuple):
+    left: Point
+    right: Point
+    chosen: Point
+    log_weight: float
+    sum_p: Array
+    acceptance: float  # a sum over its leaves
+    leaves: int
+    turning: bool = False
+    diverged: bool = False
+
+
+@dataclass(frozen=True)
+class Walker:
+    """How a chain moves.
+
+    Attributes:
+        step: the length of a leapfrog step.
+        scale: s, one number for each coordinate.
+        random: the chain's random numbers.
+        max_depth: most doublings of a trajectory.
+    """
+
+    step: float
+    scale: Array
+    random: np.random.Generator
+    max_depth: int
+
+    def leap(self, start: Point, direction: int) -> Asks[Point]:
+        """Take one leapfrog step, forward or back in time."""
+        step = direction * self.step
+        half = start.p - 0.5 * step * self.scale * start.slope
+        z = start.z + step * self.scale * half
+        energy, slope = yield z
+        return Point(z, half - 0.5 * step * self.scale * slope, energy, slope)
+
+    def refreshed(self, point: Point) -> Point:
+        """Return the point with a new momentum."""
+        return Point(point.z, self.random.standard_normal(point.z.shape), point.energy, point.slope)
+
+    def move(self, start: Point) -> Asks[Moved]:
+        """Take one transition, which leaves the posterior as it is."""
+        start = self.refreshed(start)
+        tree = _Tree(start, start, start, 0.0, start.p, 0.0, 0)
+        depth = 0
+        while depth < self.max_depth:
+            direction = 1 if self.random.random() < 0.5 else -1
+            new = yield from self._grow(tree.right if direction == 1 else tree.left, direction, depth, start.total)
+            # The new half is taken with odds of its own weight against the old: it is farther away, so better.
+            tree = self._joined(tree, new, direction, min(0.0, new.log_weight - tree.log_weight))
+            depth += 1
+            if tree.turning or tree.diverged:
+                break
+        return Moved(tree.chosen, tree.acceptance / tree.leaves, tree.diverged, depth)
+
+    def _grow(self, start: Point, direction: int, depth: int, energy: float) -> Asks[_Tree]:
+        """Build a tree of 2^depth leaves on one side, or as much of it as there is before it turns."""
+        if depth == 0:
+            leaf = yield from self.leap(start, direction)
+            gain = energy - leaf.total
+            return _Tree(leaf, leaf, leaf, gain, leaf.p, math.exp(min(0.0, gain)), 1, diverged=not gain > -_TOO_FAR)
+        first = yield from self._grow(start, direction, depth - 1, energy)
+        if first.turning or first.diverged:
+            return first
+        second = yield from self._grow(first.right if direction == 1 else first.left, direction, depth - 1, energy)
+        return self._joined(first, second, direction, second.log_weight - _log_add(first.log_weight, second.log_weight))
+
+    def _joined(self, old: _Tree, new: _Tree, direction: int, log_odds: float) -> _Tree:
+        """Return both trees as one; a point of the new one is chosen with probability exp(log_odds)."""
+        stopped = new.turning or new.diverged  # then nothing of it may be chosen, for the way back would not lead here
+        takes = not stopped and -self.random.standard_exponential() < log_odds
+        first, second = (old, new) if direction == 1 else (new, old)
+        sum_p = old.sum_p + new.sum_p
+        turning = new.turning or (
+            not new.diverged
+            and (
+                _turns(first.left.p, second.right.p, sum_p)
+                # Two halves of a whole turn look straight from end to end; across the seam they do not.
+                or _turns(first.left.p, second.left.p, first.sum_p + second.left.p)
+                or _turns(first.right.p, second.right.p, second.sum_p + first.right.p)
+            )
+        )
+        return _Tree(
+            first.left,
+            second.right,
+            new.chosen if takes else old.chosen,
+            _log_add(old.log_weight, new.log_weight),
+            sum_p,
+            old.acceptance + new.acceptance,
+            old.leaves + new.leaves,
+            turning,
+            new.diverged,
+        )
+
+
+def _turns(left: Array, right: Array, sum_p: Array) -> bool:
+    return bool(left @ sum_p <= 0 or right @ sum_p <= 0)
+
+
+def _log_add(a: float, b: float) -> float:
+    high = max(a, b)
+    return high if high == -math.inf else high + math.log(math.exp(a - high) + math.exp(b - high))

@@ -1,0 +1,81 @@
+"""Are ranks uniform? The distance of their distribution function from a straight line, and how far chance takes it.
+
+With R ranks among S draws, the number of ranks below j is binomial at every j. The band of Säilynoja, Bürkner and
+Vehtari (2021) takes from each binomial the middle 1 - γ, with γ such that ranks that are uniform leave the band at some
+j as rarely as was asked for. Here γ is found by simulating uniform ranks.
+"""
+
+import functools
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+SIMULATIONS = 20_000
+_BLOCK = 2**22  # counts that are held at once
+
+Counts = NDArray[np.int64]
+
+
+def cumulative_counts(ranks: Counts, draws: int) -> Counts:
+    """Return how many ranks are at most j, for j = 0 ... draws - 1; all of them are at most ``draws``."""
+    found: Counts = np.cumsum(np.bincount(ranks, minlength=draws + 1))[:-1]
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def _levels(replications: int, draws: int) -> NDArray[np.float64]:
+    """Return for every j and every count the two-sided tail probability, (draws, replications + 1)."""
+    chance = (np.arange(1, draws + 1) / (draws + 1))[:, None]
+    count = np.arange(replications + 1)
+    factorial = np.array([math.lgamma(n + 1) for n in count])
+    ways = factorial[-1] - factorial - factorial[::-1]
+    pmf = np.exp(ways + count * np.log(chance) + (replications - count) * np.log1p(-chance))
+    lower, upper = np.cumsum(pmf, -1), np.cumsum(pmf[:, ::-1], -1)[:, ::-1]
+    levels: NDArray[np.float64] = 2 * np.minimum(lower, upper)
+    return levels
+
+
+def smallest_level(counts: Counts, replications: int, draws: int) -> NDArray[np.float64]:
+    """Return the smallest tail probability that cumulative counts, (n, draws), meet anywhere: (n,)."""
+    levels = _levels(replications, draws)
+    found: NDArray[np.float64] = levels[np.arange(draws), counts].min(-1)
+    return found
+
+
+@functools.lru_cache(maxsize=8)
+def null_levels(replications: int, draws: int, simulations: int = SIMULATIONS) -> NDArray[np.float64]:
+    """Return the smallest tail probabilities of uniform ranks, sorted, (simulations,); always the same ones."""
+    rng = np.random.default_rng(2021)
+    uniform = np.full(draws + 1, 1 / (draws + 1))
+    found = []
+    for start in range(0, simulations, max(1, _BLOCK // (draws + 1))):
+        size = min(simulations - start, max(1, _BLOCK // (draws + 1)))
+        counts = np.cumsum(rng.multinomial(replications, uniform, size=size), axis=-1)[:, :-1]
+        found.append(smallest_level(counts, replications, draws))
+    return np.sort(np.concatenate(found))
+
+
+def uniformity_pvalue(ranks: Counts, draws: int) -> float:
+    """Return how often uniform ranks stray from the line as far as these do.
+
+    Example:
+        >>> import numpy as np
+        >>> even, low = np.arange(100), np.zeros(100, dtype=int)
+        >>> uniformity_pvalue(even, 99) > 0.5, uniformity_pvalue(low, 99) < 0.001
+        (True, True)
+    """
+    null = null_levels(len(ranks), draws)
+    level = smallest_level(cumulative_counts(ranks, draws)[None], len(ranks), draws)[0]
+    # The ranks at hand are one more simulation under the hypothesis: a p-value of zero is never claimed.
+    return float((np.searchsorted(null, level * (1 + 1e-9), side="right") + 1) / (len(null) + 1))
+
+
+def band(replications: int, draws: int, prob: float) -> tuple[Counts, Counts]:
+    """Return the smallest and largest cumulative counts, each (draws,), of the band that holds with ``prob``."""
+    null = null_levels(replications, draws)
+    gamma = null[min(int((1 - prob) * (len(null) + 1)), len(null) - 1)]
+    inside = _levels(replications, draws) >= gamma * (1 - 1e-9)
+    low = inside.argmax(-1)
+    high = replications - inside[:, ::-1].argmax(-1)
+    return low, high

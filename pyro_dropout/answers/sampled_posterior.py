@@ -1,0 +1,111 @@
+"""A posterior that is known by draws: the weights of several Markov chains, and whether the chains agree."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import ShapeError, check_count
+
+
+@dataclass(repr=False)
+class SampledPosterior:
+    """Draws of a network's weights from its posterior, chain by chain; a posterior that ``predict`` takes.
+
+    Weights of a network are not identified: hidden units can trade places, and two chains that agree about the function
+    may disagree about every weight. Ask ``rhat_of`` and ``ess_of`` about outputs, not about weights.
+
+    Attributes:
+        weights: {site: (chains, draws, *shape)}.
+        divergences: how many trajectories were lost, of all chains; any at all is a reason for doubt.
+        seconds: how long sampling took.
+        whole_functions: True, for each draw is one function, at all points.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> draws = torch.randn(4, 100, 1, 2, generator=torch.Generator().manual_seed(0))
+        >>> posterior = pd.SampledPosterior({"weight": draws})
+        >>> posterior
+        SampledPosterior(4 chains of 100 draws, 0 divergences)
+        >>> posterior.sample_weights(10)["weight"].shape, posterior.mean()["weight"].shape
+        (torch.Size([10, 1, 2]), torch.Size([1, 2]))
+        >>> posterior.rhat_of(draws).shape, bool(posterior.rhat_of(draws).max() < 1.05)
+        (torch.Size([1, 2]), True)
+    """
+
+    weights: dict[str, Tensor]
+    divergences: int = 0
+    seconds: float = float("nan")
+
+    whole_functions = True
+
+    def __post_init__(self) -> None:
+        if not self.weights:
+            raise ShapeError("weights must hold at least one site, {name: (chains, draws, ...)}; it is empty.")
+        shapes = {name: tuple(value.shape[:2]) for name, value in self.weights.items()}
+        if len(set(shapes.values())) > 1 or any(len(shape) < 2 or 0 in shape for shape in shapes.values()):
+            raise ShapeError(
+                f"weights must have shape (chains, draws, ...), with the same two at all sites; got {shapes}."
+            )
+
+    def __repr__(self) -> str:
+        lost = "1 divergence" if self.divergences == 1 else f"{self.divergences} divergences"
+        time = "" if self.seconds != self.seconds else f", {self.seconds:.1f} s"
+        chains = "1 chain" if self.num_chains == 1 else f"{self.num_chains} chains"
+        return f"SampledPosterior({chains} of {self.num_draws} draws, {lost}{time})"
+
+    @property
+    def num_chains(self) -> int:
+        """How many chains there are."""
+        return int(next(iter(self.weights.values())).shape[0])
+
+    @property
+    def num_draws(self) -> int:
+        """How many draws each chain has."""
+        return int(next(iter(self.weights.values())).shape[1])
+
+    def mean(self) -> dict[str, Tensor]:
+        """Return the mean of each site over all draws; of a network with hidden units it means little."""
+        return {name: value.mean((0, 1)) for name, value in self.weights.items()}
+
+    def sample_weights(self, n: int) -> dict[str, Tensor]:
+        """Return ``n`` draws, {site: (n, *shape)}, shuffled by torch's generator, each once before any comes twice."""
+        return self.draws_at(self.order(n))
+
+    def order(self, n: int) -> Tensor:
+        """Return the numbers of ``n`` draws, (n,), shuffled: whole rounds of all of them, and a part of one."""
+        check_count("n", n)
+        total = self.num_chains * self.num_draws
+        return torch.cat([torch.randperm(total) for _ in range(-(-n // total))])[:n]
+
+    def draws_at(self, numbers: Tensor) -> dict[str, Tensor]:
+        """Return the draws with these numbers, which count through the first chain, then the second, and so on."""
+        return {name: value.flatten(0, 1)[numbers.to(value.device)] for name, value in self.weights.items()}
+
+    # --- whether the chains agree -------------------------------------------------------------------------------------
+
+    def rhat_of(self, values: Tensor) -> Tensor:
+        """Return R-hat of values (chains, draws, ...), rank-normalised and split; above 1.01 the chains disagree.
+
+        It is that of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), by ArviZ, and 1 for what never changes.
+        The result has shape (...).
+        """
+        return self._by_arviz("rhat", values, 1.0)
+
+    def ess_of(self, values: Tensor) -> Tensor:
+        """Return how many independent draws say as much about the mean of values (chains, draws, ...); shape (...)."""
+        return self._by_arviz("ess", values, float(self.num_chains * self.num_draws))
+
+    def _by_arviz(self, name: str, values: Tensor, constant: float) -> Tensor:
+        import arviz
+
+        if values.shape[:2] != (self.num_chains, self.num_draws):
+            raise ShapeError(
+                f"values must have shape (chains, draws, ...) = ({self.num_chains}, {self.num_draws}, ...); got"
+                f" {tuple(values.shape)}."
+            )
+        of: Any = getattr(arviz, name)
+        each = values.detach().to("cpu", torch.float64).reshape(self.num_chains, self.num_draws, -1).unbind(-1)
+        found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]
+        return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])

@@ -1,0 +1,383 @@
+"""Posterior approximations side by side: one model, one set of data, one table that a reader can check."""
+
+import copy
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.reference import nuts
+from pyro_dropout.faces.columns import COLUMNS, Column, Score, best
+from pyro_dropout.faces.scores import Exam, collect, count_parameters, is_regression
+from pyro_dropout.inference.fleet import Fleet
+from pyro_dropout.inference.history import DivergedError
+from pyro_dropout.inference.svi import Compile
+from pyro_dropout.inference.training import fit
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+
+Data = tuple[Tensor, Tensor]
+Build = Callable[[int], tuple[Any, Any]]
+
+_GRID = 400  # points of a curve
+_REFERENCE = "reference"
+
+
+@dataclass
+class Row:
+    """One posterior approximation: its scores, and what it learned.
+
+    Attributes:
+        name: as it was given.
+        scores: {column: score}.
+        note: what went wrong, if anything did; where nothing is left to score, all that the row has to say.
+        trained: (model, guide) of every seed whose training did not diverge.
+        answer: the prediction at the test points, of the first of them.
+        curve: (x, mean, low, high, epistemic standard deviation) along one input, of the first of them.
+    """
+
+    name: str
+    scores: dict[str, Score] = field(default_factory=dict)
+    note: str = ""
+    trained: list[tuple[Any, Any]] = field(default_factory=list)
+    answer: Prediction | None = None
+    curve: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class Comparison:
+    """What ``compare`` has found.
+
+    Attributes:
+        rows: one for each guide, and first the reference where there is one.
+        train: the training data.
+        test: the data that was held back.
+        settings: how it was made: seeds, steps and so on.
+        seconds: how long everything took.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> options = {"steps": 100, "lr": 0.03, "seeds": 1, "samples": 50, "compile": False, "progress": False}
+        >>> found = pd.compare(model, {"mean field": pd.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> [row.name for row in found.rows], found.rows[0].scores["rmse"].mean < 0.2
+        (['mean field'], True)
+    """
+
+    rows: list[Row]
+    train: Data
+    test: Data
+    settings: dict[str, Any]
+    seconds: float
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns that any row has something to say in, in order."""
+        return {key: column for key, column in COLUMNS.items() if any(key in row.scores for row in self.rows)}
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The table as text, one dict for each row: {heading: cell}."""
+        return [
+            {"posterior": row.name, **{c.heading: self.cell(row, key) for key, c in self.columns.items()}}
+            for row in self.rows
+        ]
+
+    def cell(self, row: Row, key: str) -> str:
+        """Return one cell as text."""
+        if key in row.scores:
+            return row.scores[key].text(COLUMNS[key].digits)
+        return "failed" if not row.scores else "–"
+
+    def best(self, key: str) -> str | None:
+        """Return the name of the guide that is best in a column, the reference left aside."""
+        cells = {row.name: row.scores[key] for row in self.rows if key in row.scores and row.name != _REFERENCE}
+        return best(COLUMNS[key], cells)
+
+    @property
+    def ranking(self) -> list[str]:
+        """The guides by distance to the reference, nearest first; without one, by test log-likelihood."""
+        key, sign = ("d_w1", 1) if any("d_w1" in row.scores for row in self.rows) else ("log_lik", -1)
+        scored = [row for row in self.rows if row.name != _REFERENCE and key in row.scores]
+        return [row.name for row in sorted(scored, key=lambda row: sign * row.scores[key].mean)]
+
+    def __str__(self) -> str:
+        """The table, transposed: a line for each score, for screens are not wide."""
+        names = [row.name for row in self.rows]
+        lines = [["", *names]]
+        lines += [[c.heading, *(self.cell(row, key) for row in self.rows)] for key, c in self.columns.items()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(names) + 1)]
+        text = [
+            "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
+        return "\n".join([*text, *notes])
+
+    def plot(self) -> Any:
+        """Draw predictive bands of all guides on shared axes; with several inputs, calibration curves and scores."""
+        from pyro_dropout.faces.comparison_figure import draw_bands, draw_scores
+
+        return draw_bands(self) if any(row.curve is not None for row in self.rows) else draw_scores(self)
+
+    def plot_scores(self) -> Any:
+        """Draw calibration curves and the main scores with their errors."""
+        from pyro_dropout.faces.comparison_figure import draw_scores
+
+        return draw_scores(self)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one page with table, figures and explanations, which needs no other file and no network."""
+        from pyro_dropout.faces.report import page
+
+        path = Path(path)
+        path.write_text(page(self), "utf-8")
+        return path
+
+
+def compare(
+    model: Any,
+    guides: Mapping[str, Callable[[Any], Any]] | Sequence[Callable[[Any], Any]],
+    train: Data,
+    test: Data,
+    *,
+    reference: Any = None,
+    seeds: int | Sequence[int] = 3,
+    steps: int = 2000,
+    lr: float = 0.01,
+    batch_size: int | None = None,
+    samples: int = 500,
+    loss: Any = None,
+    compile: Compile = "auto",
+    progress: bool = True,
+    labels: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Fit several guides to one model, each from several seeds, and judge all of them by the same scores.
+
+    The seeds of a guide are trained as one fleet. A guide that diverges or fails is a row that says so.
+
+    Args:
+        model: a model to be copied for every seed, its layers initialised anew; or a function of the seed that makes
+            one. A ``Standardised`` model takes raw data.
+        guides: {name: function of the model that makes a guide}, or a list of such functions.
+        train: (x, y) to fit.
+        test: (x, y) to judge by.
+        reference: what the predictive distributions are measured against: "nuts", which samples the true posterior of a
+            small network, or a posterior that ``predict`` takes.
+        seeds: how many, or which.
+        steps: of training, with Adam.
+        lr: learning rate.
+        batch_size: points in a mini-batch; all of them by default.
+        samples: draws of the weights for every answer.
+        loss: ``ELBO()`` by default.
+        compile: whether training is compiled, as in ``fit``.
+        progress: show what is being done, and how far it is.
+        labels: {"title": ..., "x": ..., "y": ..., "note": ...} for figures and the page.
+
+    Returns:
+        Table, figures and page.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> guides = {"dropout": pd.AutoDropout, "mean field": pd.AutoMeanField}
+        >>> options = {"steps": 100, "lr": 0.03, "seeds": 2, "samples": 50, "compile": False, "progress": False}
+        >>> found = pd.compare(model, guides, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> [row.name for row in found.rows], found.cell(found.rows[0], "elbo")
+        (['dropout', 'mean field'], 'undefined, σ = 0')
+    """
+    start = time.perf_counter()
+    named = _named(guides)
+    numbers = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else list(seeds)  # type: ignore[arg-type]
+    check_count("seeds", len(numbers))
+    check_count("steps", steps)
+    check_count("samples", samples)
+    for name, data in (("train", train), ("test", test)):
+        _check_data(name, data)
+    options: Any = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
+    bar = tqdm(total=len(named) + (reference is not None), disable=not progress, unit="posterior", desc="compare")
+    rows: list[Row] = []
+    exam = Exam(train, test, samples)
+    if reference is not None:
+        bar.set_postfix_str("reference")
+        first = _model(model, numbers[0])
+        rows.append(_reference_row(reference, first, exam, progress))
+        exam = Exam(train, test, samples, rows[0].answer)
+        bar.update()
+    for name, make in named.items():
+        bar.set_postfix_str(name)
+        rows.append(_row(name, model, make, numbers, exam, options, progress))
+        bar.update()
+    bar.close()
+    settings = {
+        "seeds": len(numbers),
+        **options,
+        "samples": samples,
+        "reference": _described(reference),
+        **(labels or {}),
+    }
+    return Comparison(rows, train, test, settings, time.perf_counter() - start)
+
+
+# --- one row ------------------------------------------------------------------------------------------------------
+
+
+def _row(
+    name: str, model: Any, make: Callable[[Any], Any], seeds: list[int], exam: Exam, options: Any, progress: bool
+) -> Row:
+    """Fit and score one guide; whatever goes wrong with it is the row's to tell."""
+
+    def build(seed: int) -> tuple[Any, Any]:
+        own = _model(model, seed)
+        torch.manual_seed(seed)
+        return own, make(own)
+
+    row = Row(name)
+    started = time.perf_counter()
+    try:
+        row.trained, each, lost = _trained(build, seeds, exam.train, options, progress)
+    except DivergedError as cause:
+        row.note = f"diverged: {cause}"
+        return row
+    except Exception as cause:
+        row.note = f"failed: {type(cause).__name__}: {cause}"
+        return row
+    spent = time.perf_counter() - started
+    if lost:
+        row.note = f"diverged with {lost} of {len(seeds)} seeds" + ("; the others are scored." if row.trained else ".")
+    if not row.trained:
+        return row
+    try:
+        _score(row, exam)
+    except Exception as cause:
+        row.note = " ".join(filter(None, [row.note, f"not scored: {type(cause).__name__}: {cause}"]))
+        row.scores = {}
+        return row
+    row.scores["us"] = Score([each])
+    row.scores["seconds"] = Score([spent])
+    return row
+
+
+def _score(row: Row, exam: Exam) -> None:
+    found: list[dict[str, float]] = []
+    notes: dict[str, str] = {}
+    for model, guide in row.trained:
+        bounds, reasons = exam.bounds(model, guide)
+        found.append({**exam.answers(model, guide), **bounds, "parameters": count_parameters(guide)})
+        notes |= reasons
+    row.scores = collect(found, notes)
+    _show(row, *row.trained[0], exam)
+
+
+def _show(row: Row, model: Any, posterior: Any, exam: Exam) -> None:
+    """Keep what figures need, of the first seed."""
+    row.answer = exam.predict(model, posterior, exam.test[0])
+    x = exam.train[0]
+    if x.dim() == 2 and x.shape[1] == 1 and is_regression(row.answer) and row.answer.mean.shape[1] == 1:
+        everything = torch.cat([x, exam.test[0]])
+        low, high = float(everything.min()), float(everything.max())
+        margin = 0.12 * (high - low)
+        grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
+        found = exam.predict(model, posterior, grid)
+        parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
+        row.curve = tuple(part.detach().cpu().squeeze(-1) for part in parts)
+
+
+def _trained(
+    build: Build, seeds: list[int], train: Data, options: Any, progress: bool
+) -> tuple[list[tuple[Any, Any]], float, int]:
+    """Return what was trained without diverging, the microseconds of a step of one network, and how many diverged."""
+    try:
+        fleet = Fleet(build, {"seed": seeds})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*were left behind.*")
+            history = fleet.fit(*train, progress=progress, seed=seeds[0], **options)
+    except DivergedError:
+        raise
+    except PyroDropoutError:  # what cannot be a fleet, such as BatchNorm, is trained one by one
+        return _one_by_one(build, seeds, train, options, progress)
+    good = [pair for pair, bad in zip(fleet, history.diverged.tolist(), strict=True) if not bad]
+    return good, 1e6 * history.seconds / history.steps / len(seeds), len(seeds) - len(good)
+
+
+def _one_by_one(
+    build: Build, seeds: list[int], train: Data, options: Any, progress: bool
+) -> tuple[list[tuple[Any, Any]], float, int]:
+    good, spent = [], []
+    for seed in seeds:
+        model, guide = build(seed)
+        try:
+            history = fit(model, guide, *train, progress=progress, seed=seed, **options)
+        except DivergedError:
+            continue
+        good.append((model, guide))
+        spent.append(1e6 * history.seconds / history.steps)
+    return good, sum(spent) / len(spent) if spent else math.nan, len(seeds) - len(good)
+
+
+def _reference_row(reference: Any, model: Any, exam: Exam, progress: bool) -> Row:
+    if isinstance(reference, str):
+        if reference != "nuts":
+            raise RangeError(f"reference must be 'nuts' or a posterior that predict takes; got {reference!r}.")
+        reference = nuts(model, *exam.train, progress=progress)
+    row = Row(_REFERENCE, trained=[(model, reference)])
+    row.scores = collect([exam.answers(model, reference)], {})
+    _show(row, model, reference, exam)
+    return row
+
+
+# --- what is given --------------------------------------------------------------------------------------------------
+
+
+def _model(model: Any, seed: int) -> Any:
+    """Return a model of one's own for a seed."""
+    torch.manual_seed(seed)
+    if not isinstance(model, nn.Module):
+        return model(seed)
+    own = copy.deepcopy(model)
+    for part in own.modules():
+        reset = getattr(part, "reset_parameters", None)
+        if callable(reset):
+            reset()
+    return own
+
+
+def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
+    if not isinstance(guides, Mapping):
+        if not isinstance(guides, Sequence) or isinstance(guides, str):
+            raise PyroDropoutError(
+                "guides must be a dict {name: function of the model} or a list of such functions; got"
+                f" {type(guides).__name__}."
+            )
+        guides = {getattr(make, "__name__", f"guide {k + 1}"): make for k, make in enumerate(guides)}
+    wrong = [name for name, make in guides.items() if not callable(make) or isinstance(make, nn.Module)]
+    if wrong or not guides:
+        what = f"{wrong[0]!r} is {type(guides[wrong[0]]).__name__}" if wrong else "there is none"
+        raise PyroDropoutError(
+            "guides must be functions that make a guide of a model, such as pyro_dropout.AutoDropout or lambda model:"
+            f" pyro_dropout.AutoDropout(model, keep=0.8), for every seed needs one of its own; {what}."
+        )
+    if _REFERENCE in guides:
+        raise PyroDropoutError(f"a guide cannot be called {_REFERENCE!r}.")
+    return dict(guides)
+
+
+def _check_data(name: str, data: Any) -> None:
+    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
+    if len(data[0]) != len(data[1]) or not len(data[0]):
+        raise ShapeError(
+            f"{name} must have as many inputs as targets, at least one; got {len(data[0])} and {len(data[1])}."
+        )
+
+
+def _described(reference: Any) -> str:
+    return "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__

@@ -1,0 +1,81 @@
+"""The models and guides that the command line compares: reasonable ones, for data that nobody has looked at yet."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.guides import (
+    AutoConcreteDropout,
+    AutoDropout,
+    AutoLowRank,
+    AutoMeanField,
+    AutoMultiplicative,
+    AutoRowMixture,
+)
+
+Data = tuple[Tensor, Tensor]
+
+_FASTEST = 30.0  # the standard deviation of a wave's frequency, in radians for each standard deviation of the input
+_DROP = 0.1
+_WIDTH = 0.02  # the standard deviations of weights that are learned start here, and fixed ones stay here
+
+
+class Waves(nn.Linear):
+    """A layer of sine waves with frequencies and phases: with random ones, the features of a Gaussian process."""
+
+    def reset_parameters(self) -> None:
+        """Draw frequencies from their prior, and phases from the whole circle."""
+        nn.init.normal_(self.weight, std=_FASTEST)
+        nn.init.uniform_(self.bias, -math.pi, math.pi)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return sin(ωx + φ)."""
+        return torch.sin(super().forward(x))
+
+
+def wave_model(train: Data, width: int = 100, tau: float = 20.0) -> Any:
+    """Return a network of waves for a series with a fast rhythm, in the units of its data."""
+    x, y = train
+    net = nn.Sequential(Waves(x.shape[1], width), nn.Linear(width, y.shape[1]))
+    model = BayesianNet(net, Prior(length_scale=1 / _FASTEST), Gaussian(tau))
+    return Standardised(model, x, y)
+
+
+def regression_model(train: Data, width: int = 50) -> Any:
+    """Return a network with one hidden layer of ReLU and a learned precision, in the units of its data."""
+    x, y = train
+    net = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, y.shape[1]))
+    return Standardised(BayesianNet(net, likelihood=Gaussian(10.0, learn=True)), x, y)
+
+
+def kept(model: Any) -> Callable[[str], float]:
+    """Return the probability of keeping a row, by site: a layer's only input is never dropped."""
+    return lambda name: 1.0 if model.sites[name].fan_in == 1 else 1 - _DROP
+
+
+def _noise(model: Any) -> Callable[[str], float]:
+    """Return the α that has the variance of dropout, (1 - p)/p, by site; next to none on a layer's only input."""
+    return lambda name: max((1 - kept(model)(name)) / kept(model)(name), 1e-6)
+
+
+GUIDES: dict[str, Callable[[Any], Any]] = {
+    "dropout": lambda model: AutoDropout(model, keep=kept(model)),
+    "concrete": AutoConcreteDropout,
+    "smooth-dropout": lambda model: AutoDropout(
+        model, keep=kept(model), scale=_WIDTH, bias="gaussian", init_scale=_WIDTH
+    ),
+    "multiplicative": lambda model: AutoMultiplicative(
+        model, alpha=_noise(model), scale=_WIDTH, bias="gaussian", init_scale=_WIDTH
+    ),
+    "mean-field": lambda model: AutoMeanField(model, init_scale=_WIDTH),
+    "low-rank": lambda model: AutoLowRank(model, rank=5, init_scale=_WIDTH),
+    "mixture": lambda model: AutoRowMixture(model, components=2),
+}
+DEFAULT = ("dropout", "multiplicative", "mean-field", "low-rank")

@@ -1,0 +1,111 @@
+"""Reliability, calibration error and Brier score of classes, against loops written out and honest classifiers."""
+
+import math
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import pyro_dropout as pd
+from tests.oracles.made_predictions import made, regression
+
+F64 = torch.float64
+
+
+def honest(points: int, scale: float = 2.0, classes: int = 4) -> tuple[pd.Prediction, Tensor]:
+    """A classifier whose probabilities are true: classes are drawn from them."""
+    answer = made(
+        scale * torch.randn(points, classes, dtype=F64) + torch.randn(6, points, classes, dtype=F64), pd.Categorical()
+    )
+    return answer, torch.distributions.Categorical(answer.probs).sample()
+
+
+def written_out(sure: list[float], right: list[bool], bins: int) -> tuple[list[int], float]:
+    """The table and the error, one point and one bin at a time."""
+    count, total = [], 0.0
+    for k in range(bins):
+        own = [i for i, c in enumerate(sure) if k / bins < c <= (k + 1) / bins]
+        count.append(len(own))
+        if own:
+            accuracy, confidence = sum(right[i] for i in own) / len(own), sum(sure[i] for i in own) / len(own)
+            total += len(own) / len(sure) * abs(accuracy - confidence)
+    return count, total
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**31), points=st.integers(1, 40), classes=st.integers(2, 5), bins=st.integers(1, 20))
+def test_the_table_is_what_a_loop_finds(seed: int, points: int, classes: int, bins: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    answer = made(2 * torch.randn(3, points, classes, dtype=F64, generator=generator), pd.Categorical())
+    y = torch.randint(classes, (points,), generator=generator)
+    probs = answer.probs.tolist()
+    right = [max(range(classes), key=p.__getitem__) == label for p, label in zip(probs, y.tolist(), strict=True)]
+    count, error = written_out([max(p) for p in probs], right, bins)
+    table = pd.reliability(answer, y, bins)
+    assert table.count.tolist() == count
+    assert table.ece == pytest.approx(error, abs=1e-12) == pd.ece(answer, y, bins)
+    assert torch.equal(table.accuracy.isnan(), table.count == 0)
+    brier = [
+        sum((p - (c == label)) ** 2 for c, p in enumerate(ps)) for ps, label in zip(probs, y.tolist(), strict=True)
+    ]
+    assert pd.brier(answer, y).tolist() == pytest.approx(brier)
+
+
+def test_yes_and_no(dtype: torch.dtype) -> None:
+    answer = made(2 * torch.randn(5, 30, 2, dtype=dtype), pd.Bernoulli())
+    y = torch.randint(2, (30, 2))
+    p, label = answer.probs.double().reshape(-1).tolist(), y.reshape(-1).tolist()
+    right = [(each > 0.5) == bool(came) for each, came in zip(p, label, strict=True)]
+    count, error = written_out([max(each, 1 - each) for each in p], right, 10)
+    table = pd.reliability(answer, y, bins=10)
+    assert table.count.tolist() == count
+    assert table.ece == pytest.approx(error, abs=1e-6)
+    score = pd.brier(answer, y)
+    assert score.dtype == dtype
+    torch.testing.assert_close(score, (answer.probs - y).square().sum(-1))
+    one = made(torch.randn(5, 30, 1, dtype=dtype), pd.Bernoulli())
+    assert pd.ece(one, y[:, 0]) == pd.ece(one, y[:, :1])
+
+
+def test_an_honest_classifier_is_reliable_and_a_bold_one_is_not() -> None:
+    """Each of 15 bins within 5.5 binomial errors of its confidence: fails below 1e-6 in all."""
+    answer, y = honest(20_000)
+    table = pd.reliability(answer, y)
+    assert table.count.sum() == 20_000
+    full = table.count > 200  # where a binomial is nearly normal
+    error = (table.confidence * (1 - table.confidence) / table.count).sqrt()
+    assert ((table.accuracy - table.confidence).abs() < 5.5 * error)[full].all()
+    assert table.ece < 0.02  # 0.008 with standard deviation 0.002 in 60 repetitions
+    bold = pd.tempered(answer, 0.3)
+    assert pd.ece(bold, y) > 0.1
+    assert pd.brier(answer, y).mean() < pd.brier(bold, y).mean()
+    expected = (1 - answer.probs.square().sum(-1)).mean()  # E Σ(p - 1[y])² of true probabilities
+    assert abs(pd.brier(answer, y).mean() - expected) < 5.5 * pd.brier(answer, y).std() / math.sqrt(20_000)
+
+
+def test_the_diagram_is_labelled() -> None:
+    answer, y = honest(400)
+    ax = pd.reliability(answer, y, bins=10).plot()
+    assert "confidence" in ax.get_xlabel()
+    assert "fraction" in ax.get_ylabel()
+    assert "ECE" in ax.get_title()
+    assert len(ax.get_legend().get_texts()) == 4
+    assert pd.reliability(answer, y).plot(ax) is ax
+    plt.close("all")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input() -> None:
+    answer, y = honest(5)
+    with pytest.raises(pd.RangeError, match="bins must be"):
+        pd.ece(answer, y, bins=0)
+    with pytest.raises(pd.RangeError, match="class indices from 0 to 3; got"):
+        pd.brier(answer, y + 4)
+    for score in (pd.reliability, pd.brier):
+        with pytest.raises(pd.PyroDropoutError, match="is for classes, and this prediction is of Gaussian"):
+            score(regression(3), torch.zeros(3, 1))
+    with pytest.raises(pd.PyroDropoutError, match="ece is for Gaussian likelihoods, and this prediction is of Poisson"):
+        pd.ece(made(torch.zeros(2, 3, 1), pd.Poisson()), torch.ones(3, 1))

@@ -1,0 +1,157 @@
+"""The exact posterior of linear models, against dense Gaussian algebra in data space, which it does not use."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pyro import poutine
+from scipy import integrate, stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from tests.oracles.predictions import F64, close_by_chance
+
+TAU, LENGTH, BIAS_LENGTH = 3.0, 0.7, 1.4
+
+
+def linear(inputs: int, outputs: int, bias: bool = True, dtype: torch.dtype = F64) -> pd.BayesianNet:
+    prior = pd.Prior(length_scale=LENGTH, bias_length_scale=BIAS_LENGTH)
+    return pd.BayesianNet(nn.Linear(inputs, outputs, bias=bias).to(dtype), prior, pd.Gaussian(tau=TAU))
+
+
+def by_conditioning(x: Tensor, y: Tensor, bias: bool) -> tuple[Any, Any, float]:
+    """Mean (D, d) and covariance (d, d) of each output's weights, and log p(y): w and y are jointly Gaussian."""
+    design = x.to(F64).numpy()
+    widths = np.full(design.shape[1], LENGTH**-2.0)
+    if bias:
+        design = np.hstack([design, np.ones((len(design), 1))])
+        widths = np.append(widths, BIAS_LENGTH**-2.0)
+    prior = np.diag(widths)
+    of_y = design @ prior @ design.T + np.eye(len(design)) / TAU
+    gain = prior @ design.T @ np.linalg.inv(of_y)
+    targets = y.to(F64).numpy()
+    evidence = sum(stats.multivariate_normal(cov=of_y).logpdf(column) for column in targets.T)
+    return (gain @ targets).T, prior - gain @ design @ prior, float(evidence)
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 7), st.booleans())
+def test_it_is_the_posterior(inputs: int, outputs: int, points: int, bias: bool) -> None:
+    x, y = torch.randn(points, inputs, dtype=F64), torch.randn(points, outputs, dtype=F64)
+    posterior = pd.conjugate(linear(inputs, outputs, bias), x, y)
+    mean, covariance, evidence = by_conditioning(x, y, bias)
+    found = posterior.mean()
+    np.testing.assert_allclose(found["weight"], mean[:, :inputs], atol=1e-10)
+    if bias:
+        np.testing.assert_allclose(found["bias"], mean[:, inputs], atol=1e-10)
+    # Weights lie output by output; biases follow all of them.
+    weights = posterior.covariance[: outputs * inputs, : outputs * inputs].numpy()
+    np.testing.assert_allclose(weights, np.kron(np.eye(outputs), covariance[:inputs, :inputs]), atol=1e-10)
+    if bias:
+        across = posterior.covariance[: outputs * inputs, outputs * inputs :].numpy()
+        np.testing.assert_allclose(across, np.kron(np.eye(outputs), covariance[:inputs, inputs:]), atol=1e-10)
+    assert posterior.log_evidence == pytest.approx(evidence, abs=1e-9)
+
+
+def test_the_density_is_that_of_scipy_and_draws_follow_it(dtype: torch.dtype) -> None:
+    x, y = torch.randn(6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
+    posterior = pd.conjugate(linear(2, 2, dtype=dtype), x, y)
+    count = 20_000
+    draws = posterior.sample_weights(count)
+    assert draws["weight"].shape == (count, 2, 2)
+    assert draws["weight"].dtype == dtype
+    flat = torch.cat([draws["weight"].flatten(1), draws["bias"]], 1).to(F64)
+    mean = torch.cat([posterior.mean()["weight"].flatten(), posterior.mean()["bias"]]).to(F64)
+    exact = stats.multivariate_normal(mean.numpy(), posterior.covariance.numpy())
+    some = {name: value[:50] for name, value in draws.items()}
+    tolerance = 1e-9 if dtype == F64 else 1e-4
+    np.testing.assert_allclose(posterior.log_prob(some), exact.logpdf(flat[:50].numpy()), atol=tolerance)
+    variance = posterior.covariance.diagonal()
+    close_by_chance(flat.mean(0), mean, (variance / count).sqrt())
+    # A covariance's error has variance (cᵢᵢ cⱼⱼ + cᵢⱼ²)/T.
+    errors = ((torch.outer(variance, variance) + posterior.covariance**2) / count).sqrt()
+    close_by_chance(torch.cov(flat.mT), posterior.covariance, errors)
+
+
+def test_the_evidence_is_an_integral_over_the_weight() -> None:
+    x, y = torch.tensor([[0.5], [1.5]], dtype=F64), torch.tensor([[1.0], [-0.5]], dtype=F64)
+    posterior = pd.conjugate(linear(1, 1, bias=False), x, y)
+
+    def joint(w: float) -> float:
+        fit = stats.norm.logpdf(y[:, 0].numpy(), w * x[:, 0].numpy(), TAU**-0.5).sum()
+        return float(np.exp(fit + stats.norm.logpdf(w, 0, 1 / LENGTH)))
+
+    assert posterior.log_evidence == pytest.approx(np.log(integrate.quad(joint, -12, 12)[0]), abs=1e-8)
+
+
+def test_hidden_layers_are_features() -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1, bias=False)).double()
+    prior = pd.Prior(LENGTH, width_scaled=False, hide=lambda name, module: name.startswith("0."))
+    model = pd.BayesianNet(net, prior, pd.Gaussian(tau=TAU))
+    x, y = torch.randn(9, 2, dtype=F64), torch.randn(9, 1, dtype=F64)
+    posterior = pd.conjugate(model, x, y)
+    features = torch.tanh(net[0](x)).detach()
+    mean, covariance, evidence = by_conditioning(features, y, bias=False)
+    np.testing.assert_allclose(posterior.mean()["2.weight"], mean, atol=1e-10)
+    np.testing.assert_allclose(posterior.covariance, covariance, atol=1e-10)
+    assert posterior.log_evidence == pytest.approx(evidence, abs=1e-9)
+    assert list(posterior.mean()) == ["2.weight"]
+
+
+def test_predictions_are_the_exact_ones(dtype: torch.dtype) -> None:
+    model = linear(2, 2, dtype=dtype)
+    x, y = torch.randn(6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
+    count = 20_000
+    answer = pd.predict(model, pd.conjugate(model, x, y), x, samples=count)
+    mean, covariance, _ = by_conditioning(x, y, bias=True)
+    design = torch.cat([x, torch.ones_like(x[:, :1])], 1).to(F64)
+    exact = design @ torch.from_numpy(mean).mT
+    variance = ((design @ torch.from_numpy(covariance)) * design).sum(-1, keepdim=True).expand(6, 2)
+    close_by_chance(answer.mean, exact, (variance / count).sqrt())
+    close_by_chance(answer.epistemic, variance, variance * (2 / count) ** 0.5)
+    standard = pd.predict(model, pd.conjugate(model, x, y), x, method="standard")
+    assert torch.allclose(standard.mean.to(F64), exact, atol=1e-5)
+
+
+def test_prior_times_likelihood_is_evidence_times_posterior() -> None:
+    model = linear(3, 2)
+    x, y = torch.randn(5, 3, dtype=F64), torch.randn(5, 2, dtype=F64)
+    posterior = pd.conjugate(model, x, y)
+    for _ in range(5):
+        weights = {"weight": torch.randn(2, 3, dtype=F64), "bias": torch.randn(2, dtype=F64)}
+        joint = poutine.trace(poutine.condition(model, data=weights)).get_trace(x, y).log_prob_sum()
+        assert float(joint - posterior.log_prob(weights)) == pytest.approx(posterior.log_evidence, abs=1e-9)
+
+
+def test_standardised_models_speak_in_the_units_of_the_data() -> None:
+    x, y = 100 + 7 * torch.randn(8, 1, dtype=F64), 300 + 20 * torch.randn(8, 1, dtype=F64)
+    inner = linear(1, 1)
+    model = pd.Standardised(inner, x, y)
+    standard_x, standard_y = (x - x.mean()) / x.std(), (y - y.mean()) / y.std()
+    posterior = pd.conjugate(model, x, y)
+    mean, _, evidence = by_conditioning(standard_x, standard_y, bias=True)
+    np.testing.assert_allclose(posterior.mean()["weight"], mean[:, :1], atol=1e-10)
+    # A density of raw targets is smaller by their scale.
+    assert posterior.log_evidence == pytest.approx(evidence - 8 * float(y.std().log()), abs=1e-8)
+    drawn = pd.nuts(model, x, y, chains=2, samples=3, warmup=30, compile=False, progress=False)
+    assert abs(pd.predict(model, drawn, x, samples=6).mean - 300).max() < 100
+
+
+def test_what_has_no_such_posterior_is_told_why() -> None:
+    x, y = torch.randn(4, 2), torch.randn(4, 1)
+    bent = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    for net in (bent, nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), nn.Sequential(nn.Linear(2, 1), nn.Tanh())):
+        with pytest.raises(pd.PyroDropoutError, match="not linear"):
+            pd.conjugate(pd.BayesianNet(net), x, y)
+    with pytest.raises(pd.PyroDropoutError, match=r"Poisson.*nuts"):
+        pd.conjugate(pd.BayesianNet(nn.Linear(2, 1), likelihood=pd.Poisson()), x, y)
+    with pytest.raises(pd.ShapeError, match="y must have shape"):
+        pd.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y[:, 0])
+    with pytest.raises(pd.RangeError, match="finite"):
+        pd.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x / 0, y)
+    posterior = pd.conjugate(pd.BayesianNet(nn.Linear(2, 1)), x, y)
+    with pytest.raises(pd.ShapeError, match="weight, bias"):
+        posterior.log_prob({"weight": torch.zeros(1, 2)})
+    assert repr(posterior).startswith("GaussianPosterior(3 weights at 2 sites, log evidence -")

@@ -1,0 +1,127 @@
+"""What a person does with exported draws, all of it, on whichever ArviZ is installed; needs no torch.
+
+Run by itself, ``python tests/oracles/arviz_tour.py``, it shows that the export works in an environment with ArviZ 1.x,
+which asks for a newer Python than the rest of the tests may run on.
+"""
+
+import importlib.util
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+EXPORT = Path(__file__).parents[2] / "pyro_dropout" / "answers" / "arviz_export.py"
+POINTS, DRAWS = 40, 800
+
+
+def loaded() -> Any:
+    """The module of the export alone, without the package around it."""
+    spec = importlib.util.spec_from_file_location("arviz_export", EXPORT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def groups(chains: int = 1) -> tuple[dict[str, Any], Any, Any]:
+    """Draws of a line through 40 points from a Gaussian wider than the posterior, with log p and log q, (S,)."""
+    rng = np.random.default_rng(0)
+    x = np.stack([np.linspace(-1, 1, POINTS), np.ones(POINTS)], 1)
+    y = x @ [1.5, -0.5] + 0.5 * rng.normal(size=POINTS)
+    precision = np.eye(2) + 4 * x.T @ x  # prior N(0, 1), noise of precision 4
+    mean, std = np.linalg.solve(precision, 4 * x.T @ y), 1.3 / np.sqrt(np.diag(precision))
+    w = mean + std * rng.normal(size=(chains, DRAWS, 2))
+    f = w @ x.T
+    log_likelihood = -2 * (y - f) ** 2 + 0.5 * np.log(4 / (2 * np.pi))
+    log_q = (-0.5 * ((w - mean) / std) ** 2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(-1)
+    lp = log_likelihood.sum(-1) - 0.5 * (w**2).sum(-1) - np.log(2 * np.pi)
+    draws = ("chain", "draw")
+    found = {
+        "posterior": {
+            "0.weight": ((*draws, "0.weight_dim_0", "0.weight_dim_1"), w[..., None, :1]),
+            "0.bias": ((*draws, "0.bias_dim_0"), w[..., 1:]),
+        },
+        "posterior_predictive": {"y": ((*draws, "point"), f + 0.5 * rng.normal(size=f.shape))},
+        "log_likelihood": {"y": ((*draws, "point"), log_likelihood)},
+        "sample_stats": {"lp": (draws, lp), "log_q": (draws, log_q)},
+        "observed_data": {"y": (("point",), y)},
+    }
+    return found, lp, log_q
+
+
+def exercise(export: Any, data: Any, folder: Path) -> dict[str, Any]:
+    """Summary, LOO, four plots and a file: everything that is promised to work; returns what was seen."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    az, seen = export.arviz(), {}
+    summary = az.summary(data, kind="stats")
+    seen["summary"] = list(summary.index)
+    assert np.isfinite(summary["mean"].astype(float)).all()
+    elpd = az.loo(data, pointwise=True)
+    seen["loo"] = float(elpd.elpd_loo if hasattr(elpd, "elpd_loo") else elpd.elpd)
+    seen["khat"] = np.asarray(elpd.pareto_k)
+    az.plot_khat(elpd)
+    (az.plot_ppc_dist if export.holds_trees(az) else az.plot_ppc)(data)
+    az.plot_loo_pit(data, **({} if export.holds_trees(az) else {"y": "y"}))
+    assert len(plt.get_fignums()) == 3
+    plt.close("all")
+    path = folder / "draws.nc"
+    data.to_netcdf(str(path))
+    back = az.from_netcdf(str(path))
+    for group in ("posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data"):
+        for name in data[group].data_vars:
+            assert data[group][name].dims == back[group][name].dims
+            assert np.array_equal(data[group][name].values, back[group][name].values), f"{group}/{name} changed"
+    assert dict(back["sample_stats"].attrs)["inference_library"] == "pyro_dropout"
+    back.close()
+    return seen
+
+
+def container(export: Any, chains: int = 1) -> Any:
+    found, _, _ = groups(chains)
+    return export.container(found, {group: {"inference_library": "pyro_dropout"} for group in found})
+
+
+def corrected_loo(export: Any) -> float:
+    """LOO with the ratios p(y, w)/q(w) · 1/p(y_i | w), from the arrays."""
+    found, lp, log_q = groups()
+    each = found["log_likelihood"]["y"][1][0].T
+    weights, _ = export.pareto_smooth((lp - log_q)[0] - each)
+    return float(np.log(np.exp(weights + each).sum(-1)).sum())
+
+
+def smoothed_normal(export: Any) -> float:
+    """The k̂ of a thousand normal log ratios: 0.379 on 0.23, whose tail is one draw shorter than that of 1.3, 0.373."""
+    return float(export.pareto_smooth(np.random.default_rng(0).normal(size=1000))[1])
+
+
+def main() -> None:
+    export = loaded()
+    az = export.arviz()
+    warnings.simplefilter("error")
+    for known in (DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning):
+        warnings.simplefilter("ignore", known)
+    for chains in (1, 3):
+        with tempfile.TemporaryDirectory() as folder:
+            seen = exercise(export, container(export, chains), Path(folder))
+        print(f"arviz {az.__version__}, {chains} chain(s): summary {seen['summary']}, elpd {seen['loo']:.4f},")
+        print(f"  largest k̂ {seen['khat'].max():.3f}; plots drawn; file read back")
+    khat = smoothed_normal(export)
+    assert 0.37 < khat < 0.38, khat
+    mine = corrected_loo(export)
+    print(f"  k̂ of known ratios {khat:.6f}; corrected elpd {mine:.4f}")
+    if hasattr(az, "loo_approximate_posterior"):
+        _, lp, log_q = groups()
+        theirs = float(az.loo_approximate_posterior(container(export), lp[0], log_q[0]).elpd)
+        assert abs(mine - theirs) < 1e-6, (mine, theirs)
+        print(f"  ArviZ's own correction {theirs:.4f}")
+
+
+if __name__ == "__main__":
+    main()
