@@ -6,7 +6,6 @@ smaller the better, and for a point prediction it is the absolute error.
 
 import contextlib
 import math
-from numbers import Integral
 from typing import Literal
 
 import torch
@@ -16,7 +15,7 @@ from pyro_dropout.answers.normal_mixture import check_normal, checked_targets, n
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.snapshot import forked, seed_generators
 from pyro_dropout.answers.streams import is_class
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_seed
 from pyro_dropout.mathematics.shapes import Float
 
 _F64 = torch.float64
@@ -56,8 +55,7 @@ def crps(
     """
     if method not in ("mixture", "gaussian", "sample"):
         raise RangeError(f"method must be 'mixture', 'gaussian' or 'sample'; got {method!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, Integral | None):
-        raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
+    check_seed(seed)
     if method == "mixture":
         check_normal(prediction, "crps(method='mixture')")
     y = checked_targets(prediction, y).to(_F64)

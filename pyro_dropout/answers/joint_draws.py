@@ -5,7 +5,6 @@ One draw is one function: all data points share its weights, so that log p(y, w)
 
 from contextlib import nullcontext
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
 import torch
@@ -16,10 +15,10 @@ from torch import Tensor
 from pyro_dropout.answers.density_draws import draws_with_density
 from pyro_dropout.answers.snapshot import evaluating, forked, seed_generators
 from pyro_dropout.answers.weight_draws import Weights
-from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_seed
 
 F64 = torch.float64
 SAMPLED = "draws of a sampler come from the posterior itself and have no density q(w)."
@@ -81,7 +80,7 @@ def joint_draws(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, 
         raise ShapeError(f"x and y must be tensors with equally many points, at least one; got {got[0]} and {got[1]}.")
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(model, posterior)]
     for each, _ in pairs:
-        check_likelihood(each)
+        likelihood_of(each)
     device = torch.device(move_to(None, (part for pair in pairs for part in pair)))
     x, y = x.to(device), y.to(device)
     with seeded(seed, device), evaluating(*(part for pair in pairs for part in pair)):
@@ -100,21 +99,6 @@ def joint_draws(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, 
         likelihood=[one for chain in chains for one in chain.likelihood],
         y=first.y,
     )
-
-
-def check_seed(seed: Any) -> None:
-    """Raise unless ``seed`` is a whole number or None."""
-    if isinstance(seed, bool) or not isinstance(seed, Integral | None):
-        raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
-
-
-def check_likelihood(model: Any) -> None:
-    """Raise unless the model says what its outputs mean."""
-    if not isinstance(getattr(model, "likelihood", None), Likelihood):
-        raise PyroDropoutError(
-            f"model must say what its outputs mean: {type(model).__name__} has no likelihood of this package. Write"
-            " model.likelihood = pyro_dropout.Gaussian(tau=...), or use BayesianNet."
-        )
 
 
 class seeded:

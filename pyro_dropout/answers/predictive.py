@@ -1,6 +1,5 @@
 """The posterior predictive p(y | x) ≈ (1/T) Σ_t p(y | f_t), from T draws of the weights with outputs f_t."""
 
-from numbers import Integral
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -10,9 +9,16 @@ from pyro_dropout.answers.snapshot import frozen
 from pyro_dropout.answers.streams import Running, Sums, block_sums
 from pyro_dropout.answers.walk import Block, Reduce, Walk
 from pyro_dropout.answers.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
-from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_finite
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    check_count,
+    check_finite,
+    check_seed,
+)
 
 Keep = Literal["auto"] | bool
 
@@ -67,7 +73,7 @@ def predict(
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
         (True, torch.Size([5]))
     """
-    likelihood = _likelihood_of(model)
+    likelihood = likelihood_of(model)
     _check_points(model, x)
     x = x.to(move_to(None, [model, posterior]))
     check_count("samples", samples)
@@ -77,8 +83,7 @@ def predict(
         raise RangeError(f"method must be 'mc' or 'standard'; got {method!r}.")
     if not (keep_samples == "auto" or isinstance(keep_samples, bool)):
         raise RangeError(f"keep_samples must be 'auto', True or False; got {keep_samples!r}.")
-    if isinstance(seed, bool) or not isinstance(seed, Integral | None):
-        raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
+    check_seed(seed)
     samples = 1 if method == "standard" else samples
     _check_met(posterior)
     options: Any = {"chunk": chunk, "seed": seed, "compile": compile}
@@ -100,16 +105,6 @@ def predict(
     if not keep:
         walk.remember()
     return Prediction(likelihood, running.sums, samples, walk.like, kept, None if keep else walk)
-
-
-def _likelihood_of(model: Any) -> Likelihood:
-    likelihood = getattr(model, "likelihood", None)
-    if not isinstance(likelihood, Likelihood):
-        raise PyroDropoutError(
-            f"model must say what its outputs mean: {type(model).__name__} has no likelihood of this package. Write"
-            " model.likelihood = pyro_dropout.Gaussian(tau=...), or use BayesianNet."
-        )
-    return likelihood
 
 
 def _check_points(model: Any, x: Any) -> None:

@@ -15,12 +15,12 @@ from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.answers.joint_draws import check_likelihood, check_seed
 from pyro_dropout.answers.rank_band import band, cumulative_counts, uniformity_pvalue
 from pyro_dropout.answers.snapshot import evaluating, forked, seed_generators
 from pyro_dropout.answers.weight_draws import Weights, WholeFunctions
+from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_seed
 
 Quantities = Callable[[Weights, Tensor], dict[str, Tensor]]
 
@@ -136,7 +136,7 @@ def sbc(
         >>> found.inside_band()["weight"]
         True
     """
-    check_likelihood(model)
+    likelihood_of(model)
     check_count("replications", replications)
     check_count("samples", samples)
     check_seed(seed)

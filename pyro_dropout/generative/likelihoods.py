@@ -16,7 +16,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout.generative.registration import StoreName, buffered, tell_pyro
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_positive
 
 
 class Likelihood(nn.Module):
@@ -61,6 +61,17 @@ class Likelihood(nn.Module):
             observed = None if y is None else self.checked(f, y)
             value: Tensor = pyro.sample("y", self.distribution(f), obs=observed)
         return value
+
+
+def likelihood_of(model: Any) -> Likelihood:
+    """Return what a model's outputs mean, or say that it does not tell."""
+    likelihood = getattr(model, "likelihood", None)
+    if not isinstance(likelihood, Likelihood):
+        raise PyroDropoutError(
+            f"model must say what its outputs mean: {type(model).__name__} has no likelihood of this package. Write"
+            " model.likelihood = pyro_dropout.Gaussian(tau=...), or use BayesianNet."
+        )
+    return likelihood
 
 
 class Gaussian(Likelihood):

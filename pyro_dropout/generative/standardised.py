@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_finite
+from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, likelihood_of
+from pyro_dropout.mathematics.errors import ShapeError, check_finite
 
 
 class Standardised(nn.Module):
@@ -46,10 +46,7 @@ class Standardised(nn.Module):
 
     def __init__(self, model: Any, x: Tensor, y: Tensor) -> None:
         super().__init__()
-        if not isinstance(getattr(model, "likelihood", None), Likelihood):
-            raise PyroDropoutError(
-                f"model must have a likelihood of this package; got {type(model).__name__}. Use BayesianNet."
-            )
+        likelihood_of(model)
         self.model = model
         for name, value in (("x", x), ("y", y)):
             scaled = name == "x" or self._scales_targets

@@ -24,7 +24,7 @@ class DivergedError(PyroDropoutError):
     """
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
     """What happened in training.
 
@@ -40,8 +40,9 @@ class History:
 
     Example:
         >>> import torch, pyro_dropout as pd
-        >>> pd.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5).steps_per_second
-        4.0
+        >>> history = pd.History(losses=torch.tensor([3.0, 2.0]), steps=2, seconds=0.5)
+        >>> history, history.steps_per_second
+        (History(2 steps in 0.5 s, eager, last loss 2), 4.0)
     """
 
     losses: Tensor
@@ -52,6 +53,12 @@ class History:
     matmul_precision: str = "highest"
     validation: list[tuple[int, float]] = field(default_factory=list)
     best_step: int | None = None
+
+    def __repr__(self) -> str:
+        how = "compiled" if self.compiled else "eager"
+        last = self.losses[-1].double().mean() if len(self.losses) else float("nan")
+        of = f" of {self.losses.shape[1]} replicas, on average" if self.losses.dim() > 1 else ""
+        return f"History({self.steps} steps in {self.seconds:.3g} s, {how}, last loss {last:.6g}{of})"
 
     @property
     def steps_per_second(self) -> float:

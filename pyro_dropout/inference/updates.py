@@ -185,11 +185,12 @@ def named(optim: str, lr: float, **shared: Any) -> Update:
     """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
     if not lr > 0:
         raise RangeError(f"lr must be positive; got {lr!r}.")
-    if optim == "adam":
+    kind = optim.lower() if isinstance(optim, str) else optim
+    if kind == "adam":
         return adam(lr, **shared)
-    if optim == "adamw":
+    if kind == "adamw":
         return adam(lr, weight_decay=1e-2, decoupled=True, **shared)
-    if optim == "sgd":
+    if kind == "sgd":
         return sgd(lr, momentum=0.9, **shared)
     raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
 

@@ -121,6 +121,12 @@ def check_finite(name: str, value: Tensor) -> None:
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 
 
+def check_seed(seed: Any) -> None:
+    """Raise unless ``seed`` is a whole number or None."""
+    if isinstance(seed, bool) or not isinstance(seed, Integral | None):
+        raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
+
+
 def check_count(name: str, value: Any) -> None:
     """Raise unless ``value`` is a whole number of at least one."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:

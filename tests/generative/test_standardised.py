@@ -98,7 +98,7 @@ def test_constant_columns_are_not_divided_by_zero() -> None:
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_mistakes_are_named() -> None:
     plain = pd.BayesianNet(nn.Linear(1, 1))
-    with pytest.raises(pd.PyroDropoutError, match="likelihood of this package; got Linear"):
+    with pytest.raises(pd.PyroDropoutError, match="Linear has no likelihood of this package"):
         pd.Standardised(nn.Linear(1, 1), torch.randn(3, 1), torch.randn(3, 1))
     with pytest.raises(pd.RangeError, match="x must be finite"):
         pd.Standardised(plain, torch.full((3, 1), float("nan")), torch.randn(3, 1))

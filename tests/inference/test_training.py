@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.inference.runs import Batches, Run
-from pyro_dropout.inference.updates import sgd
+from pyro_dropout.inference.updates import named, sgd
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
@@ -279,3 +279,15 @@ def test_bad_data() -> None:
     optim = torch.optim.RMSprop(guide.parameters(), 0.01)
     with pytest.raises(pd.PyroDropoutError, match="RMSprop with these options runs beside the step"):
         pd.fit(model, guide, x, y, steps=1, optim=optim, clip_norm=1.0)
+
+
+def test_a_history_is_told_in_a_line() -> None:
+    history = pd.History(losses=torch.tensor([[3.0, 2.0], [1.0, 5.0]]), steps=2, seconds=0.5, compiled=True)
+    assert repr(history) == "History(2 steps in 0.5 s, compiled, last loss 3 of 2 replicas, on average)"
+    assert "last loss nan" in repr(pd.History(losses=torch.zeros(0), steps=0, seconds=0.0))
+
+
+def test_optimisers_are_named_in_any_case() -> None:
+    assert named("Adam", 0.1).name == "adam"
+    with pytest.raises(pd.PyroDropoutError, match="optim must be"):
+        named("lion", 0.1)
