@@ -270,8 +270,13 @@ def _score(row: Row, exam: Exam) -> None:
     found: list[dict[str, float]] = []
     notes: dict[str, str] = {}
     for model, guide in row.trained:
-        bounds, reasons = exam.bounds(model, guide)
-        found.append({**exam.answers(model, guide), **bounds, "parameters": count_parameters(guide)})
+        found.append({**exam.answers(model, guide), "parameters": count_parameters(guide)})
+        try:
+            bounds, reasons = exam.bounds(model, guide)
+        except Exception as cause:  # a guide of one's own may have no ELBO that can be computed, and predict well
+            bounds, reasons = {}, {"elbo": "not computed"}
+            row.note = f"no ELBO: {type(cause).__name__}: {cause}"
+        found[-1] |= bounds
         notes |= reasons
     row.scores = collect(found, notes)
     _show(row, *row.trained[0], exam)

@@ -19,6 +19,7 @@ from pyro_dropout.faces.columns import Score
 from pyro_dropout.faces.probes import between, outside
 from pyro_dropout.mathematics.errors import SingularError
 
+_TAIL = 200  # draws at least, for the tail of the importance ratios
 _UNDEFINED = "undefined, σ = 0"  # of the whole guide, or of a site that is a point
 
 
@@ -77,7 +78,7 @@ class Exam:
         else:
             scores |= {"elbo": report.elbo, "gap": report.gap}
             try:
-                scores["khat"] = khat(model, guide, x, y, self.samples, seed=self.seed)
+                scores["khat"] = khat(model, guide, x, y, max(_TAIL, self.samples), seed=self.seed)
             except SingularError:
                 notes["khat"] = _UNDEFINED
         return scores, notes

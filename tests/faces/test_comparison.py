@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.faces import comparison as module
+from pyro_dropout.faces import scores
 from pyro_dropout.faces.columns import COLUMNS, Score, best
 from pyro_dropout.faces.probes import between, outside
 
@@ -153,6 +154,17 @@ def test_one_seed_that_diverges_leaves_the_others(monkeypatch: pytest.MonkeyPatc
     found = pd.compare(linear_model(), {"sometimes": guide}, line(), line(), seeds=3, **QUICK)
     assert found.rows[0].note == "diverged with 1 of 3 seeds; the others are scored."
     assert len(found.rows[0].scores["rmse"].values) == 2
+
+
+def test_a_guide_without_a_bound_is_scored_by_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_bound(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("no density here")
+
+    monkeypatch.setattr(scores, "elbo_report", no_bound)
+    found = pd.compare(linear_model(), [pd.AutoMeanField], line(), line(), seeds=1, **QUICK)
+    assert found.rows[0].note == "no ELBO: RuntimeError: no density here"
+    assert found.cell(found.rows[0], "elbo") == "not computed"
+    assert found.rows[0].scores["rmse"].values
 
 
 def test_what_cannot_be_a_fleet_is_trained_one_by_one() -> None:
