@@ -54,7 +54,7 @@ class CoverageCurve:
 
     @property
     def error(self) -> float:
-        """The mean of |coverage - level|: 0 for honest intervals, at most 0.5."""
+        """The mean distance of coverage from its level: 0 for honest intervals, at most 0.5."""
         return (self.coverage - self.levels).abs().mean().item()
 
     def plot(self, ax: Any = None) -> Any:
@@ -189,7 +189,7 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 2
 
 
 def coverage_error(prediction: Prediction, y: Tensor) -> float:
-    """Return the mean of |coverage - level| over the levels 0.05 to 0.95, without the widths, which take longer."""
+    """Return the mean distance of coverage from its level, 0.05 to 0.95, without the widths, which take longer."""
     where = _pit(prediction, y, "ece")
     return math.fsum(abs(_inside(where, level) - level) for level in _LEVELS) / len(_LEVELS)
 

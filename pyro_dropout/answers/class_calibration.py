@@ -43,7 +43,7 @@ class Reliability:
 
     @property
     def ece(self) -> float:
-        """The expected calibration error: |accuracy - confidence|, averaged over points."""
+        """The expected calibration error: the distance of accuracy from confidence, averaged over points."""
         apart = (self.accuracy - self.confidence).abs().nan_to_num(0.0)
         return ((apart * self.count).sum() / self.count.sum()).item()
 
@@ -108,9 +108,10 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
 def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """Return the expected calibration error: how far, on average, what is claimed lies from what happens.
 
-    For classes it is |accuracy - confidence| of the most probable class, in bins of its probability, averaged over
-    points. For regression with Gaussian noise it is |coverage - level|, averaged over central intervals of the levels
-    0.05, 0.1, ... 0.95. A few points make it larger than it is: with n of them in a bin, by about 1/√n.
+    For classes it is the distance of accuracy from confidence, of the most probable class, in bins of its probability,
+    averaged over points. For regression with Gaussian noise it is the distance of coverage from its level, averaged
+    over central intervals of the levels 0.05, 0.1, ... 0.95. A few points make it larger than it is: with n of them in
+    a bin, by about 1/√n.
 
     Args:
         prediction: of classes; or with a Gaussian likelihood, with its samples kept.

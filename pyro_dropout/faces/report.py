@@ -58,15 +58,14 @@ def findings(comparison: Any) -> list[str]:
         return f"<b>{html.escape(name)}</b>"
 
     found = []
-    for key, what in (
-        ("log_lik", "best test log-likelihood"),
-        ("rmse", "smallest error of the mean"),
-        ("accuracy", "highest accuracy"),
-    ):
+    for key, what in _PRAISE.items():
         name = comparison.best(key)
         if name is not None:
             row = next(row for row in comparison.rows if row.name == name)
-            found.append(f"{said(name)} has the {what}: {comparison.cell(row, key)}.")
+            others = [other for other in comparison.rows if other is not row and key in other.scores]
+            near = [said(other.name) for other in others if _close(row.scores[key], other.scores[key])]
+            also = f" Within the errors of that: {', '.join(near)}." if near else ""
+            found.append(f"{said(name)} has the {what}: {comparison.cell(row, key)}.{also}")
     if any("d_w1" in row.scores for row in comparison.rows):
         order = " · ".join(said(name) for name in comparison.ranking)
         found.append(f"From nearest to farthest from the reference's predictive distribution: {order}.")
@@ -88,6 +87,13 @@ def findings(comparison: Any) -> list[str]:
         f"<span class='failed'>{said(row.name)} {html.escape(row.note)}</span>" for row in comparison.rows if row.note
     ]
     return found
+
+
+def _close(one: Any, other: Any) -> bool:
+    """Whether two scores differ by less than twice the error of their difference."""
+    if one.error is None or other.error is None:
+        return False
+    return bool(abs(one.mean - other.mean) < 2 * (one.error**2 + other.error**2) ** 0.5)
 
 
 def _figures(comparison: Any) -> list[str]:

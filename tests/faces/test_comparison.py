@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.answers.reference import function_rhat
 from pyro_dropout.faces import comparison as module
 from pyro_dropout.faces import scores
 from pyro_dropout.faces.columns import COLUMNS, Score, best
 from pyro_dropout.faces.probes import between, outside
+from pyro_dropout.faces.report import findings
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
 
@@ -237,6 +239,35 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
     figure = found.plot()
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["AutoDropout", "AutoMeanField"]
     plt.close(figure)
+
+
+def test_a_difference_within_the_errors_is_none() -> None:
+    rows = [
+        module.Row("a", {"log_lik": Score([1.0, 2.0])}),
+        module.Row("b", {"log_lik": Score([1.1, 1.5])}),
+        module.Row("c", {"log_lik": Score([-9.0, -9.1])}),
+    ]
+    said = findings(module.Comparison(rows, line(), line(), {}, 0.0))
+    assert said[0] == ("<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within the errors of that: <b>b</b>.")
+
+
+@pytest.mark.deep
+def test_guides_are_ranked_by_their_distance_to_nuts() -> None:
+    x = torch.cat([torch.linspace(-2, -0.8, 15), torch.linspace(0.8, 2, 15)]).unsqueeze(-1)
+    y = torch.sin(1.5 * x) + 0.2 * torch.randn(30, 1)
+    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+    keep = {"0.weight": 1.0, "2.weight": 0.9}
+    guides = {"dropout": lambda m: pd.AutoDropout(m, keep=keep), "mean field": pd.AutoMeanField}
+    at = torch.linspace(-3, 3, 40).unsqueeze(-1)
+    options = {**QUICK, "steps": 2000, "lr": 0.01, "samples": 1000, "compile": True}
+    found = pd.compare(model, guides, (x, y), (at, torch.sin(1.5 * at)), reference="nuts", seeds=2, **options)
+    print(found)
+    own, sampled = found.rows[0].trained[0]
+    assert sampled.num_chains == 4
+    assert function_rhat(own, sampled, x).max() < 1.01
+    distances = {row.name: row.scores["d_w1"].mean for row in found.rows[1:]}
+    assert found.ranking == sorted(distances, key=lambda name: distances[name])
 
 
 def test_with_several_inputs_scores_are_drawn() -> None:
