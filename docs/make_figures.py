@@ -163,9 +163,51 @@ def draw_six(quick: bool) -> Figure:
 
 # --- all figures ------------------------------------------------------------------------------------------------------
 
+# --- simulation-based calibration -------------------------------------------------------------------------------------
+
+SBC_POINTS = torch.linspace(-1.5, 1.5, 20).unsqueeze(-1)
+
+
+def sbc_fit(make: Callable[[Any], Any], steps: int) -> Callable[[Any, Tensor, Tensor], Any]:
+    """Return a function that trains a guide afresh on simulated data."""
+
+    def fit(model: Any, x: Tensor, y: Tensor) -> Any:
+        guide = make(model)
+        pd.fit(model, guide, x, y, steps=steps, lr=0.02, compile=False, progress=False)
+        return guide
+
+    return fit
+
+
+def draw_sbc(quick: bool) -> Figure:
+    """Rank true functions among draws of dropout and of mean field, for data that the model itself has made."""
+    guides: dict[str, Callable[[Any], Any]] = {
+        "AutoDropout, keep 0.9": lambda model: pd.AutoDropout(
+            model, keep={"0.weight": 1.0, "2.weight": 0.9}, init="paper"
+        ),
+        "AutoMeanField": lambda model: pd.AutoMeanField(model, init="paper", init_scale=0.05),
+    }
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
+    for ax, (name, make) in zip(figure.subplots(1, 2, sharey=True), guides.items(), strict=True):
+        net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+        model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=100.0))
+        found = pd.sbc(model, sbc_fit(make, 3 if quick else 300), SBC_POINTS, replications=5 if quick else 100)
+        found.plot(ax)
+        ax.set_title(f"{name}: {len(found.ranks['f[0]'])} simulated data sets", fontsize="medium")
+        ax.legend(frameon=False, fontsize="small", loc="lower left")
+        inside = ", ".join(f"{key} {'inside' if ok else 'outside'}" for key, ok in found.inside_band().items())
+        spread = {key: (ranks.double() / found.samples - 0.5).abs().mean() for key, ranks in found.ranks.items()}
+        print(
+            f"{name}: {inside}; mean distance of a rank from the middle (0.25 if calibrated): "
+            + ", ".join(f"{key} {value:.2f}" for key, value in spread.items())
+        )
+    return figure
+
+
 DRAWINGS: dict[str, Callable[[bool], Any]] = {
     "kl_gap": lambda quick: pd.plot_kl_gap(draws=20 if quick else 400),
     "six_posteriors": draw_six,
+    "sbc": draw_sbc,
 }
 
 

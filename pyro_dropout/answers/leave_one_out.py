@@ -5,6 +5,7 @@ factor turns draws of an approximation into draws of the posterior (Magnusson, A
 second takes the point out; both are smoothed together, and k̂ says for each point whether that worked.
 """
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,6 +97,13 @@ def loo(
     each = each.cpu()
     pointwise = torch.logsumexp(weights + each, -1)
     fitted = torch.logsumexp(whole + each, -1)
+    bad = int((khat > 0.7).sum())
+    if bad:
+        warnings.warn(
+            f"k̂ is above 0.7 at {bad} of {len(khat)} points: their terms, and so elpd, cannot be trusted. The"
+            " posterior is too far from the true one, or a point weighs too much; hold data back instead.",
+            stacklevel=2,
+        )
     return LOO(
         elpd=float(pointwise.sum()),
         se=float((len(pointwise) * pointwise.var(correction=0)).sqrt()),

@@ -116,6 +116,9 @@ def _warn(model: Any, posterior: SampledPosterior, points: Tensor, ran: list[Cha
             " prior.",
             stacklevel=3,
         )
+    if posterior.num_chains == 1:
+        warnings.warn("one chain has no other to agree with, so there is no R-hat; take chains=4.", stacklevel=3)
+        return
     if posterior.num_draws < 4:  # R-hat halves each chain, and needs two draws in a half
         return
     spread = torch.linspace(0, len(points) - 1, min(len(points), _MOST_POINTS)).round().long()

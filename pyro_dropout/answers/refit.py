@@ -31,7 +31,8 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         y: their targets, (N, D).
 
     Returns:
-        The τ that maximises Σ_n log p(y_n | x_n): one for all D targets, which should be in like units.
+        The τ that maximises Σ_n log p(y_n | x_n): one for all D targets, which should be in like units. It is that of
+        the targets as they are given; ``Gaussian(tau)`` inside ``Standardised`` wants ``standardised_precision`` of it.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -107,7 +108,8 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         raise PyroDropoutError(
             f"no temperature is best: the likelihood still grows at {math.exp(found):.3g}. "
             + (
-                "The draws are (nearly) never wrong on this validation set; take one with some errors."
+                "Sharper draws only help here: they are nearly never wrong, or they are unsure one by one and right"
+                " when their votes are averaged; train longer, or with less noise."
                 if found < (low + high) / 2
                 else "The logits say nothing about these classes, or the opposite; look at the accuracy first."
             )

@@ -152,11 +152,17 @@ class _CoinFlips(Messenger):
 
 
 class _NoTargets(Messenger):
-    """Leaves out the draw of ``y``, which is not asked for here."""
+    """Leaves out the draw of ``y``, which is not asked for here, and lets no weight come from the prior."""
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["name"] == "y" and not msg["is_observed"] and not msg["done"]:
+        if msg["is_observed"] or msg["done"] or site_is_subsample(msg):
+            return
+        if msg["name"] == "y":
             msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
+        elif not msg["cond_indep_stack"]:  # what belongs to the data points is the model's own to draw at new ones
+            raise PyroDropoutError(
+                f"the posterior has no site {msg['name']!r}, which the model samples: is it that of this model?"
+            )
 
 
 def _unseen() -> Any:

@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compare(args: argparse.Namespace) -> int:
     if not args.out.parent.is_dir():  # found out now, not when everything is trained
         raise PyroDropoutError(f"the folder of --out does not exist: {str(args.out.parent)!r}.")
+    if args.out.is_dir():
+        raise PyroDropoutError(f"--out must be a file; {str(args.out)!r} is a folder.")
     data = co2() if args.data == "co2" else read_table(args.data, target=args.target)
     model = wave_model(data.train) if args.data == "co2" else regression_model(data.train)
     with warnings.catch_warnings():

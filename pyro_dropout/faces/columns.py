@@ -52,7 +52,7 @@ COLUMNS: dict[str, Column] = {
     ),
     "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats.", "", 2),
     "khat": Column(
-        "k̂", "Pareto shape of the importance ratios to the true posterior: below 0.7, q is close to it.", "less", 2
+        "k̂", "Pareto shape of the importance ratios to the true posterior: below 0.7 they can be used.", "", 2
     ),
     "d_mean": Column(
         "mean off",

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pyro import poutine
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.reference import nuts
+from pyro_dropout.answers.snapshot import forked
 from pyro_dropout.faces.columns import COLUMNS, Column, Score, best
 from pyro_dropout.faces.scores import Exam, collect, count_parameters, is_regression
+from pyro_dropout.generative.likelihoods import Categorical, likelihood_of
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.history import DivergedError
 from pyro_dropout.inference.svi import Compile
@@ -202,13 +205,15 @@ def compare(
     check_count("samples", samples)
     for name, data in (("train", train), ("test", test)):
         _check_data(name, data)
+    first = _model(model, numbers[0])
+    for name, data in (("train", train), ("test", test)):
+        _check_targets(name, first, data)
     options: Any = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
     bar = tqdm(total=len(named) + (reference is not None), disable=not progress, unit="posterior", desc="compare")
     rows: list[Row] = []
     exam = Exam(train, test, samples)
     if reference is not None:
         bar.set_postfix_str("reference")
-        first = _model(model, numbers[0])
         rows.append(_reference_row(reference, first, exam, progress))
         exam = Exam(train, test, samples, rows[0].answer)
         bar.update()
@@ -217,13 +222,8 @@ def compare(
         rows.append(_row(name, model, make, numbers, exam, options, progress))
         bar.update()
     bar.close()
-    settings = {
-        "seeds": len(numbers),
-        **options,
-        "samples": samples,
-        "reference": _described(reference),
-        **(labels or {}),
-    }
+    settings = {"seeds": len(numbers), **options, "samples": samples, "reference": _described(reference)}
+    settings |= {"model": str(first), **(labels or {})}
     return Comparison(rows, train, test, settings, time.perf_counter() - start)
 
 
@@ -382,6 +382,23 @@ def _check_data(name: str, data: Any) -> None:
         raise ShapeError(
             f"{name} must have as many inputs as targets, at least one; got {len(data[0])} and {len(data[1])}."
         )
+
+
+def _check_targets(name: str, model: Any, data: Data) -> None:
+    """Raise before anything is trained if targets do not fit the model's outputs."""
+    x, y = data
+    with torch.no_grad(), poutine.block(), forked(x.device):
+        try:
+            f = model(x)
+            targets = likelihood_of(model).checked(f, y)
+        except ShapeError as cause:
+            raise ShapeError(f"{name}: {str(cause).splitlines()[0]}") from None
+    if not y.is_floating_point() and isinstance(model.likelihood, Categorical):
+        low, high = int(targets.min()), int(targets.max())
+        if low < 0 or high >= f.shape[-1]:
+            raise RangeError(f"{name}: y must hold class indices from 0 to {f.shape[-1] - 1}; got {low} to {high}.")
+    elif not bool(torch.isfinite(y).all()):
+        raise RangeError(f"{name}: y must be finite.")
 
 
 def _described(reference: Any) -> str:

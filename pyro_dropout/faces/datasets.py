@@ -84,7 +84,13 @@ def read_table(path: str | Path, *, target: str | None = None, held_back: float 
     if not 0 < held_back < 1:
         raise RangeError(f"held_back must lie strictly between 0 and 1; got {held_back!r}.")
     with path.open(newline="", encoding="utf-8") as file:
-        header, *rows = list(csv.reader(line for line in file if not line.startswith("#")))
+        lines = [row for row in csv.reader(line for line in file if not line.startswith("#")) if row]
+    header, rows = (lines[0], lines[1:]) if lines else ([], [])
+    if len(header) < 2:
+        raise ShapeError(
+            f"{path.name} must have a header and at least two columns, separated by commas; it begins with"
+            f" {','.join(header)!r}."
+        )
     target = header[-1] if target is None else target
     if target not in header:
         raise PyroDropoutError(f"{path.name} has no column {target!r}; its columns are {', '.join(header)}.")

@@ -39,11 +39,13 @@ def page(comparison: Any) -> str:
         "<ul>" + "".join(f"<li>{sentence}</li>" for sentence in findings(comparison)) + "</ul>",
         *_figures(comparison),
         "<h2>All scores</h2>",
-        "<p class='note'>Each cell is the mean over seeds, ± its standard error. The best guide of a line is bold"
-        " where there is a better and a worse; a difference smaller than its errors is no difference.</p>",
+        "<p class='note'>Each cell is the mean over seeds, ± its standard error over seeds (the choice of test points"
+        " is not in it). The best guide of a line is bold where there is a better and a worse; a difference smaller"
+        " than its errors is no difference.</p>",
         f"<div class='scroll'>{_table(comparison)}</div>",
         "<h2>How it was made</h2>",
         f"<p>{html.escape(_made(comparison))}</p>",
+        f"<details><summary>The model</summary><pre>{html.escape(str(settings.get('model', '')))}</pre></details>",
     ]
     head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
     return (
@@ -69,15 +71,23 @@ def findings(comparison: Any) -> list[str]:
     if any("d_w1" in row.scores for row in comparison.rows):
         order = " · ".join(said(name) for name in comparison.ranking)
         found.append(f"From nearest to farthest from the reference's predictive distribution: {order}.")
+    # what honest intervals would miss 95 % by, in one case of a hundred
+    chance = 2.6 * (0.95 * 0.05 / comparison.test[1].numel()) ** 0.5
     for row in comparison.rows:
         cover = row.scores.get("coverage")
         if cover is not None and cover.values:
-            verdict = "about right"
-            if not 0.9 <= cover.mean <= 0.985:
-                verdict = "too sure of itself" if cover.mean < 0.9 else "too unsure"
+            verdict = "which fits 95 %"
+            if abs(cover.mean - 0.95) > chance:
+                verdict = "too sure of itself" if cover.mean < 0.95 else "too unsure"
             share = f"{100 * cover.mean:.0f} % of the held-back targets"
             found.append(f"{said(row.name)}: its 95 % intervals hold {share}, {verdict}.")
-    undefined = [said(row.name) for row in comparison.rows if "elbo" in row.scores and not row.scores["elbo"].values]
+    far = [row for row in comparison.rows if "khat" in row.scores and row.scores["khat"].values]
+    if far and all(row.scores["khat"].mean > 0.7 for row in far):
+        found.append(
+            "No guide is close to the posterior over weights: every k̂ is above 0.7. Networks have many equivalent"
+            " weights, so predictions may be good all the same."
+        )
+    undefined = [said(row.name) for row in comparison.rows if _without_density(row)]
     if undefined:
         found.append(
             f"{', '.join(undefined)}: no ELBO and no k̂, for q has no density (σ = 0, or a weight that is a point);"
@@ -87,6 +97,10 @@ def findings(comparison: Any) -> list[str]:
         f"<span class='failed'>{said(row.name)} {html.escape(row.note)}</span>" for row in comparison.rows if row.note
     ]
     return found
+
+
+def _without_density(row: Any) -> bool:
+    return "elbo" in row.scores and row.scores["elbo"].note.startswith("undefined")
 
 
 def _close(one: Any, other: Any) -> bool:

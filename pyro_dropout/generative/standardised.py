@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, likelihood_of
-from pyro_dropout.mathematics.errors import ShapeError, check_finite
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_finite
 
 
 class Standardised(nn.Module):
@@ -18,8 +18,8 @@ class Standardised(nn.Module):
 
     Means and standard deviations are those of the data given here, for each input and each target; a constant column is
     shifted and not scaled. Targets that are classes or counts stay as they are. Train, predict and compare with raw
-    data: densities, variances and intervals are those of the raw targets. Only the ELBO is of the standardised ones,
-    which differs by the constant N Σ log σ_y.
+    data: densities, variances, intervals and ``elbo_report`` are those of the raw targets. Only the loss that ``fit``
+    lowers is of the standardised ones, which differs by the constant N Σ log σ_y.
 
     Args:
         model: a ``BayesianNet`` or another model of this package; its ``Gaussian(tau)`` is in standardised units.
@@ -48,16 +48,26 @@ class Standardised(nn.Module):
         super().__init__()
         likelihood_of(model)
         self.model = model
+        if isinstance(model, Standardised):
+            raise PyroDropoutError("model is Standardised already; give the model inside it.")
+        self._check(x, y)
         for name, value in (("x", x), ("y", y)):
             scaled = name == "x" or self._scales_targets
             if scaled:
                 check_finite(name, value)
-                if len(value) < 2:
-                    raise ShapeError(f"{name} must have at least two data points to have a scale; got {len(value)}.")
             mean = value.mean(0) if scaled else torch.zeros(())
             std = value.std(0) if scaled else torch.ones(())
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", torch.where(std > 0, std, 1.0))
+
+    def _check(self, x: Tensor, y: Tensor) -> None:
+        if len(x) != len(y) or len(x) < 2:
+            raise ShapeError(f"x and y must have equally many points, at least two; got {len(x)} and {len(y)}.")
+        if x.dim() < 2 or (self._scales_targets and y.dim() != 2):
+            raise ShapeError(
+                f"x must be (N, ...) and y (N, D), each input and target in a column of its own; got {tuple(x.shape)}"
+                f" and {tuple(y.shape)}. Write x.unsqueeze(-1) for one column."
+            )
 
     @property
     def _scales_targets(self) -> bool:

@@ -222,3 +222,13 @@ def test_a_model_must_return_its_outputs() -> None:
     guide(X)
     with pytest.raises(pd.ShapeError, match="returned NoneType"):
         pd.predict(silent, guide, X)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_posterior_of_another_model_is_refused(shared: bool) -> None:
+    model = pd.BayesianNet(nn.Linear(2, 1))
+    other = pd.AutoMeanField(pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
+    sampled = pd.SampledPosterior({"bias": torch.randn(2, 50, 1)})
+    for posterior in (other, sampled):
+        with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'weight', which the model samples"):
+            pd.predict(model, posterior, torch.randn(4, 2), samples=5, shared=shared)

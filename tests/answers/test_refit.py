@@ -124,7 +124,7 @@ def test_bad_input() -> None:
     with pytest.raises(pd.RangeError, match="temperature must be positive"):
         pd.tempered(classes, -1.0)
     sure = made(torch.tensor([[[5.0, 0.0]] * 3] * 2), pd.Categorical())
-    with pytest.raises(pd.PyroDropoutError, match="take one with some errors"):
+    with pytest.raises(pd.PyroDropoutError, match="Sharper draws only help"):
         pd.refit_temperature(sure, y)
     with pytest.raises(pd.PyroDropoutError, match="or the opposite"):
         pd.refit_temperature(sure, y + 1)

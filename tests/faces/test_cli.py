@@ -67,6 +67,8 @@ def test_the_default_guides_exist() -> None:
     ("text", "options", "message"),
     [
         (None, [], "there is no file"),
+        ("", [], "at least two columns"),
+        ("a;b\n1;2\n", [], "separated by commas; it begins with 'a;b'"),
         ("a,b\n1,x\n", [], "row 2, column 'b': 'x' is not a number"),
         ("a,b\n1\n", [], "row 2: 1 values for 2 columns"),
         ("a,b\n1,2\n", [], "1 rows; at least 10"),
@@ -96,6 +98,8 @@ def test_options_are_checked_before_anything_runs(wrong: list[str], capsys: pyte
 def test_a_folder_that_does_not_exist_is_found_out_first(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--out", "nowhere/page.html"]) == 2
     assert "--out does not exist" in capsys.readouterr().err
+    assert main(["compare", "--out", "."]) == 2
+    assert "is a folder" in capsys.readouterr().err
 
 
 def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
         return linear_model()
 
     pd.compare(make, [pd.AutoMeanField], line(), line(), seeds=[4, 5], **QUICK)
-    assert asked == [4, 5]
+    assert asked == [4, 4, 5]  # one to look at the data with
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -209,6 +209,8 @@ def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
         ({"guides": {"reference": pd.AutoDropout}}, pd.PyroDropoutError, "cannot be called"),
         ({"train": torch.ones(3)}, pd.ShapeError, r"train must be a pair"),
         ({"test": (torch.ones(3, 1), torch.ones(4, 1))}, pd.ShapeError, "got 3 and 4"),
+        ({"test": (torch.ones(3, 1), torch.ones(3))}, pd.ShapeError, r"test: y must have shape \(N, D\)"),
+        ({"test": (torch.ones(3, 1), torch.full((3, 1), torch.nan))}, pd.RangeError, "test: y must be finite"),
         ({"seeds": 0}, pd.RangeError, "seeds"),
         ({"steps": 0}, pd.RangeError, "steps"),
         ({"reference": "hmc"}, pd.RangeError, "'nuts' or a posterior"),
@@ -218,6 +220,12 @@ def test_mistakes_are_named(changes: dict[str, Any], error: type[Exception], mes
     options: dict[str, Any] = {"guides": [pd.AutoDropout], "train": line(), "test": line(), **QUICK, **changes}
     with pytest.raises(error, match=message):
         pd.compare(linear_model(), **options)
+
+
+def test_classes_out_of_range_are_found_out_before_training() -> None:
+    x, y = classes_data()
+    with pytest.raises(pd.RangeError, match="train: y must hold class indices from 0 to 2; got 1 to 3"):
+        pd.compare(classes_model(), [pd.AutoDropout], (x, y + 1), (x, y), **QUICK)
 
 
 # --- figures and the page ---------------------------------------------------------------------------------------------

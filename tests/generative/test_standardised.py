@@ -104,3 +104,11 @@ def test_mistakes_are_named() -> None:
         pd.Standardised(plain, torch.full((3, 1), float("nan")), torch.randn(3, 1))
     with pytest.raises(pd.ShapeError, match="at least two"):
         pd.Standardised(plain, torch.randn(1, 1), torch.randn(1, 1))
+    with pytest.raises(pd.ShapeError, match="got 5 and 4"):
+        pd.Standardised(plain, torch.randn(5, 1), torch.randn(4, 1))
+    for x, y in ((torch.randn(5), torch.randn(5, 1)), (torch.randn(5, 1), torch.randn(5))):
+        with pytest.raises(pd.ShapeError, match="column of its own"):
+            pd.Standardised(plain, x, y)
+    once = pd.Standardised(plain, torch.randn(5, 1), torch.randn(5, 1))
+    with pytest.raises(pd.PyroDropoutError, match="Standardised already"):
+        pd.Standardised(once, torch.randn(5, 1), torch.randn(5, 1))

@@ -118,3 +118,11 @@ def test_the_figure_of_the_six_guides_has_them_all(tmp_path: Path, capsys: pytes
     assert picture_size(tmp_path / "six_posteriors.png")[2] > 10_000
     shown = (FOLDER.parent / "docs" / "six_posteriors.md").read_text("utf-8")
     assert [name for name in names if f"| `{name}` |" not in shown] == []
+
+
+def test_the_figure_of_simulated_data_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = loaded(FOLDER.parent / "docs" / "make_figures.py")
+    figures.main(["--only", "sbc", "--quick", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert re.findall(r"^(Auto\w+)", said, re.MULTILINE) == ["AutoDropout", "AutoMeanField"]
+    assert picture_size(tmp_path / "sbc.png")[2] > 10_000
