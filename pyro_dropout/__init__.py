@@ -23,8 +23,9 @@ from pyro_dropout.answers.refit import refit_tau, refit_temperature, tempered, w
 from pyro_dropout.answers.sampled_posterior import SampledPosterior
 from pyro_dropout.answers.simulation_based import SBC, sbc
 from pyro_dropout.answers.thompson import thompson
-from pyro_dropout.faces.comparison import Comparison, compare
+from pyro_dropout.faces.comparison import compare
 from pyro_dropout.faces.datasets import co2
+from pyro_dropout.faces.findings import Comparison
 from pyro_dropout.faces.gap_figure import plot_kl_gap
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP

@@ -16,6 +16,7 @@ from pyro_dropout.answers.reference import function_rhat
 from pyro_dropout.faces import comparison as module
 from pyro_dropout.faces import scores
 from pyro_dropout.faces.columns import COLUMNS, Score, best
+from pyro_dropout.faces.findings import Comparison, Row
 from pyro_dropout.faces.probes import between, outside
 from pyro_dropout.faces.report import findings
 
@@ -251,11 +252,11 @@ def test_the_page_stands_alone(tmp_path: Path) -> None:
 
 def test_a_difference_within_the_errors_is_none() -> None:
     rows = [
-        module.Row("a", {"log_lik": Score([1.0, 2.0])}),
-        module.Row("b", {"log_lik": Score([1.1, 1.5])}),
-        module.Row("c", {"log_lik": Score([-9.0, -9.1])}),
+        Row("a", {"log_lik": Score([1.0, 2.0])}),
+        Row("b", {"log_lik": Score([1.1, 1.5])}),
+        Row("c", {"log_lik": Score([-9.0, -9.1])}),
     ]
-    said = findings(module.Comparison(rows, line(), line(), {}, 0.0))
+    said = findings(Comparison(rows, line(), line(), {}, 0.0))
     assert said[0] == ("<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within the errors of that: <b>b</b>.")
 
 
