@@ -12,8 +12,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.answers.joint_draws import joint_draws, seeded
-from pyro_dropout.answers.snapshot import evaluating
+from pyro_dropout.answers.joint_draws import joint_draws
+from pyro_dropout.answers.snapshot import evaluating, seeded
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.training import move_to

@@ -4,7 +4,6 @@ CRPS(F, y) = ∫ (F(z) - 1[y ≤ z])² dz = E|X - y| - ½ E|X - X'| with X and X
 smaller the better, and for a point prediction it is the absolute error.
 """
 
-import contextlib
 import math
 from typing import Literal
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.answers.normal_mixture import check_normal, checked_targets, normal_pieces
 from pyro_dropout.answers.prediction import Prediction
-from pyro_dropout.answers.snapshot import forked, seed_generators
+from pyro_dropout.answers.snapshot import seeded
 from pyro_dropout.answers.streams import is_class
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_seed
 from pyro_dropout.mathematics.shapes import Float
@@ -125,9 +124,7 @@ def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
         raise RangeError(f"crps(method='sample') needs at least 2 draws; this prediction has {count}.")
     rank = torch.arange(count, dtype=_F64, device=samples.device).reshape(-1, 1, 1)
     found = []
-    with forked(samples.device) if seed is not None else contextlib.nullcontext():
-        if seed is not None:
-            seed_generators(int(seed), samples.device)
+    with seeded(seed, samples.device):
         for points in prediction._pieces():
             drawn = prediction._likelihood.distribution(samples[:, points]).sample().to(_F64) - y[points]
             # in rising order the k-th of T is the larger one of a pair k times, and the smaller one T - 1 - k times

@@ -3,7 +3,6 @@
 import math
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm.auto import tqdm
 
 from pyro_dropout.answers.prediction import Prediction
-from pyro_dropout.answers.snapshot import evaluating, forked, frozen, seed_generators
+from pyro_dropout.answers.snapshot import evaluating, frozen, seeded
 from pyro_dropout.answers.streams import F64, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.answers.weight_draws import PerExample
 from pyro_dropout.inference.compiled import Program, traced
@@ -123,9 +122,7 @@ def predict_fleet(
         if len(y) != len(x):
             raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
     device = x.device
-    with forked(device) if seed is not None else nullcontext(), evaluating(*(part for pair in fleet for part in pair)):
-        if seed is not None:
-            seed_generators(seed, device)
+    with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)):
         task = _Task(fleet, x, y, rows, compile)
         budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
         together = max(1, min(len(fleet), budget // rows.shape[1]))

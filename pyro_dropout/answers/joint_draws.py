@@ -3,7 +3,6 @@
 One draw is one function: all data points share its weights, so that log p(y, w) is a sum over points and sites.
 """
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,12 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_dropout.answers.density_draws import draws_with_density
-from pyro_dropout.answers.snapshot import evaluating, forked, seed_generators
+from pyro_dropout.answers.snapshot import evaluating, seeded
 from pyro_dropout.answers.weight_draws import Weights
 from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_seed
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_pairs, check_seed
 
 F64 = torch.float64
 SAMPLED = "draws of a sampler come from the posterior itself and have no density q(w)."
@@ -75,9 +74,7 @@ def joint_draws(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, 
     """
     check_count("samples", samples)
     check_seed(seed)
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or len(x) != len(y) or not len(x):
-        got = [f"{len(part)} points" if isinstance(part, Tensor) else type(part).__name__ for part in (x, y)]
-        raise ShapeError(f"x and y must be tensors with equally many points, at least one; got {got[0]} and {got[1]}.")
+    check_pairs("x and y", x, y)
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(model, posterior)]
     for each, _ in pairs:
         likelihood_of(each)
@@ -99,22 +96,6 @@ def joint_draws(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, 
         likelihood=[one for chain in chains for one in chain.likelihood],
         y=first.y,
     )
-
-
-class seeded:
-    """Within this context random numbers come from a seed, if there is one, and then leave no mark."""
-
-    def __init__(self, seed: int | None, device: torch.device) -> None:
-        self.seed, self.device = seed, device
-        self._fork: Any = nullcontext() if seed is None else forked(device)
-
-    def __enter__(self) -> None:
-        self._fork.__enter__()
-        if self.seed is not None:
-            seed_generators(int(self.seed), self.device)
-
-    def __exit__(self, *error: Any) -> None:
-        self._fork.__exit__(*error)
 
 
 def _chains(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int) -> JointDraws:

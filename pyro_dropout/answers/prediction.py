@@ -66,6 +66,11 @@ class Prediction:
     def _name(self) -> str:
         return type(self._likelihood).__name__
 
+    @property
+    def likelihood(self) -> Any:
+        """p(y | f), as it was when the prediction was made."""
+        return self._likelihood
+
     # --- moments ------------------------------------------------------------------------------------------------------
 
     @property

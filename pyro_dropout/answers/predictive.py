@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.snapshot import frozen
 from pyro_dropout.answers.streams import Running, Sums, block_sums
-from pyro_dropout.answers.walk import Block, Reduce, Walk
+from pyro_dropout.answers.walk import Block, Walk
 from pyro_dropout.answers.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.inference.training import move_to
@@ -123,17 +123,6 @@ def _check_met(posterior: Any) -> None:
         )
 
 
-class _WalkOnce(Walk):
-    """A walk through draws that are there already: each walk shuffles them, and takes them in that order."""
-
-    def _walk(
-        self, label: str, reduce: Reduce, receive: Any, of_points: tuple[Tensor, ...], progress: bool
-    ) -> list[Block]:
-        assert isinstance(self.weights, KeptDraws)
-        self.weights.begin()
-        return super()._walk(label, reduce, receive, of_points, progress)
-
-
 def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shared: bool, options: Any) -> Walk:
     """Return the walk, made ready; where weights cannot be drawn for each point, say so, and what can be done."""
     if method == "standard":
@@ -143,7 +132,7 @@ def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shar
         options = {**options, "chunk": max(options["chunk"] or _ROWS, len(x)), "compile": False}
         return Walk(FunctionDraws(model, posterior), x, samples, **options)
     if hasattr(posterior, "draws_at"):
-        return _WalkOnce(KeptDraws(model, posterior, samples), x, samples, **options)
+        return Walk(KeptDraws(model, posterior, samples), x, samples, **options)
     if shared or getattr(posterior, "whole_functions", False):
         return Walk(WholeFunctions(model, posterior), x, samples, **options)
     try:

@@ -18,7 +18,7 @@ from pyro_dropout.answers.snapshot import evaluating
 from pyro_dropout.answers.weight_draws import WholeFunctions
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, check_finite
+from pyro_dropout.mathematics.errors import RangeError, check_count, check_finite, check_pairs
 
 _AGREE = 1.01  # Vehtari et al. (2021): chains with a larger R-hat are not to be used
 _MOST_POINTS = 50  # at which R-hat is taken
@@ -80,7 +80,10 @@ def nuts(
     if not 0 < target_accept < 1:
         raise RangeError(f"target_accept must lie strictly between 0 and 1; got {target_accept!r}.")
     check_compile(compile)
-    _check_data(x, y)
+    check_pairs("x and y", x, y)
+    for label, data in (("x", x), ("y", y)):
+        if data.is_floating_point():
+            check_finite(label, data)
     began = time.perf_counter()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(seed))
@@ -151,15 +154,3 @@ def _type_of(model: Any, x: Tensor) -> torch.dtype:
 def _check_zero_or_more(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or not int(value) >= 0:
         raise RangeError(f"{name} must be a whole number, zero or more; got {value!r}.")
-
-
-def _check_data(x: Any, y: Any) -> None:
-    for name, value in (("x", x), ("y", y)):
-        if not isinstance(value, Tensor):
-            raise ShapeError(f"{name} must be a tensor; got {type(value).__name__}.")
-        if value.is_floating_point():
-            check_finite(name, value)
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y) or len(x) == 0:
-        raise ShapeError(
-            f"x and y must have the same number of points, at least one; got {tuple(x.shape)} and {tuple(y.shape)}."
-        )

@@ -41,6 +41,15 @@ def forked(device: torch.device) -> Any:
 
 
 @contextlib.contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Within this context random numbers come from a seed and leave no mark; without a seed nothing is different."""
+    with forked(device) if seed is not None else contextlib.nullcontext():
+        if seed is not None:
+            seed_generators(int(seed), device)
+        yield
+
+
+@contextlib.contextmanager
 def evaluating(*roots: Any) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
     modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]

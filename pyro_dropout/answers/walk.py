@@ -8,7 +8,7 @@ import functools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.answers.snapshot import evaluating, fingerprint, forked, random_state, seed_generators
+from pyro_dropout.answers.snapshot import evaluating, fingerprint, forked, random_state, seeded
 from pyro_dropout.answers.snapshot import set_random_state as put_back
 from pyro_dropout.answers.weight_draws import PerExample, Weights, WholeFunctions
 from pyro_dropout.inference.compiled import Program
@@ -103,9 +103,7 @@ class Walk:
 
     def first(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], progress: bool = False) -> None:
         """Walk, and hand every block's result to ``receive``; for each point the draws come in order."""
-        with forked(self.x.device) if self.seed is not None else nullcontext():
-            if self.seed is not None:
-                seed_generators(self.seed, self.x.device)
+        with seeded(self.seed, self.x.device):
             self._start = random_state(self.x.device)
             self._blocks = self._walk(label, reduce, receive, (), progress)
 
@@ -128,6 +126,7 @@ class Walk:
         self, label: str, reduce: Reduce, receive: Any, of_points: tuple[Tensor, ...], progress: bool
     ) -> list[Block]:
         """Take all blocks, and return those that were taken: smaller ones, where memory ran out."""
+        self.weights.begin()
         todo, taken = deque(self._blocks), []
         held, weights = None, {}
         total = self.samples * len(self.x)

@@ -1,7 +1,8 @@
 """Ways to put a posterior's weights into a model: a draw for each data point, whole functions, and the mean.
 
-Each has ``draw(count, x)``, the weights that are held for a while, and ``outputs(weights, x, count)``, the model's
-outputs (count, N, D) with them. A draw for each data point holds none: its masks are made inside the forward pass.
+Each has ``begin()``, called before all draws are taken; ``draw(count, x)``, the weights that are held for a while; and
+``outputs(weights, x, count)``, the model's outputs (count, N, D) with them. A draw for each data point holds none: its
+masks are made inside the forward pass.
 """
 
 from typing import Any
@@ -34,6 +35,9 @@ class PerExample:
         self.model, self.posterior = model, posterior
         self._flips = False
 
+    def begin(self) -> None:
+        """Nothing is to be made ready before all draws are taken."""
+
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return nothing: these weights are drawn inside the forward pass."""
         return {}
@@ -45,7 +49,7 @@ class PerExample:
             with _CoinFlips():
                 trace = poutine.trace(self.posterior).get_trace(rows)
             self._check_all_drawn(trace)
-            with _NoTargets():
+            with _NothingFromThePrior():
                 f = poutine.replay(self.model, trace=trace)(rows)
         drawn = (drawn_per_data_point(site.get("value")) for site in trace.nodes.values())
         self._flips = self._flips or any(recipe is not None and recipe._noise is not None for recipe in drawn)
@@ -71,6 +75,9 @@ class WholeFunctions:
     def __init__(self, model: Any, posterior: Any) -> None:
         self.model, self.posterior = model, posterior
 
+    def begin(self) -> None:
+        """Nothing is to be made ready before all draws are taken."""
+
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return ``count`` draws of all weights."""
         if hasattr(self.posterior, "sample_weights"):
@@ -85,7 +92,7 @@ class WholeFunctions:
         if hasattr(self.model, "evaluate") and set(weights) == set(self.model.sites):
             f = self.model.evaluate(weights, x)
             return _checked(f, len(x)).reshape(count, len(x), -1)
-        with _unseen(), _NoTargets():
+        with _unseen(), _NothingFromThePrior():
             each = [poutine.condition(self.model, data={k: w[t] for k, w in weights.items()}) for t in range(count)]
             return torch.stack([_checked(run(x), len(x)) for run in each])
 
@@ -151,7 +158,7 @@ class _CoinFlips(Messenger):
             msg["fn"] = BernoulliMixture(q.loc, q.keep, 0.0, q.row_dim, validate_args=False)
 
 
-class _NoTargets(Messenger):
+class _NothingFromThePrior(Messenger):
     """Leaves out the draw of ``y``, which is not asked for here, and lets no weight come from the prior."""
 
     def _pyro_sample(self, msg: Any) -> None:
@@ -159,7 +166,8 @@ class _NoTargets(Messenger):
             return
         if msg["name"] == "y":
             msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
-        elif not msg["cond_indep_stack"]:  # what belongs to the data points is the model's own to draw at new ones
+        # What belongs to the data points is the model's own to draw at new ones.
+        elif not any(frame.name == "data" for frame in msg["cond_indep_stack"]):
             raise PyroDropoutError(
                 f"the posterior has no site {msg['name']!r}, which the model samples: is it that of this model?"
             )

@@ -17,7 +17,7 @@ from pyro_dropout.inference.history import DivergedError, History
 from pyro_dropout.inference.runs import CHAIN, Batches, BesideRun, Run
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.updates import Schedule, Update, from_optimiser, named
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_pairs
 
 
 def fit(
@@ -113,7 +113,7 @@ def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> No
     check_count("steps" if steps is not None else "epochs", steps if steps is not None else epochs)
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    _check_data("x and y", x, y)
+    check_pairs("x and y", x, y)
 
 
 def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.device | str:
@@ -126,20 +126,12 @@ def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.de
     return next((p.device for module in modules for p in module.parameters()), torch.device("cpu"))
 
 
-def _check_data(name: str, x: Any, y: Any) -> None:
-    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or len(x) != len(y) or not len(x):
-        got = [f"{len(part)} points" if isinstance(part, Tensor) else type(part).__name__ for part in (x, y)]
-        raise ShapeError(
-            f"{name} must be tensors with the same number of points, at least one; got {got[0]} and {got[1]}."
-        )
-
-
 def _check_watch(validation: Any, patience: Any, check_every: Any) -> None:
     if validation is None:
         return
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
-    _check_data("validation", *validation)
+    check_pairs("validation", *validation)
     check_count("patience", patience)
     if check_every is not None:
         check_count("check_every", check_every)

@@ -121,6 +121,19 @@ def check_finite(name: str, value: Tensor) -> None:
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 
 
+def check_pairs(name: str, x: Any, y: Any) -> None:
+    """Raise unless inputs and targets are tensors with the same number of points, at least one."""
+    lengths = [len(part) if isinstance(part, Tensor) and part.dim() else None for part in (x, y)]
+    if None in lengths or lengths[0] != lengths[1] or not lengths[0]:
+        got = [
+            type(part).__name__ if length is None else f"{length} points"
+            for part, length in zip((x, y), lengths, strict=True)
+        ]
+        raise ShapeError(
+            f"{name} must be tensors with the same number of points, at least one; got {got[0]} and {got[1]}."
+        )
+
+
 def check_seed(seed: Any) -> None:
     """Raise unless ``seed`` is a whole number or None."""
     if isinstance(seed, bool) or not isinstance(seed, Integral | None):

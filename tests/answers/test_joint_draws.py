@@ -177,7 +177,7 @@ def test_bad_input() -> None:
         joint_draws(model, guide, x, y, 0, None)
     with pytest.raises(pd.RangeError, match="seed must be a whole number or None; got 'a'"):
         joint_draws(model, guide, x, y, 5, "a")  # type: ignore[arg-type]
-    with pytest.raises(pd.ShapeError, match="equally many points, at least one; got 5 points and 4 points"):
+    with pytest.raises(pd.ShapeError, match="same number of points, at least one; got 5 points and 4 points"):
         joint_draws(model, guide, x, y[:4], 5, None)
     with pytest.raises(pd.ShapeError, match="got 5 points and list"):
         joint_draws(model, guide, x, [1], 5, None)  # type: ignore[arg-type]

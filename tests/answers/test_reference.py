@@ -64,18 +64,17 @@ def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of a short run along a curved ridge
 def test_weights_may_disagree_where_functions_agree() -> None:
     """f = u·v·x is the same with both signs turned, so chains may sit at either; R-hat of f does not mind."""
     net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
     model = pd.BayesianNet(net, pd.Prior(width_scaled=False), pd.Gaussian(tau=1.0))
     x = torch.linspace(-2, 2, 12).unsqueeze(-1)
-    found = pd.nuts(model, x, 2 * x, chains=4, samples=250, warmup=100, seed=2, target_accept=0.9, **QUIET)
+    found = pd.nuts(model, x, 2 * x, chains=4, samples=1000, warmup=500, seed=2, target_accept=0.98, **QUIET)
     signs = found.weights["0.weight"].sign().mean(1).flatten()
     assert torch.equal(signs.abs(), torch.ones(4))
     assert len(signs.unique()) == 2
     assert found.rhat_of(found.weights["0.weight"]).max() > 1.5
-    assert function_rhat(model, found, x).max() < 1.05
+    assert function_rhat(model, found, x).max() < 1.01
 
 
 def test_a_seed_repeats_and_torchs_numbers_are_not_touched() -> None:
@@ -156,7 +155,9 @@ def test_a_network_with_ten_hidden_units_is_sampled() -> None:
     net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
     found = pd.nuts(model, x, y, seed=0, **QUIET)
-    assert function_rhat(model, found, x).max() < 1.01
+    worst = float(function_rhat(model, found, x).max())
+    print(f"largest R-hat of f {worst:.4f}, {found.divergences} divergences, {found.seconds:.0f} s")
+    assert worst < 1.01
     answer = pd.predict(model, found, x, samples=2000)
     f = model.evaluate(found.draws_at(torch.arange(2000)), x).detach()
     assert found.ess_of(f.reshape(4, 500, 30)).min() > 400

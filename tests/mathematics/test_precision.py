@@ -74,6 +74,16 @@ def test_float32_is_finite_and_follows_float64(name: str, scale: float) -> None:
 @example(-38.0, 183)  # and in the means, where they cancel
 @example(-38.0, 915)  # and summed over components that hang on one σ
 def test_draws_are_finite_at_every_scale(exponent: float, seed: int) -> None:
+    check_draws(exponent, seed)
+
+
+@given(st.integers(0, 2**31))
+def test_draws_are_finite_at_the_smallest_scale(seed: int) -> None:
+    """Where the largest slopes lie past the range of float32."""
+    check_draws(-38.0, seed)
+
+
+def check_draws(exponent: float, seed: int) -> None:
     torch.manual_seed(seed)
     scale = 10.0**exponent
     leaves = [t.requires_grad_() for t in (torch.randn(4, 3), torch.full((4, 3), scale), torch.randn(1, 3, 4, 2))]
