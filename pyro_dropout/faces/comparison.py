@@ -14,15 +14,16 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.answers.reference import nuts
 from pyro_dropout.answers.snapshot import forked
+from pyro_dropout.answers.streams import is_normal
 from pyro_dropout.faces.columns import Score
 from pyro_dropout.faces.findings import REFERENCE, Comparison, Row
-from pyro_dropout.faces.scores import Exam, collect, count_parameters, is_regression
+from pyro_dropout.faces.scores import Exam, collect, count_parameters, targets_of
 from pyro_dropout.generative.likelihoods import Categorical, likelihood_of
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.history import DivergedError
 from pyro_dropout.inference.svi import Compile
 from pyro_dropout.inference.training import fit
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_pairs
 
 Data = tuple[Tensor, Tensor]
 Build = Callable[[int], tuple[Any, Any]]
@@ -84,8 +85,7 @@ def compare(
     """
     start = time.perf_counter()
     named = _named(guides)
-    numbers = list(range(seeds)) if isinstance(seeds, int) and not isinstance(seeds, bool) else list(seeds)  # type: ignore[arg-type]
-    check_count("seeds", len(numbers))
+    numbers = _numbers(seeds)
     check_count("steps", steps)
     check_count("samples", samples)
     for name, data in (("train", train), ("test", test)):
@@ -155,30 +155,32 @@ def _score(row: Row, exam: Exam) -> None:
     found: list[dict[str, float]] = []
     notes: dict[str, str] = {}
     for model, guide in row.trained:
-        found.append({**exam.answers(model, guide), "parameters": count_parameters(guide)})
+        scores, answer = exam.answers(model, guide)
+        row.answer = answer if row.answer is None else row.answer
+        found.append({**scores, "parameters": count_parameters(guide)})
         try:
             bounds, reasons = exam.bounds(model, guide)
         except Exception as cause:  # a guide of one's own may have no ELBO that can be computed, and predict well
             bounds, reasons = {}, {"elbo": "not computed"}
-            row.note = f"no ELBO: {type(cause).__name__}: {cause}"
+            row.note = " ".join(filter(None, [row.note, f"no ELBO: {type(cause).__name__}: {cause}"]))
         found[-1] |= bounds
         notes |= reasons
     row.scores = collect(found, notes)
-    _show(row, *row.trained[0], exam)
+    row.curve = _curve(row.answer, *row.trained[0], exam)
 
 
-def _show(row: Row, model: Any, posterior: Any, exam: Exam) -> None:
-    """Keep what figures need, of the first seed."""
-    row.answer = exam.predict(model, posterior, exam.test[0])
+def _curve(answer: Any, model: Any, posterior: Any, exam: Exam) -> tuple[Tensor, ...] | None:
+    """Return what a figure along one input shows; None where there are several inputs or targets, or classes."""
     x = exam.train[0]
-    if x.dim() == 2 and x.shape[1] == 1 and is_regression(row.answer) and row.answer.mean.shape[1] == 1:
+    if x.dim() == 2 and x.shape[1] == answer.mean.shape[1] == 1 and is_normal(targets_of(answer)):
         everything = torch.cat([x, exam.test[0]])
         low, high = float(everything.min()), float(everything.max())
         margin = 0.12 * (high - low)
         grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
         found = exam.predict(model, posterior, grid)
         parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
-        row.curve = tuple(part.detach().cpu().squeeze(-1) for part in parts)
+        return tuple(part.detach().cpu().squeeze(-1) for part in parts)
+    return None
 
 
 def _trained(
@@ -219,12 +221,22 @@ def _reference_row(reference: Any, model: Any, exam: Exam, progress: bool) -> Ro
             raise RangeError(f"reference must be 'nuts' or a posterior that predict takes; got {reference!r}.")
         reference = nuts(model, *exam.train, progress=progress)
     row = Row(REFERENCE, trained=[(model, reference)])
-    row.scores = collect([exam.answers(model, reference)], {})
-    _show(row, model, reference, exam)
+    scores, row.answer = exam.answers(model, reference)
+    row.scores = collect([scores], {})
+    row.curve = _curve(row.answer, model, reference, exam)
     return row
 
 
 # --- what is given --------------------------------------------------------------------------------------------------
+
+
+def _numbers(seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds themselves, of which there may be given only how many."""
+    if isinstance(seeds, Sequence):
+        check_count("seeds", len(seeds))
+        return list(seeds)
+    check_count("seeds", seeds)
+    return list(range(seeds))
 
 
 def _model(model: Any, seed: int) -> Any:
@@ -261,12 +273,9 @@ def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 def _check_data(name: str, data: Any) -> None:
-    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+    if not isinstance(data, tuple | list) or len(data) != 2:
         raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
-    if len(data[0]) != len(data[1]) or not len(data[0]):
-        raise ShapeError(
-            f"{name} must have as many inputs as targets, at least one; got {len(data[0])} and {len(data[1])}."
-        )
+    check_pairs(name, *data)
 
 
 def _check_targets(name: str, model: Any, data: Data) -> None:

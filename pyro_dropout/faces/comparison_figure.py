@@ -6,8 +6,9 @@ import torch
 
 from pyro_dropout.answers.calibration import coverage_curve
 from pyro_dropout.answers.class_calibration import reliability
+from pyro_dropout.answers.streams import is_class, is_normal
 from pyro_dropout.faces.columns import COLUMNS
-from pyro_dropout.faces.scores import is_regression
+from pyro_dropout.faces.scores import targets_of
 
 _COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 _LEVELS = torch.linspace(0.1, 0.95, 18)
@@ -79,8 +80,10 @@ def draw_scores(comparison: Any) -> Any:
 
 def _calibration(ax: Any, rows: list[Any], y: Any) -> None:
     ax.plot([0, 1], [0, 1], "--", color="#888888", linewidth=1, label="calibrated")
-    regression = bool(rows) and is_regression(rows[0].answer)
+    regression = bool(rows) and is_normal(targets_of(rows[0].answer))
     for k, row in enumerate(rows):
+        if not regression and not is_class(targets_of(row.answer)):
+            continue  # counts have neither intervals nor confidences here
         if regression:
             curve = coverage_curve(row.answer, y, _LEVELS)
             across, up = curve.levels, curve.coverage

@@ -15,8 +15,10 @@ from pyro_dropout.answers.diagnostics import khat
 from pyro_dropout.answers.distance import predictive_distance
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.predictive import predict
+from pyro_dropout.answers.streams import base_of, is_class, is_normal
 from pyro_dropout.faces.columns import Score
 from pyro_dropout.faces.probes import between, outside
+from pyro_dropout.generative.likelihoods import Poisson
 from pyro_dropout.mathematics.errors import SingularError
 
 _TAIL = 200  # draws at least, for the tail of the importance ratios
@@ -45,27 +47,24 @@ class Exam:
         """Predict with whole functions, which every posterior can draw."""
         return predict(model, posterior, x, samples=self.samples, shared=True, seed=self.seed, keep_samples=True)
 
-    def answers(self, model: Any, posterior: Any) -> dict[str, float]:
-        """Return the scores that need predictions only."""
+    def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], Prediction]:
+        """Return the scores that need predictions only, and the prediction at the test points."""
         x, y = self.test
         found = self.predict(model, posterior, x)
         scores = {"log_lik": float(found.log_prob(y).mean())}
-        if is_regression(found):
-            scores["rmse"] = float((found.mean - y).square().mean().sqrt())
-            scores["crps"] = float(crps(found, y).mean())
-            scores["coverage"] = coverage(found, y, 0.95)
-            scores["ece"] = ece(found, y)
+        if is_class(targets_of(found)):
+            scores |= {"accuracy": accuracy(found, y), "brier": float(brier(found, y).mean()), "ece": ece(found, y)}
         else:
-            scores["accuracy"] = float((classes(found) == y.reshape(len(y), -1).squeeze(-1)).float().mean())
-            scores["brier"] = float(brier(found, y).mean())
-            scores["ece"] = ece(found, y)
+            scores["rmse"] = float((found.mean - y).square().mean().sqrt())
+        if is_normal(targets_of(found)):
+            scores |= {"crps": float(crps(found, y).mean()), "coverage": coverage(found, y, 0.95), "ece": ece(found, y)}
         here = self._doubt(model, posterior, self.train[0])
         scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
         scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
-        if self.reference is not None:
+        if self.reference is not None and not isinstance(found.likelihood, Poisson):
             apart = predictive_distance(found, self.reference)
             scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
-        return scores
+        return scores, found
 
     def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
         """Return the scores that need the guide's density, and why some of them do not exist."""
@@ -88,19 +87,16 @@ class Exam:
         return float(self.predict(model, posterior, x[:500]).epistemic.sum(-1).sqrt().mean()) + 1e-12
 
 
-def is_regression(prediction: Prediction) -> bool:
-    """Whether targets have Gaussian noise, and so intervals."""
-    try:
-        prediction.interval(0.5)
-    except ValueError:
-        return False
-    return True
+def targets_of(prediction: Prediction) -> Any:
+    """Return p(y | f) of a prediction, for its kind."""
+    return prediction.likelihood.distribution(prediction.samples[0])
 
 
-def classes(prediction: Prediction) -> Tensor:
-    """Return the most probable class of each point."""
-    p = prediction.probs
-    return p.argmax(-1) if p.shape[-1] > 1 else (p.squeeze(-1) > 0.5).to(torch.long)
+def accuracy(prediction: Prediction, y: Tensor) -> float:
+    """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
+    several = isinstance(base_of(targets_of(prediction)), torch.distributions.Categorical)
+    best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
+    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
 
 
 def count_parameters(guide: Any) -> int:

@@ -7,18 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout import guides
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.guides import (
-    AutoConcreteDropout,
-    AutoDropout,
-    AutoLowRank,
-    AutoMeanField,
-    AutoMultiplicative,
-    AutoRowMixture,
-)
 
 Data = tuple[Tensor, Tensor]
 
@@ -66,16 +59,16 @@ def _noise(model: Any) -> Callable[[str], float]:
 
 
 GUIDES: dict[str, Callable[[Any], Any]] = {
-    "dropout": lambda model: AutoDropout(model, keep=kept(model)),
-    "concrete": AutoConcreteDropout,
-    "smooth-dropout": lambda model: AutoDropout(
+    "dropout": lambda model: guides.AutoDropout(model, keep=kept(model)),
+    "concrete": guides.AutoConcreteDropout,
+    "smooth-dropout": lambda model: guides.AutoDropout(
         model, keep=kept(model), scale=_WIDTH, bias="gaussian", init_scale=_WIDTH
     ),
-    "multiplicative": lambda model: AutoMultiplicative(
+    "multiplicative": lambda model: guides.AutoMultiplicative(
         model, alpha=_noise(model), scale=_WIDTH, bias="gaussian", init_scale=_WIDTH
     ),
-    "mean-field": lambda model: AutoMeanField(model, init_scale=_WIDTH),
-    "low-rank": lambda model: AutoLowRank(model, rank=5, init_scale=_WIDTH),
-    "mixture": lambda model: AutoRowMixture(model, components=2),
+    "mean-field": lambda model: guides.AutoMeanField(model, init_scale=_WIDTH),
+    "low-rank": lambda model: guides.AutoLowRank(model, rank=5, init_scale=_WIDTH),
+    "mixture": lambda model: guides.AutoRowMixture(model, components=2),
 }
 DEFAULT = ("dropout", "multiplicative", "mean-field", "low-rank")

@@ -115,6 +115,26 @@ def test_classes_are_compared_too(tmp_path: Path) -> None:
     plt.close(found.plot())
 
 
+def test_counts_and_several_yes_and_no_are_compared_too() -> None:
+    x = torch.randn(40, 2)
+    for likelihood, y, column in (
+        (pd.Poisson(), torch.poisson(torch.exp(x[:, :1])), "rmse"),
+        (pd.Bernoulli(), (x > 0).float(), "accuracy"),
+    ):
+        model = pd.BayesianNet(nn.Linear(2, y.shape[1]), likelihood=likelihood)
+        found = pd.compare(model, [pd.AutoMeanField], (x, y), (x, y), seeds=1, **{**QUICK, "steps": 400})
+        assert found.rows[0].note == ""
+        (own,) = found.rows[0].trained
+        answer = pd.predict(*own, x, samples=100, shared=True, seed=0)
+        if column == "rmse":
+            expected = float((answer.mean - y).square().mean().sqrt())
+        else:
+            expected = float(((answer.probs > 0.5) == y.bool()).float().mean())
+            assert expected > 0.8
+        assert found.rows[0].scores[column].mean == pytest.approx(expected)
+        plt.close(found.plot())
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,10 +229,12 @@ def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
         ({"guides": {"one": pd.AutoDropout(linear_model())}}, pd.PyroDropoutError, "'one' is AutoDropout"),
         ({"guides": {"reference": pd.AutoDropout}}, pd.PyroDropoutError, "cannot be called"),
         ({"train": torch.ones(3)}, pd.ShapeError, r"train must be a pair"),
-        ({"test": (torch.ones(3, 1), torch.ones(4, 1))}, pd.ShapeError, "got 3 and 4"),
+        ({"test": (torch.ones(3, 1), torch.ones(4, 1))}, pd.ShapeError, "got 3 points and 4 points"),
         ({"test": (torch.ones(3, 1), torch.ones(3))}, pd.ShapeError, r"test: y must have shape \(N, D\)"),
         ({"test": (torch.ones(3, 1), torch.full((3, 1), torch.nan))}, pd.RangeError, "test: y must be finite"),
         ({"seeds": 0}, pd.RangeError, "seeds"),
+        ({"seeds": True}, pd.RangeError, "seeds"),
+        ({"seeds": []}, pd.RangeError, "seeds"),
         ({"steps": 0}, pd.RangeError, "steps"),
         ({"reference": "hmc"}, pd.RangeError, "'nuts' or a posterior"),
     ],
