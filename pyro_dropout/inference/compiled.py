@@ -136,7 +136,8 @@ class Chain:
         self.values = [v.clone() for v in values]
         self.state = [[s.clone() for s in each] for each in state]
         self.t, self.lr, self.inputs = t.clone(), lr.clone(), inputs
-        ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
+        # Every replay reads what it read when it was captured, so all of that must live as long as the graph does.
+        self.ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(stream):
@@ -146,7 +147,7 @@ class Chain:
         self.losses = torch.zeros((len(inputs), *loss.shape), dtype=loss.dtype, device=t.device)
         self.graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(self.graph):
-            values, state, times = self.values, self.state, self.t + ahead
+            values, state, times = self.values, self.state, self.t + self.ahead
             losses = []
             for each, time in zip(inputs, times.unbind(), strict=True):
                 values, state, loss = step(values, state, time, self.lr, *each)
