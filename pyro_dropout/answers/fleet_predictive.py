@@ -19,7 +19,6 @@ from pyro_dropout.answers.weight_draws import PerExample
 from pyro_dropout.inference.compiled import Program, traced
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.functional import Buffers, Parameters, quietly, unvalidated
-from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_finite
 
 _CPU_ROWS, _CUDA_ROWS = 2**15, 2**20  # of one forward pass of all replicas
@@ -50,10 +49,10 @@ class FleetPrediction(Prediction):
 
     @property
     def samples(self) -> Tensor:
-        """Not kept: a fleet's draws are summed up as they come."""
-        raise PyroDropoutError(
-            "a fleet keeps no samples; for replica i, call predict(*fleet[i], x, keep_samples=True)."
-        )
+        """The outputs of every draw, (T, E, n, D), where ``predict_fleet`` was told to keep them."""
+        if self._samples is None:
+            raise PyroDropoutError("samples were not kept; call predict_fleet(..., keep_samples=True).")
+        return self._samples
 
     def log_prob(self, y: Tensor | None = None) -> Tensor:
         """Return log p(y | x) of each replica and point, (E, N), for the targets that ``predict_fleet`` was given."""
@@ -82,6 +81,7 @@ def predict_fleet(
     indices: Tensor | None = None,
     samples: int = 1000,
     seed: int | None = None,
+    keep_samples: bool = False,
     compile: bool = False,
     chunk: int | None = None,
     progress: bool = False,
@@ -95,6 +95,7 @@ def predict_fleet(
         indices: (E, n), the rows of x that each replica predicts; all of them by default.
         samples: the number T of draws.
         seed: makes the draws repeat, and leaves torch's random state as it was.
+        keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D).
         compile: whether to compile the forward pass.
         chunk: rows, draws times replicas times points, of one forward pass; halved whenever memory runs out.
         progress: whether to show a bar.
@@ -113,7 +114,7 @@ def predict_fleet(
     if chunk is not None:
         check_count("chunk", chunk)
     check_finite("x", x)
-    place = move_to(None, (part for pair in fleet for part in pair))
+    place = fleet.place()
     x = x.to(place)
     rows = fleet.rows(x, indices)
     given = y
@@ -123,7 +124,8 @@ def predict_fleet(
             raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
     device = x.device
     with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)):
-        task = _Task(fleet, x, y, rows, compile)
+        task = _Task(fleet, x, y, rows, compile, keep_samples)
+        kept = x.new_empty((samples, *rows.shape, task.like.shape[-1]), dtype=task.like.dtype) if keep_samples else None
         budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
         together = max(1, min(len(fleet), budget // rows.shape[1]))
         draws = max(1, min(samples, budget // (together * rows.shape[1])))
@@ -134,18 +136,20 @@ def predict_fleet(
                 replicas, block = todo.popleft()
                 count = block.stop - block.start
                 try:
-                    sums, log_sum = task.run(replicas, count)
+                    sums, log_sum, f = task.run(replicas, count)
                 except torch.OutOfMemoryError:
                     if count == 1 and replicas.stop - replicas.start == 1:
                         raise
                     todo.extendleft(reversed(_halved(replicas, block)))
                     continue
                 running.add(block.start, count, replicas, sums)
+                if kept is not None:
+                    kept[block, replicas] = f.movedim(0, 1)
                 if y is not None:
                     log_sums[replicas] = torch.logaddexp(log_sums[replicas], log_sum)
                 bar.update(count * rows.shape[1] * (replicas.stop - replicas.start))
     like = task.like
-    found = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, None, None)
+    found = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, kept, None)
     if y is not None:
         found.targets, found.log_sums, found.given = y[rows], log_sums, given
     return found
@@ -154,8 +158,8 @@ def predict_fleet(
 class _Task:
     """The forward pass of some replicas, as the mapped graph of one replica's."""
 
-    def __init__(self, fleet: Fleet, x: Tensor, y: Tensor | None, rows: Tensor, compile: bool) -> None:
-        self.x, self.y, self.rows, self.compile = x, y, rows, compile
+    def __init__(self, fleet: Fleet, x: Tensor, y: Tensor | None, rows: Tensor, compile: bool, keep: bool) -> None:
+        self.x, self.y, self.rows, self.compile, self.keep = x, y, rows, compile, keep
         self.model, self.guide = fleet[0]
         self.weights = PerExample(self.model, self.guide)
         with quietly(self.model, self.guide):
@@ -169,8 +173,8 @@ class _Task:
         """Run one draw, for those who look which parameters it uses."""
         return self.weights.outputs({}, x, 1)
 
-    def run(self, replicas: slice, count: int) -> tuple[Sums, Tensor]:
-        """Return the sums of ``count`` draws of some replicas, and of their log-likelihoods."""
+    def run(self, replicas: slice, count: int) -> tuple[Sums, Tensor, Tensor]:
+        """Return the sums of ``count`` draws of some replicas, those of their log-likelihoods, and the kept outputs."""
         values, buffers = [v[replicas] for v in self.values], [b[replicas] for b in self.buffers]
         inputs = (values, buffers, self.rows[replicas])
         if count not in self._maps:
@@ -182,7 +186,7 @@ class _Task:
                 with quietly():
                     self._programs[key] = Program(function, *inputs)
             function = self._programs[key]
-        found: tuple[Sums, Tensor] = function(*inputs)
+        found: tuple[Sums, Tensor, Tensor] = function(*inputs)
         return found
 
     def _mapped(self, count: int) -> Callable[..., Any]:
@@ -195,7 +199,7 @@ class _Task:
                 total = f.new_zeros((), dtype=F64)
                 if self.y is not None:
                     total = block_log_prob(likelihood, f, likelihood.checked(f[0], self.y[index]))
-                return block_sums(likelihood, f), total
+                return block_sums(likelihood, f), total, f if self.keep else f.new_zeros(())
 
         first = ([v[0] for v in self.values], [b[0] for b in self.buffers], self.rows[0])
         leaves, shape = tree_flatten(first)

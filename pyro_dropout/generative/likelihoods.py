@@ -96,6 +96,13 @@ class Gaussian(Likelihood):
         else:
             self.register_buffer("log_tau", log_tau)
 
+    @classmethod
+    def of_log(cls, log_tau: Tensor) -> "Gaussian":
+        """Return the likelihood with this log τ, which is not looked at: a tracer's tensor will do."""
+        made = cls()
+        made.log_tau = log_tau  # type: ignore[assignment]
+        return made
+
     @property
     def tau(self) -> Tensor:
         """The observation precision τ."""

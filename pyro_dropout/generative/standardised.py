@@ -58,7 +58,9 @@ class Standardised(nn.Module):
             mean = value.mean(0) if scaled else torch.zeros(())
             std = value.std(0) if scaled else torch.ones(())
             self.register_buffer(f"{name}_mean", mean)
-            self.register_buffer(f"{name}_std", torch.where(std > 0, std, 1.0))
+            # The spread of a constant column is rounding, not always zero; dividing by it would make noise of size one.
+            rounding = 8 * torch.finfo(mean.dtype).eps * mean.abs()
+            self.register_buffer(f"{name}_std", torch.where(std > rounding, std, 1.0))
 
     def _check(self, x: Tensor, y: Tensor) -> None:
         if len(x) != len(y) or len(x) < 2:
@@ -79,7 +81,7 @@ class Standardised(nn.Module):
         inner: Likelihood = self.model.likelihood
         if not isinstance(inner, Gaussian):
             return inner
-        return Gaussian((inner.tau / self.y_std.to(inner.tau).square()).detach())
+        return Gaussian.of_log((inner.log_tau - 2 * self.y_std.to(inner.log_tau).log()).detach())
 
     # --- what guides and predictions ask of a network, passed on ------------------------------------------------------
 

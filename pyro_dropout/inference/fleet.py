@@ -21,9 +21,21 @@ from pyro_dropout.inference.functional import Buffers, Parameters, make_step, qu
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.runs import Batches, Run
 from pyro_dropout.inference.svi import Compile, check_compile
-from pyro_dropout.inference.training import check_length, loop, move_to
+from pyro_dropout.inference.training import check_length, loop
 from pyro_dropout.inference.updates import Schedule, Update, named
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+
+
+class FleetRun(Run):
+    """The training of a fleet.
+
+    Attributes:
+        total: how many steps ``fit`` takes.
+        names: what each of ``values`` is: its path in the first replica's model or guide.
+    """
+
+    total: int
+    names: list[str]
 
 
 class Fleet:
@@ -79,11 +91,16 @@ class Fleet:
         return iter(self._replicas)
 
     def to(self, device: torch.device | str) -> "Fleet":
-        """Move all replicas to a device."""
-        for part in (part for pair in self._replicas for part in pair):
-            if isinstance(part, nn.Module):
-                part.to(device)
+        """Move all replicas to a device, each tensor of all of them in one copy."""
+        for tensors in zip(*(_tensors(pair) for pair in self._replicas), strict=True):
+            if any(tensor.device != torch.device(device) for tensor in tensors):
+                for tensor, moved in zip(tensors, torch.stack([t.detach() for t in tensors]).to(device), strict=True):
+                    tensor.data = moved
         return self
+
+    def place(self) -> torch.device:
+        """Return the device that the replicas are on."""
+        return next((tensor.device for tensor in _tensors(self[0])), torch.device("cpu"))
 
     def buffers(self) -> list[Tensor]:
         """Return the settings of all replicas, stacked, in the order of the first one's."""
@@ -93,7 +110,44 @@ class Fleet:
         """Return the parameters of all replicas, stacked, in the order in which the first one's are known."""
         return _stacked([[parameter.detach() for parameter in owned] for owned in self.owners(parameters)])
 
-    def fit(
+    def select(self, chosen: Sequence[int]) -> "Fleet":
+        """Return a fleet of some of the replicas, the same objects, in the order in which they are named."""
+        picked = [int(k) for k in chosen]
+        if not picked or min(picked) < 0 or max(picked) >= len(self):
+            raise RangeError(f"chosen must name replicas, from 0 to {len(self) - 1}; got {picked[:8]}.")
+        part = object.__new__(Fleet)
+        part.settings = [self.settings[k] for k in picked]
+        part._replicas = [self._replicas[k] for k in picked]
+        return part
+
+    def fit(self, x: Tensor, y: Tensor, *, progress: bool = True, **options: Any) -> History:
+        """Train all replicas, each on its own rows of one set of data.
+
+        A replica whose loss stops being a number is left behind: it keeps the parameters that it came with, a warning
+        counts such replicas, and ``history.diverged`` names them.
+
+        Args:
+            x: inputs that all replicas draw from, (N, ...).
+            y: targets.
+            progress: show a progress bar.
+            options: as ``prepare`` takes them: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
+                ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``seed``, ``device``.
+
+        Returns:
+            The history, with losses (steps, E).
+        """
+        run = self.prepare(x, y, **options)
+        history = loop(run, run.total, progress)
+        lost = int(history.diverged.sum())
+        if lost:
+            warnings.warn(
+                f"{lost} of {len(self)} replicas met a loss that is not a number and were left behind; see"
+                " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
+                stacklevel=2,
+            )
+        return history
+
+    def prepare(
         self,
         x: Tensor,
         y: Tensor,
@@ -108,20 +162,20 @@ class Fleet:
         clip_norm: float | None = None,
         loss: Any = None,
         compile: Compile = "auto",
-        progress: bool = True,
         seed: int | None = None,
         device: torch.device | str | None = None,
-    ) -> History:
-        """Train all replicas, each on its own rows of one set of data.
+    ) -> "FleetRun":
+        """Return the training of all replicas, ready to start, for those who take its steps themselves.
 
-        A replica whose loss stops being a number is left behind: it keeps the parameters that it came with, a warning
-        counts such replicas, and ``history.diverged`` names them.
+        ``run.advance(n)`` takes n steps, ``run.values`` holds the parameters of all replicas, stacked, in the order of
+        ``run.names``, and ``run.publish()`` puts them into the replicas. Data on the replicas' device is not copied:
+        what x and y hold when a step is taken is what it sees, so a learner may refill them in place between steps.
 
         Args:
             x: inputs that all replicas draw from, (N, ...).
             y: targets.
             indices: (E, n), the rows that each replica trains on; all rows by default. All replicas have n points.
-            steps: how many steps to take; or give ``epochs``.
+            steps: how many steps ``fit`` takes; or give ``epochs``.
             epochs: how often to go through the data.
             batch_size: points in a mini-batch; all n of them by default.
             lr: the learning rate, or one for each replica.
@@ -130,12 +184,24 @@ class Fleet:
             clip_norm: the largest norm of a replica's gradient.
             loss: ``ELBO()`` by default.
             compile: "auto", True or False, as in ``SVI``.
-            progress: show a progress bar.
             seed: of weight draws and mini-batches.
             device: where to train; everything is moved there. By default, where the replicas are.
 
-        Returns:
-            The history, with losses (steps, E).
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> def build(seed):
+            ...     torch.manual_seed(seed)
+            ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
+            ...     return model, pd.AutoDropout(model)
+            >>> fleet = pd.Fleet(build, {"seed": [0, 1]})
+            >>> x, y = torch.zeros(4, 2), torch.zeros(4, 1)
+            >>> run = fleet.prepare(x, y, steps=10, compile=False)
+            >>> for _ in range(run.total):
+            ...     _ = x.normal_()  # every step sees data of its own
+            ...     _ = y.copy_(x[:, :1])
+            ...     losses = run.advance(1)
+            >>> [tuple(value.shape) for value in run.values], tuple(losses.shape)
+            ([(2, 1, 2), (2, 1)], (1, 2))
         """
         check_compile(compile)
         check_length(x, y, steps, epochs, batch_size)
@@ -143,11 +209,11 @@ class Fleet:
         rate = self._rates(lr)
         if seed is not None:
             pyro.set_rng_seed(seed)
-        place = move_to(device, (part for pair in self for part in pair))
+        place = self.place() if device is None else device
+        self.to(place)
         x, y, rows, rate = x.to(place), y.to(place), rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
-        total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         update = optim
         if not isinstance(update, Update):
             update = named(update, float(rate[0]), schedule=schedule, clip_norm=clip_norm)
@@ -156,26 +222,22 @@ class Fleet:
         owners = self.owners(parameters)
 
         def write(values: list[Tensor]) -> None:
+            finite = torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in values]).all(0).tolist()
             for k, owned in enumerate(owners):
-                own = [value[k] for value in values]
-                if all(bool(torch.isfinite(value).all()) for value in own):
-                    for parameter, value in zip(owned, own, strict=True):
-                        parameter.data = value.clone()
+                if finite[k]:
+                    for parameter, value in zip(owned, values, strict=True):
+                        parameter.data = value[k]
 
         values = self.values(parameters)
         batches = None if batch == points else Batches(batch, rows)
         fixed = [self.buffers(), x, y] if batches is not None else [self.buffers(), x, y, rows]
         step = self._step(parameters, loss, update, points, values, fixed, rows[:, :batch], rate)
-        run = Run(step, values, update, write=write, lr=rate, inputs=tuple(fixed), batches=batches, compile=compile)
-        history = loop(run, total, progress)
-        lost = int(history.diverged.sum())
-        if lost:
-            warnings.warn(
-                f"{lost} of {len(self)} replicas met a loss that is not a number and were left behind; see"
-                " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
-                stacklevel=2,
-            )
-        return history
+        options: Any = {"inputs": tuple(fixed), "batches": batches, "compile": compile}
+        run = FleetRun(step, values, update, write=write, lr=rate, **options)
+        run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
+        paths = {id(parameter): path for path, parameter in _by_path(self[0]).items()}
+        run.names = [paths[id(value)] for value in parameters.by_name.values()]
+        return run
 
     def __repr__(self) -> str:
         model, guide = self[0]
@@ -281,6 +343,11 @@ def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:
     }
 
 
+def _tensors(pair: tuple[Any, Any]) -> list[Tensor]:
+    """Return the parameters and the buffers of one replica."""
+    return [tensor for part in pair for tensor in (*part.parameters(), *part.buffers())]
+
+
 def _check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
     """Raise an error unless all replicas have the structure of the first one."""
 
@@ -300,14 +367,24 @@ def _check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]
 
 
 def _check_pure(graph: torch.fx.GraphModule) -> None:
-    """Raise an error if a step changes tensors in place, as BatchNorm does with its statistics."""
+    """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable:
+        if schema is not None and schema.is_mutable and _is_input(node.args[0]):
             raise PyroDropoutError(
                 "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
                 " use another normalisation, eval(), or one training for each."
             )
+
+
+def _is_input(node: Any) -> bool:
+    """Whether a node is an input of its graph, or shares memory with one: a view, or what an operation changed."""
+    while isinstance(node, torch.fx.Node) and node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not any(each.alias_info is not None for each in schema.returns):
+            return False
+        node = node.args[0]
+    return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
 
 
 def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:

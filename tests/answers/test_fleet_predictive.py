@@ -122,7 +122,7 @@ def test_bad_input() -> None:
     torch.testing.assert_close(answer.log_prob(y), answer.log_prob())
     with pytest.raises(pd.PyroDropoutError, match="give y to predict_fleet"):
         answer.log_prob(y + 1)
-    with pytest.raises(pd.PyroDropoutError, match=r"predict\(\*fleet\[i\], x, keep_samples=True\)"):
+    with pytest.raises(pd.PyroDropoutError, match="samples were not kept"):
         answer.interval()
     with pytest.raises(pd.RangeError, match="x"):
         pd.predict_fleet(ships, x * float("nan"))
