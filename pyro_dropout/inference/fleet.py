@@ -19,9 +19,10 @@ from pyro_dropout.inference.compiled import traced
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.functional import Buffers, Parameters, make_step, quietly
 from pyro_dropout.inference.history import History
+from pyro_dropout.inference.looping import loop
 from pyro_dropout.inference.runs import Batches, Run
 from pyro_dropout.inference.svi import Compile, check_compile
-from pyro_dropout.inference.training import check_length, loop
+from pyro_dropout.inference.training import check_length
 from pyro_dropout.inference.updates import Schedule, Update, named
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 

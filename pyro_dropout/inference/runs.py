@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_dropout.inference.compiled import Chain, Program
 from pyro_dropout.inference.svi import Compile, warn_uncompiled
 from pyro_dropout.inference.updates import Update, clock
+from pyro_dropout.mathematics.errors import PyroDropoutError
 
 # Steps in one CUDA graph: enough that a launch costs nothing, few enough that capturing them is quick.
 CHAIN = 20
@@ -32,7 +33,7 @@ class Batches:
 
     def __init__(self, size: int, rows: Tensor) -> None:
         self.size, self.rows = size, rows
-        self._waiting = rows.new_empty((0, *rows.shape[:-1], size))
+        self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,12 +42,12 @@ class Batches:
 
     def take(self, count: int) -> Tensor:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
-        while len(self._waiting) < count:
+        while len(self.waiting) < count:
             whole = self.rows.shape[-1] // self.size * self.size
             order = torch.rand(self.rows.shape, device=self.rows.device).argsort(-1)[..., :whole]
             epoch = self.rows.gather(-1, order).unflatten(-1, (-1, self.size))
-            self._waiting = torch.cat([self._waiting, epoch.movedim(-2, 0)])
-        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+            self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
 
 
@@ -168,6 +169,22 @@ class Run:
         """Put copies of the present parameters where their owners look for them."""
         self._write(self.snapshot())
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that the next steps depend on, but for the random generators: tensors by name, and the rest."""
+        found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
+        found["t"] = self.t
+        if self._batches is not None:
+            found["waiting"] = self._batches.waiting
+        return found, {}
+
+    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Go back to a state."""
+        device = self.t.device
+        leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
+        self.leaves, self.t = leaves, tensors["t"].to(device)
+        if self._batches is not None:
+            self._batches.waiting = tensors["waiting"].to(device)
+
 
 class BesideRun(Run):
     """A training whose optimiser is torch's own, and runs beside a compiled step that gives gradients.
@@ -225,3 +242,34 @@ class BesideRun(Run):
         """Go back to a snapshot of the parameters."""
         self._write_back(values)
         self.leaves = [p.detach() for p in self._parameters]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the state of the steps and that of the optimiser."""
+        found, _ = super().state()
+        whole = self._optimiser.state_dict()
+        rest: dict[str, Any] = {"groups": whole["param_groups"], "numbers": []}
+        for index, slots in whole["state"].items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor):
+                    found[f"optimiser.{index}.{slot}"] = value
+                elif value is None or isinstance(value, int | float | bool | str):
+                    rest["numbers"].append([index, slot, value])
+                else:
+                    raise PyroDropoutError(
+                        f"the state of {type(self._optimiser).__name__} ({slot!r} is a {type(value).__name__}) cannot"
+                        " be written to a checkpoint; train without one, or with Adam, AdamW or SGD."
+                    )
+        return found, rest
+
+    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Go back to a state."""
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, index, slot = name.split(".", 2)
+                state.setdefault(int(index), {})[slot] = value
+        for index, slot, value in rest["numbers"]:
+            state.setdefault(index, {})[slot] = value
+        self._optimiser.load_state_dict({"state": state, "param_groups": rest["groups"]})
+        super().set_state(tensors, rest)
+        self._write_back(self.leaves)

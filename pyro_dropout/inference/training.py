@@ -1,21 +1,22 @@
 """Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is no longer a number."""
 
-import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyro
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.functional import Buffers, Parameters, make_gradients, make_step, quietly, unvalidated
-from pyro_dropout.inference.history import DivergedError, History
-from pyro_dropout.inference.runs import CHAIN, Batches, BesideRun, Run
+from pyro_dropout.inference.history import History
+from pyro_dropout.inference.looping import Watch, loop
+from pyro_dropout.inference.resumption import Checkpoint, Keeper
+from pyro_dropout.inference.runs import Batches, BesideRun, Run
 from pyro_dropout.inference.svi import Compile, check_compile
+from pyro_dropout.inference.tensor_file import digest
 from pyro_dropout.inference.updates import Schedule, Update, from_optimiser, named
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_pairs
 
@@ -41,6 +42,7 @@ def fit(
     validation: tuple[Tensor, Tensor] | None = None,
     patience: int = 10,
     check_every: int | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and say how it went.
 
@@ -70,6 +72,8 @@ def fit(
         patience: how many checks without improvement are borne.
         check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps come in twenties, and a
             check comes after the twenty in which it falls. The last step is always checked.
+        checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
+            one of this same training, it goes on from there and ends as if it had never stopped, bit by bit.
 
     Returns:
         The history of the loss.
@@ -102,8 +106,13 @@ def fit(
     run = task.run(update, batch, compile)
     watch = None
     if validation is not None:
-        watch = _Watch(task, run, validation, patience, check_every or max(1, total // 50))
-    return loop(run, total, progress, watch=watch, blame=task.blame)
+        watch = Watch(model, guide, run, validation, patience, check_every or max(1, total // 50))
+    keeper = None
+    if checkpoint is not None:
+        facts = {**task.facts(), "update": _told(update), "batch": batch, "seed": seed}
+        facts |= {} if watch is None else {"validation": watch.facts()}
+        keeper = Keeper(checkpoint, run, model, guide, facts, watch)
+    return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper)
 
 
 def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> None:
@@ -155,6 +164,18 @@ def _update(
     return optim if found is None else found
 
 
+def _told(update: Update | torch.optim.Optimizer) -> Any:
+    """Return what an optimiser does, so that two of a kind with other settings are told apart: a few of its steps."""
+    if isinstance(update, torch.optim.Optimizer):
+        return type(update).__name__
+    p, state = [torch.ones(2)], update.start([torch.ones(2)])
+    seen: list[float] = []
+    for t in (1.0, 2.0, 1000.0, 100_000.0):
+        p, state = update.step(p, [torch.tensor([0.3, -7.0])], state, torch.tensor(t), torch.tensor(update.lr))
+        seen += p[0].tolist()
+    return [update.name, update.clip_norm, update.clip_value, *seen]
+
+
 @dataclass
 class _Task:
     """What is fitted to what."""
@@ -188,6 +209,13 @@ class _Task:
             return (self.x, self.y, len(self.x)), {}
         return (self.x[index[0]], self.y[index[0]], len(self.x)), {}
 
+    def facts(self) -> dict[str, Any]:
+        """Return what must be the same in a training that is taken up again."""
+        loss = {"kind": type(self.loss).__name__} | {
+            name: value for name, value in vars(self.loss).items() if isinstance(value, str | int | float | bool)
+        }
+        return {"x": digest(self.x), "y": digest(self.y), "loss": loss}
+
     def blame(self) -> str:
         """Name a site whose term is not a number at the present parameters; "" where all are."""
         if not isinstance(self.loss, ELBO):
@@ -196,109 +224,3 @@ class _Task:
             terms = self.loss.by_site(self.model, self.guide, self.x, self.y, len(self.x))
         sites = [name for name, term in terms.items() if not bool(torch.isfinite(term))]
         return f"the term of site {sites[0]!r} is not finite even at the last good parameters." if sites else ""
-
-
-class _Watch:
-    """Early stopping: keeps the parameters that were best on a validation set."""
-
-    def __init__(self, task: _Task, run: Run, data: tuple[Tensor, Tensor], patience: int, every: int) -> None:
-        self.task, self.run, self.patience, self.every = task, run, patience, every
-        self.x, self.y = (t.to(task.x.device) for t in data)
-        self.best, self.best_step, self.waited = float("inf"), 0, 0
-        self.kept: list[Tensor] = []
-        self.seen: list[tuple[int, float]] = []
-
-    def stop(self, step: int) -> bool:
-        """Evaluate the validation set at ``step``, and say whether to stop."""
-        self.run.publish()
-        model, guide = self.task.model, self.task.guide
-        training = bool(getattr(model, "training", False))
-        if training:
-            model.eval()
-        with torch.no_grad():
-            parts = ELBO(num_particles=8).parts(model, guide, self.x, self.y)
-        if training:
-            model.train()
-        value = parts["nll"].item() / len(self.x)
-        self.seen.append((step, value))
-        if value < self.best:
-            self.best, self.best_step, self.waited = value, step, 0
-            self.kept = self.run.snapshot()
-        else:
-            self.waited += 1
-        return self.waited >= self.patience
-
-
-def loop(
-    run: Run, total: int, progress: bool, *, watch: _Watch | None = None, blame: Callable[[], str] = str
-) -> History:
-    """Take ``total`` steps of a run, with a progress bar; ``blame`` says what is wrong when the loss is no number."""
-    losses: list[Tensor] = []
-    good = run.snapshot()
-    done, seen, shown, started = 0, 0, time.perf_counter(), time.perf_counter()
-    with _published(run), tqdm(total=total, disable=not progress, unit="step", smoothing=0.1) as bar:
-        while done < total:
-            losses.append(run.advance(min(total - done, CHAIN if watch is None else watch.every)))
-            taken = len(losses[-1])
-            done += taken
-            now = time.perf_counter()
-            # Looking at a loss waits for the device, so it is done twice a second and not at every step.
-            if now - shown > 0.5 or done >= total:
-                losses = [torch.cat(losses)]
-                _stop_if_diverged(run, losses[0], seen, good, blame)
-                good, seen, shown = run.snapshot(), done, now
-                bar.set_postfix(loss=f"{losses[-1][-1].nanmean().item():.4g}", refresh=False)
-            bar.update(taken)
-            if watch is None or (done // watch.every == (done - taken) // watch.every and done < total):
-                continue
-            if seen < done:  # parameters that are no numbers cannot be validated
-                losses = [torch.cat(losses)]
-                _stop_if_diverged(run, losses[0], seen, good, blame)
-                good, seen = run.snapshot(), done
-            if watch.stop(done):
-                break
-    seconds = time.perf_counter() - started
-    if watch is not None and watch.kept:
-        run.restore(watch.kept)
-    run.publish()
-    return History(
-        torch.cat(losses).cpu(),
-        done,
-        seconds,
-        run.compile_seconds,
-        run.compiled,
-        torch.get_float32_matmul_precision(),
-        watch.seen if watch is not None else [],
-        watch.best_step if watch is not None else None,
-    )
-
-
-@contextlib.contextmanager
-def _published(run: Run) -> Iterator[None]:
-    """Within this context, an interruption (Ctrl-C) leaves what was learned so far in the model and the guide."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        run.publish()
-        raise
-
-
-def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]) -> None:
-    """Raise an error if a loss since step ``seen`` is not a number; the parameters go back to ``good``.
-
-    Where there are several losses a step, one for each replica, the others go on until all are lost.
-    """
-    finite = torch.isfinite(losses[seen:])
-    bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
-    if not len(bad):
-        return
-    first = seen + int(bad[0])
-    broken = sum(not bool(torch.isfinite(value).all()) for value in run.values)
-    run.restore(good)
-    run.publish()
-    reason = blame() or f"that step broke {broken} of {len(run.values)} parameters."
-    raise DivergedError(
-        f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}; {reason} The parameters are back where"
-        f" they were at step {seen}. Lower the learning rate, clip gradients (clip_norm=...), or look for values in x"
-        " and y that are not finite."
-    )

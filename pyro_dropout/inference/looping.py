@@ -1,0 +1,212 @@
+"""The loop around a training's steps: progress, early stopping, checkpoints, and an end when the loss is no number."""
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dropout.inference.elbo import ELBO
+from pyro_dropout.inference.history import DivergedError, History
+from pyro_dropout.inference.resumption import Keeper
+from pyro_dropout.inference.runs import CHAIN, Run
+from pyro_dropout.inference.tensor_file import digest
+
+
+class Watch:
+    """Early stopping: keeps the parameters that were best on a validation set."""
+
+    def __init__(
+        self, model: Any, guide: Any, run: Run, data: tuple[Tensor, Tensor], patience: int, every: int
+    ) -> None:
+        self.model, self.guide, self.run, self.patience, self.every = model, guide, run, patience, every
+        self.x, self.y = (part.to(run.t.device) for part in data)
+        self.best, self.best_step, self.waited = float("inf"), 0, 0
+        self.kept: list[Tensor] = []
+        self.seen: list[tuple[int, float]] = []
+
+    def stop(self, step: int) -> bool:
+        """Evaluate the validation set at ``step``, and say whether to stop."""
+        self.run.publish()
+        model, guide = self.model, self.guide
+        training = bool(getattr(model, "training", False))
+        if training:
+            model.eval()
+        with torch.no_grad():
+            parts = ELBO(num_particles=8).parts(model, guide, self.x, self.y)
+        if training:
+            model.train()
+        value = parts["nll"].item() / len(self.x)
+        self.seen.append((step, value))
+        if value < self.best:
+            self.best, self.best_step, self.waited = value, step, 0
+            self.kept = self.run.snapshot()
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must be the same in a training that is taken up again."""
+        return {"x": digest(self.x), "y": digest(self.y), "patience": self.patience, "every": self.every}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return what it has seen so far: tensors, and the rest."""
+        rest = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self.seen}
+        return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, rest
+
+    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Go back to a state."""
+        self.best, self.best_step, self.waited = rest["best"], rest["best_step"], rest["waited"]
+        self.seen = [(int(step), float(value)) for step, value in rest["seen"]]
+        self.kept = [tensors[name].to(self.run.t.device) for name in sorted(tensors) if name.startswith("kept.")]
+
+
+def loop(
+    run: Run,
+    total: int,
+    progress: bool,
+    *,
+    watch: Watch | None = None,
+    blame: Callable[[], str] = str,
+    keeper: Keeper | None = None,
+) -> History:
+    """Take ``total`` steps of a run, with a progress bar.
+
+    Args:
+        run: the training.
+        total: how many steps it has.
+        progress: whether to show the bar.
+        watch: when to stop early.
+        blame: says what is wrong when the loss is no number.
+        keeper: writes checkpoints, and knows the last one.
+    """
+    losses: list[Tensor] = []
+    if keeper is not None:
+        losses = keeper.resume(total)
+    done = sum(len(part) for part in losses)
+    good = run.snapshot()
+    seen, shown, started = done, time.perf_counter(), time.perf_counter()
+    stopped = watch is not None and watch.waited >= watch.patience
+    with (
+        _published(run),
+        _asked(keeper) as asked,
+        tqdm(total=total, initial=done, disable=not progress, unit="step", smoothing=0.1) as bar,
+    ):
+        while done < total and not stopped:
+            losses.append(run.advance(min(total - done, CHAIN if watch is None else watch.every)))
+            taken = len(losses[-1])
+            done += taken
+            now = time.perf_counter()
+            # Looking at a loss waits for the device, so it is done twice a second and not at every step.
+            if now - shown > 0.5 or done >= total:
+                losses = [torch.cat(losses)]
+                _stop_if_diverged(run, losses[0], seen, good, blame)
+                good, seen, shown = run.snapshot(), done, now
+                bar.set_postfix(loss=f"{losses[-1][-1].nanmean().item():.4g}", refresh=False)
+            bar.update(taken)
+            watched = watch is not None and (done // watch.every != (done - taken) // watch.every or done >= total)
+            writes = keeper is not None and (keeper.due(done) or done >= total or asked.signal is not None)
+            if (watched or writes) and seen < done:  # parameters that are no numbers are neither validated nor kept
+                losses = [torch.cat(losses)]
+                _stop_if_diverged(run, losses[0], seen, good, blame)
+                good, seen = run.snapshot(), done
+            if watched:
+                assert watch is not None
+                stopped = watch.stop(done)
+            if keeper is not None and (writes or stopped):
+                keeper.write(done, torch.cat(losses))
+            asked.leave(run, done)
+    seconds = time.perf_counter() - started
+    if watch is not None and watch.kept:
+        run.restore(watch.kept)
+    run.publish()
+    return History(
+        torch.cat(losses).cpu(),
+        done,
+        seconds,
+        run.compile_seconds,
+        run.compiled,
+        torch.get_float32_matmul_precision(),
+        watch.seen if watch is not None else [],
+        watch.best_step if watch is not None else None,
+    )
+
+
+@contextlib.contextmanager
+def _published(run: Run) -> Iterator[None]:
+    """Within this context, an interruption (Ctrl-C) leaves what was learned so far in the model and the guide."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        run.publish()
+        raise
+
+
+def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]) -> None:
+    """Raise an error if a loss since step ``seen`` is not a number; the parameters go back to ``good``.
+
+    Where there are several losses a step, one for each replica, the others go on until all are lost.
+    """
+    finite = torch.isfinite(losses[seen:])
+    bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
+    if not len(bad):
+        return
+    first = seen + int(bad[0])
+    broken = sum(not bool(torch.isfinite(value).all()) for value in run.values)
+    run.restore(good)
+    run.publish()
+    reason = blame() or f"that step broke {broken} of {len(run.values)} parameters."
+    raise DivergedError(
+        f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}; {reason} The parameters are back where"
+        f" they were at step {seen}. Lower the learning rate, clip gradients (clip_norm=...), or look for values in x"
+        " and y that are not finite."
+    )
+
+
+class _Asked:
+    """Whether the process was asked to end, and by which signal; answered between steps, when all is in order."""
+
+    def __init__(self, folder: Any) -> None:
+        self.folder = folder
+        self.signal: int | None = None
+
+    def note(self, number: int, frame: Any) -> None:
+        """Remember the first signal; whoever asks again is served at once."""
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def leave(self, run: Run, done: int) -> None:
+        """End the process if it was asked to, after the checkpoint."""
+        if self.signal is None:
+            return
+        run.publish()
+        print(
+            f"\nstopped at step {done}; the same call goes on from there (checkpoints in {self.folder}).",
+            file=sys.stderr,
+            flush=True,
+        )
+        if self.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + self.signal)
+
+
+@contextlib.contextmanager
+def _asked(keeper: Keeper | None) -> Iterator[_Asked]:
+    """Within this context, SIGTERM and Ctrl-C wait until a checkpoint is written; without a keeper they do not."""
+    asked = _Asked(None if keeper is None else keeper.folder)
+    if keeper is None or threading.current_thread() is not threading.main_thread():
+        yield asked
+        return
+    before = {number: signal.signal(number, asked.note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
