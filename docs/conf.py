@@ -1,7 +1,9 @@
-"""Sphinx: Markdown pages with formulas, and the API from the docstrings."""
+"""Sphinx: Markdown pages with formulas, notebooks that run, citations, and the API from the docstrings."""
 
+import os
 import re
 from importlib.metadata import version as installed_version
+from pathlib import Path
 
 from sphinx.application import Sphinx
 
@@ -10,19 +12,62 @@ author = "The pyro_dropout developers"
 project_copyright = author
 version = release = installed_version("pyro-dropout")
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax"]
-exclude_patterns = ["_build", "benchmarks/*.md"]  # the tables are part of benchmarks.md
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinxcontrib.bibtex",
+]
+exclude_patterns = ["_build", "benchmarks/*.md", "conf.py", "make_figures.py"]  # the tables are part of benchmarks.md
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
+SMALL_CODE = {"code-font-size": "0.72rem"}  # lines of 120 characters are long for a column of text
+html_theme_options = {"light_css_variables": SMALL_CODE, "dark_css_variables": SMALL_CODE}
 
 myst_enable_extensions = ["dollarmath", "amsmath", "deflist"]
 myst_heading_anchors = 3
+
+bibtex_bibfiles = ["refs.bib"]
+bibtex_default_style = "plain"
+bibtex_reference_style = "author_year"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+# --- notebooks: percent-format scripts, run while the pages are built and kept until a script changes -----------------
+
+os.environ.setdefault("PYRO_DROPOUT_SHORT", "1")  # PYRO_DROPOUT_SHORT=0 shows the long runs
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_execution_mode = "cache"
+nb_execution_cache_path = str(Path(__file__).parent / "_build" / f"notebooks_{os.environ['PYRO_DROPOUT_SHORT']}")
+nb_execution_raise_on_error = True  # a claim that does not hold is a page that does not build
+nb_execution_timeout = 300
+nb_output_stderr = "remove"  # warnings of the machine that builds; an error stops the build anyway
+
+
+def copy_notebooks(here: Path = Path(__file__).parent) -> None:
+    """Bring the scripts of ``notebooks/`` below this folder, where Sphinx reads; git does not see the copies."""
+    folder = here / "notebooks"
+    folder.mkdir(exist_ok=True)
+    (folder / ".gitignore").write_text("*\n", "utf-8")
+    scripts = {path.name: path.read_text("utf-8") for path in sorted((here.parent / "notebooks").glob("*.py"))}
+    for copy in folder.glob("*.py"):
+        if copy.name not in scripts:
+            copy.unlink()
+    for name, text in scripts.items():
+        copy = folder / name
+        if not copy.exists() or copy.read_text("utf-8") != text:  # an untouched file is not read again
+            copy.write_text(text, "utf-8")
+
+
+copy_notebooks()
+
+# --- docstrings -------------------------------------------------------------------------------------------------------
 
 SHAPE_ASTERISK = re.compile(r"``.*?``|(?<=\()\*(?=\w+[,) ])|(?<= )\*(?=\w+[,)])")
 

@@ -1,4 +1,4 @@
-"""Draws every figure of the documentation anew: ``python docs/make_figures.py``."""
+"""Draws the figures of the documentation that are missing; all of them anew: ``python docs/make_figures.py --all``."""
 
 import argparse
 from collections.abc import Callable
@@ -161,8 +161,6 @@ def draw_six(quick: bool) -> Figure:
     return figure
 
 
-# --- all figures ------------------------------------------------------------------------------------------------------
-
 # --- simulation-based calibration -------------------------------------------------------------------------------------
 
 SBC_POINTS = torch.linspace(-1.5, 1.5, 20).unsqueeze(-1)
@@ -204,6 +202,8 @@ def draw_sbc(quick: bool) -> Figure:
     return figure
 
 
+# --- all figures ------------------------------------------------------------------------------------------------------
+
 DRAWINGS: dict[str, Callable[[bool], Any]] = {
     "kl_gap": lambda quick: pd.plot_kl_gap(draws=20 if quick else 400),
     "six_posteriors": draw_six,
@@ -214,12 +214,14 @@ DRAWINGS: dict[str, Callable[[bool], Any]] = {
 def main(argv: list[str] | None = None) -> None:
     """Write the figures beside this file and say where they are."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=DRAWINGS, help="one figure instead of all")
+    parser.add_argument("--only", choices=DRAWINGS, help="one figure, whether it is there or not")
+    parser.add_argument("--all", action="store_true", help="every figure anew; it takes some minutes")
     parser.add_argument("--quick", action="store_true", help="a few steps and draws, to see that it runs")
     parser.add_argument("--out", type=Path, default=FIGURES, metavar="FOLDER", help="where to put the pictures")
     args = parser.parse_args(argv)
     args.out.mkdir(exist_ok=True)
-    for name in [args.only] if args.only else DRAWINGS:
+    missing = [name for name in DRAWINGS if args.all or not (args.out / f"{name}.png").exists()]
+    for name in [args.only] if args.only else missing:
         DRAWINGS[name](args.quick).savefig(args.out / f"{name}.png", dpi=130)
         print(f"wrote {name}.png")
 

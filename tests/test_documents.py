@@ -20,6 +20,7 @@ EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.startswith("__")]
 SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}
+PRINTED = re.compile(r"\n+It prints\n+```text\n(.*?)```", re.DOTALL)
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work|opt)/\w")
 
 
@@ -73,6 +74,15 @@ def test_every_equation_shows_its_formula_and_its_code() -> None:
         assert name in EQUATION_LINE.findall(docstring), f"the docstring of {code[0]} does not say 'Equation: {name}.'"
 
 
+def test_every_equation_names_tests_that_exist() -> None:
+    for name, body in equation_sections().items():
+        named = re.findall(r"^Test: `(tests/[\w/]+\.py)::(test_\w+)`$", body, re.MULTILINE)
+        assert named, f"{name} needs a line 'Test: `tests/....py::test_...`'"
+        for path, test in named:
+            functions = [node for node in ast.parse((ROOT / path).read_text("utf-8")).body if hasattr(node, "name")]
+            assert test in {node.name for node in functions}, f"{name} names {test}, which is not in {path}"
+
+
 def test_the_public_names_are_listed_once_and_all() -> None:
     listed = pyro_dropout.__all__
     assert [name for name, times in Counter(listed).items() if times > 1] == []
@@ -111,15 +121,17 @@ def python_blocks() -> list[Any]:
         text = path.read_text("utf-8")
         for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, found.start(1))
-            blocks.append(pytest.param(path, line, found[1], id=f"{path.name}:{line}"))
+            shown = PRINTED.match(text, found.end())
+            blocks.append(pytest.param(path, line, found[1], shown and shown[1], id=f"{path.name}:{line}"))
     return blocks
 
 
-@pytest.mark.parametrize(("path", "line", "source"), python_blocks())
+@pytest.mark.parametrize(("path", "line", "source", "shown"), python_blocks())
 def test_a_block_runs_and_prints_what_it_says(
     path: Path,
     line: int,
     source: str,
+    shown: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -128,8 +140,53 @@ def test_a_block_runs_and_prints_what_it_says(
     exec(
         compile("\n" * line + source, path, "exec"), {"__name__": "__main__"}
     )  # blank lines: errors point into the page
-    promised = re.findall(r"^print\(.*\)  # (.*)$", source, re.MULTILINE)
+    promised = re.findall(r"^print\(.*\)  # (.*)$", source, re.MULTILINE) or (shown or "").splitlines()
     assert not promised or capsys.readouterr().out.splitlines() == promised
+
+
+def test_what_a_block_prints_is_held_where_the_page_shows_it() -> None:
+    shown = {str(block.id): block.values[3] for block in python_blocks()}
+    assert any(name.startswith("gotchas.md") and text for name, text in shown.items())
+
+
+def test_citations_and_bibliography_name_the_same_works() -> None:
+    keys = re.findall(r"^@\w+\{([\w:-]+),", (ROOT / "docs" / "refs.bib").read_text("utf-8"), re.MULTILINE)
+    assert [key for key, times in Counter(keys).items() if times > 1] == []
+    cited = {
+        key.strip()
+        for path in sorted((ROOT / "docs").glob("*.md"))
+        for group in re.findall(r"\{cite:[tp]+\}`([^`]+)`", path.read_text("utf-8"))
+        for key in group.split(",")
+    }
+    assert cited
+    assert cited - set(keys) == set()
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    lost = []
+    for path in sorted((ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text("utf-8")):
+            if target.startswith(("http:", "https:")):
+                continue
+            # The build copies the notebooks to where the pages look for them.
+            place = ROOT / target if target.startswith("notebooks/") else path.parent / target
+            if not place.exists():
+                lost.append(f"{path.name} -> {target}")
+    assert lost == []
+
+
+def test_every_page_and_notebook_is_in_the_table_of_contents() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    listed = Counter(
+        line
+        for tree in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL)
+        for line in tree.split()
+        if ":" not in line
+    )
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    notebooks = {f"notebooks/{path.stem}" for path in (ROOT / "notebooks").glob("*.py")}
+    assert pages | notebooks <= set(listed)
+    assert [name for name in pages | notebooks if listed[name] > 1] == []
 
 
 def texts(folder: Path) -> list[Path]:

@@ -1,0 +1,100 @@
+"""Every notebook runs from its first cell to its last, in short form, and what it asserts is true."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbclient
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.py"))
+
+
+def cells(path: Path, kind: str = "code") -> list[str]:
+    """The cells of a notebook, in order."""
+    return [
+        cell.source
+        for cell in jupytext.reads(path.read_text("utf-8"), fmt="py:percent").cells
+        if cell.cell_type == kind
+    ]
+
+
+def run(sources: list[str]) -> dict[str, Any]:
+    """Run code cells in one namespace, as a kernel does; an error names its cell."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for number, source in enumerate(sources, 1):
+        exec(compile(source, f"cell {number}", "exec"), space)
+    return space
+
+
+@pytest.fixture
+def short_form(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The environment of a reader in a hurry, with no data folder and no windows."""
+    import matplotlib.pyplot as plt
+
+    monkeypatch.setenv("PYRO_DROPOUT_SHORT", "1")
+    monkeypatch.delenv("PYRO_DROPOUT_DATA", raising=False)
+    monkeypatch.setattr(plt, "show", lambda: None)
+    yield
+    plt.close("all")
+    torch.set_default_dtype(torch.float32)
+
+
+def test_there_are_six_in_reading_order() -> None:
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{number}_" for number in range(1, 7)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_and_its_claims_hold(path: Path, short_form: None) -> None:
+    import matplotlib.pyplot as plt
+
+    started = time.process_time()
+    run(cells(path))
+    assert plt.get_fignums(), "a notebook shows at least one figure"
+    # Seconds of this process, which other work on the machine does not lengthen; shape checks are part of them.
+    assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_tells_a_story_and_asserts_its_claims(path: Path) -> None:
+    told, code = cells(path, "markdown"), cells(path)
+    assert re.match(r"# \S", told[0])
+    assert len(told) >= 5
+    tree = ast.parse("\n".join(code))
+    assert sum(isinstance(node, ast.Assert) for node in ast.walk(tree)) >= 3
+    assert "PYRO_DROPOUT_SHORT" in "\n".join(code)
+
+
+def test_a_false_claim_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        run(["x = 1", "assert x == 2"])
+
+
+def test_a_notebook_runs_in_a_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = next(path for path in NOTEBOOKS if path.name.startswith("04_"))
+    notebook = jupytext.reads(path.read_text("utf-8"), fmt="py:percent")
+    monkeypatch.setenv("PYRO_DROPOUT_SHORT", "1")
+    monkeypatch.delenv("MPLBACKEND", raising=False)  # a kernel has a backend of its own
+    done = nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    pictures = [
+        output for cell in done.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) == 2  # one drawn with pyplot, one handed over as a Figure
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_holds_in_its_long_form(path: Path) -> None:
+    setting = {
+        key: value for key, value in os.environ.items() if key not in {"PYRO_DROPOUT_SHORT", "PYRO_DROPOUT_DATA"}
+    }
+    done = subprocess.run([sys.executable, str(path)], env=setting, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
