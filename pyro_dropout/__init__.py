@@ -2,6 +2,8 @@
 
 from importlib.metadata import PackageNotFoundError as _PackageNotFoundError
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from pyro_dropout.answers.bound import ElboReport, elbo_report
 from pyro_dropout.answers.calibration import CoverageCurve, coverage, coverage_curve, pit, plot_pit
@@ -49,11 +51,14 @@ from pyro_dropout.guides import (
     AutoRowMixture,
 )
 from pyro_dropout.guides.from_dropout import from_dropout
+from pyro_dropout.inference.checkpoint import DifferentModelError, load, save
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.history import DivergedError, History
 from pyro_dropout.inference.per_example import per_example
+from pyro_dropout.inference.resumption import Checkpoint
 from pyro_dropout.inference.svi import SVI
+from pyro_dropout.inference.tensor_file import DamagedFileError
 from pyro_dropout.inference.training import fit
 from pyro_dropout.inference.updates import Update, inverse_decay
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
@@ -76,6 +81,9 @@ from pyro_dropout.mathematics.objective import (
     standardised_precision,
     weight_decay,
 )
+
+if _TYPE_CHECKING:
+    from pyro_dropout.faces.estimators import DropoutClassifier, DropoutRegressor
 
 try:
     __version__ = _version("pyro-dropout")
@@ -101,10 +109,15 @@ __all__ = [
     "BernoulliMixture",
     "Cascade",
     "Categorical",
+    "Checkpoint",
     "Comparison",
     "CoverageCurve",
+    "DamagedFileError",
     "DeepGP",
+    "DifferentModelError",
     "DivergedError",
+    "DropoutClassifier",
+    "DropoutRegressor",
     "ElboReport",
     "FiniteRank",
     "FiniteRankGP",
@@ -156,6 +169,7 @@ __all__ = [
     "kl",
     "kl_gap",
     "label_entropy",
+    "load",
     "loo",
     "nuts",
     "optimizer_weight_decay",
@@ -172,6 +186,7 @@ __all__ = [
     "rejection_curve",
     "reliability",
     "rescale",
+    "save",
     "sbc",
     "second_layer_features",
     "standardised_precision",
@@ -181,3 +196,14 @@ __all__ = [
     "weight_decay",
     "with_tau",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    """Import the estimators when they are asked for: scikit-learn is an extra, and takes a second to import."""
+    if name not in ("DropoutClassifier", "DropoutRegressor"):
+        raise AttributeError(f"module 'pyro_dropout' has no attribute {name!r}")
+    try:
+        from pyro_dropout.faces import estimators
+    except ImportError as missing:
+        raise ImportError(f'{name} needs scikit-learn; pip install "pyro-dropout[sklearn]"') from missing
+    return getattr(estimators, name)
