@@ -68,7 +68,8 @@ def compare(
         loss: ``ELBO()`` by default.
         compile: whether training is compiled, as in ``fit``.
         progress: show what is being done, and how far it is.
-        labels: {"title": ..., "x": ..., "y": ..., "note": ...} for figures and the page.
+        labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for figures and the page; the command
+            is what a reader may type to run all of it again.
 
     Returns:
         Table, figures and page.
@@ -108,6 +109,7 @@ def compare(
         bar.update()
     bar.close()
     settings = {"seeds": len(numbers), **options, "samples": samples, "reference": _described(reference)}
+    settings |= {"which_seeds": numbers, "device": str(train[0].device), "when": time.strftime("%Y-%m-%d %H:%M %z")}
     settings |= {"model": str(first), **(labels or {})}
     return Comparison(rows, train, test, settings, time.perf_counter() - start)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.faces.columns import COLUMNS, Column, Score, best
+from pyro_dropout.mathematics.errors import PyroDropoutError
 
 REFERENCE = "reference"  # the name of the row that others are measured against
 
@@ -84,6 +85,18 @@ class Comparison:
         cells = {row.name: row.scores[key] for row in self.rows if key in row.scores and row.name != REFERENCE}
         return best(COLUMNS[key], cells)
 
+    def clearly_best(self, key: str) -> str | None:
+        """Return the name of the best guide if it leads every other by more than a standard error of the difference.
+
+        With one seed there is no such error, and so no clear lead.
+        """
+        name = self.best(key)
+        rivals = [row for row in self.rows if row.name not in (REFERENCE, name) and key in row.scores]
+        first = next((row.scores[key] for row in self.rows if row.name == name), None)
+        goal = {"level": 0.95, "one": 1.0}.get(COLUMNS[key].better)
+        others = [row.scores[key] for row in rivals if row.scores[key].values]
+        return name if first is not None and all(_apart(first, other, goal) for other in others) else None
+
     @property
     def ranking(self) -> list[str]:
         """The guides by distance to the reference, nearest first; without one, by test log-likelihood."""
@@ -116,9 +129,28 @@ class Comparison:
         return draw_scores(self)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write one page with table, figures and explanations, which needs no other file and no network."""
+        """Write one page with table, figures and explanations, which needs no other file and no network.
+
+        Args:
+            path: of the page; a file of this name is replaced.
+
+        Returns:
+            The path.
+        """
         from pyro_dropout.faces.report import page
 
         path = Path(path)
+        if path.is_dir():
+            raise PyroDropoutError(f"path must be a file to write the page to; {str(path)!r} is a folder.")
+        if not path.parent.is_dir():
+            raise PyroDropoutError(f"the folder of path does not exist: {str(path.parent)!r}.")
         path.write_text(page(self), "utf-8")
         return path
+
+
+def _apart(one: Score, other: Score, goal: float | None) -> bool:
+    """Whether two means, or their distances from a goal, differ by more than a standard error of the difference."""
+    if one.error is None or other.error is None:
+        return False
+    first, second = ((s.mean if goal is None else abs(s.mean - goal)) for s in (one, other))
+    return bool(abs(first - second) > (one.error**2 + other.error**2) ** 0.5)

@@ -1,10 +1,11 @@
-"""One figure that answers a question: when may the large-K form of the KL be used?"""
+"""When may the large-K form of the KL be used? A figure that answers in general, and one for the layers of a guide."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from pyro_dropout.faces.layer_gaps import MUCH, NEGLIGIBLE, LayerGap
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
 from pyro_dropout.mathematics.errors import check_count, check_keep, check_positive
@@ -103,3 +104,30 @@ def plot_kl_gap(
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
     return figure
+
+
+def draw_layer_gaps(axes: "Axes", found: Sequence[tuple[str, str, LayerGap]]) -> None:
+    """Draw the gap of every layer beside the most that it could be, on the rule's scale.
+
+    Args:
+        axes: to draw on.
+        found: (name of the guide, its colour, layer); layers that drop nothing or have no width are left to words.
+    """
+    labels = []
+    for k, (name, colour, layer) in enumerate(found):
+        most, gap = max(layer.entropy, _SMALLEST), max(layer.gap, _SMALLEST)
+        axes.plot([gap, most], [k, k], color=colour, linewidth=1, alpha=0.4)
+        axes.plot(most, k, "|", color=colour, markersize=10, label="H(z), the most it can be" if k == 0 else None)
+        axes.plot(gap, k, "o", color=colour, markersize=5, label="gap E[H(z|w)]" if k == 0 else None)
+        labels.append(f"{name}\n{layer.site}")
+    for limit, words in ((NEGLIGIBLE, "a hundredth"), (MUCH, "one nat")):
+        axes.axvline(limit, color="#888888", linestyle="--", linewidth=0.8)
+        axes.text(limit, -0.72, words, ha="center", va="bottom", fontsize=8, color="#555555")
+    axes.set_xscale("log")
+    ticks = [10.0**k for k in range(-8, 7, 2)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(_SMALLEST / 2, 3 * max(MUCH, *(layer.entropy for _, _, layer in found)))
+    axes.set_ylim(len(found) - 0.4, -0.7)
+    axes.set_yticks(range(len(found)), labels)
+    axes.set_xlabel("nats, all rows of the layer")

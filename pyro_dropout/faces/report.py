@@ -1,157 +1,125 @@
-"""A comparison as one page of HTML: what was found, the figures, the table, how to read it, how it was made."""
+"""A comparison as one page that needs no other file: findings, table, figures, what to trust, how it was made."""
 
-import base64
 import html
-import io
-import platform
-from importlib.metadata import version
 from typing import Any
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
-h1 { font-size: 1.6rem; margin-bottom: 0.2rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-.note { color: #555; } img { max-width: 100%; height: auto; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 0.9rem; }
-th, td { padding: 0.3rem 0.8rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
-tbody th { text-align: left; font-weight: 600; } thead th { border-bottom: 2px solid #888; }
-td.best { font-weight: 700; color: #00517d; } td.none { color: #777; font-style: italic; }
-td.meaning { text-align: left; white-space: normal; min-width: 18rem; color: #555; font-size: 0.8rem; }
-.failed { color: #a33; }
-"""
+from pyro_dropout.faces.findings import REFERENCE
+from pyro_dropout.faces.layer_gaps import MUCH, NEGLIGIBLE, LayerGap, layer_gaps
+from pyro_dropout.faces.report_figures import (
+    Picture,
+    band_pictures,
+    calibration_picture,
+    gap_picture,
+    rejection_picture,
+)
+from pyro_dropout.faces.report_style import SCRIPT, STYLE, policy
+from pyro_dropout.faces.report_table import meanings, table
+from pyro_dropout.faces.report_text import again, facts, findings, gap_table, khat_lines
 
+__all__ = ["findings", "page"]
 
-_PRAISE = {
-    "log_lik": "best test log-likelihood",
-    "rmse": "smallest error of the mean",
-    "accuracy": "highest accuracy",
-}
+_TITLE = "Posterior approximations compared"
 
 
 def page(comparison: Any) -> str:
     """Return the whole page; it refers to nothing outside itself."""
-    settings = comparison.settings
-    title = html.escape(str(settings.get("title", "Posterior approximations compared")))
-    parts = [
-        f"<h1>{title}</h1>",
-        f"<p class='note'>{html.escape(str(settings.get('note', '')))}</p>" if settings.get("note") else "",
-        "<h2>What was found</h2>",
-        "<ul>" + "".join(f"<li>{sentence}</li>" for sentence in findings(comparison)) + "</ul>",
-        *_figures(comparison),
-        "<h2>All scores</h2>",
-        "<p class='note'>Each cell is the mean over seeds, ± its standard error over seeds (the choice of test points"
-        " is not in it). The best guide of a line is bold where there is a better and a worse; a difference smaller"
-        " than its errors is no difference.</p>",
-        f"<div class='scroll'>{_table(comparison)}</div>",
-        "<h2>How it was made</h2>",
-        f"<p>{html.escape(_made(comparison))}</p>",
-        f"<details><summary>The model</summary><pre>{html.escape(str(settings.get('model', '')))}</pre></details>",
+    title = html.escape(str(comparison.settings.get("title", _TITLE)))
+    sections = [
+        ("found", "Findings", "What was found", _list(findings(comparison))),
+        ("scores", "Scores", "All scores", _scores(comparison)),
+        ("predictions", "Predictions", "Predictions", _predictions(comparison)),
+        ("doubt", "Calibration and rejection", "Is the doubt honest, and of use?", _doubt(comparison)),
+        ("kl", "KL by layer", "May the large-K form of the KL be trusted here?", _kl(comparison)),
+        ("khat", "k̂", "How far is q from the posterior?", _khat(comparison)),
+        ("run", "Run", "What was run, and how to run it again", _run(comparison)),
     ]
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{title}</title>"
+    shown = [section for section in sections if section[-1]]
+    links = "".join(f'<a href="#{name}">{short}</a>' for name, short, _, _ in shown)
+    note = comparison.settings.get("note")
+    lead = f'<p class="lead">{html.escape(str(note))}</p>' if note else ""
+    body = "".join(f'<section id="{name}"><h2>{heading}</h2>{text}</section>' for name, _, heading, text in shown)
     return (
-        f"<!doctype html><html lang='en'><head>{head}<style>{_STYLE}</style></head><body>{''.join(parts)}</body></html>"
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy()}">\n'
+        f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f'<header><h1>{title}</h1>{lead}<nav aria-label="Sections">{links}</nav></header>\n'
+        f"<main>{body}</main>\n<footer>Made by pyro_dropout; this file needs no network and no other file.</footer>\n"
+        f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
 
-def findings(comparison: Any) -> list[str]:
-    """Return the main results in sentences, for those who read no table."""
-
-    def said(name: str) -> str:
-        return f"<b>{html.escape(name)}</b>"
-
-    found = []
-    for key, what in _PRAISE.items():
-        name = comparison.best(key)
-        if name is not None:
-            row = next(row for row in comparison.rows if row.name == name)
-            others = [other for other in comparison.rows if other is not row and key in other.scores]
-            near = [said(other.name) for other in others if _close(row.scores[key], other.scores[key])]
-            also = f" Within the errors of that: {', '.join(near)}." if near else ""
-            found.append(f"{said(name)} has the {what}: {comparison.cell(row, key)}.{also}")
-    if any("d_w1" in row.scores for row in comparison.rows):
-        order = " · ".join(said(name) for name in comparison.ranking)
-        found.append(f"From nearest to farthest from the reference's predictive distribution: {order}.")
-    # what honest intervals would miss 95 % by, in one case of a hundred
-    chance = 2.6 * (0.95 * 0.05 / comparison.test[1].numel()) ** 0.5
-    for row in comparison.rows:
-        cover = row.scores.get("coverage")
-        if cover is not None and cover.values:
-            verdict = "which fits 95 %"
-            if abs(cover.mean - 0.95) > chance:
-                verdict = "too sure of itself" if cover.mean < 0.95 else "too unsure"
-            share = f"{100 * cover.mean:.0f} % of the held-back targets"
-            found.append(f"{said(row.name)}: its 95 % intervals hold {share}, {verdict}.")
-    far = [row for row in comparison.rows if "khat" in row.scores and row.scores["khat"].values]
-    if far and all(row.scores["khat"].mean > 0.7 for row in far):
-        found.append(
-            "No guide is close to the posterior over weights: every k̂ is above 0.7. Networks have many equivalent"
-            " weights, so predictions may be good all the same."
-        )
-    undefined = [said(row.name) for row in comparison.rows if _without_density(row)]
-    if undefined:
-        found.append(
-            f"{', '.join(undefined)}: no ELBO and no k̂, for q has no density (σ = 0, or a weight that is a point);"
-            " compare such guides by their predictions."
-        )
-    found += [
-        f"<span class='failed'>{said(row.name)} {html.escape(row.note)}</span>" for row in comparison.rows if row.note
-    ]
-    return found
+def _list(sentences: list[str]) -> str:
+    return f"<ul>{''.join(f'<li>{sentence}</li>' for sentence in sentences)}</ul>" if sentences else ""
 
 
-def _without_density(row: Any) -> bool:
-    return "elbo" in row.scores and row.scores["elbo"].note.startswith("undefined")
+def _figures(pictures: list[Picture]) -> str:
+    return f'<div class="figures">{"".join(picture.markup() for picture in pictures)}</div>' if pictures else ""
 
 
-def _close(one: Any, other: Any) -> bool:
-    """Whether two scores differ by less than twice the error of their difference."""
-    if one.error is None or other.error is None:
-        return False
-    return bool(abs(one.mean - other.mean) < 2 * (one.error**2 + other.error**2) ** 0.5)
+def _scores(comparison: Any) -> str:
+    if not comparison.columns:
+        return "<p>No guide could be scored.</p>"
+    explained = f"<details><summary>What the columns mean</summary>{meanings(comparison)}</details>"
+    return table(comparison) + explained
 
 
-def _figures(comparison: Any) -> list[str]:
-    import matplotlib.pyplot as plt
-
-    drawn = []
-    if any(row.curve is not None for row in comparison.rows):
-        drawn.append(("Predictions", "Predictive bands of every posterior along the input", comparison.plot()))
-    if any(row.answer is not None for row in comparison.rows):
-        drawn.append(("Calibration and scores", "Calibration curves and scores", comparison.plot_scores()))
-    parts = []
-    for heading, words, figure in drawn:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, dpi=130, format="png")
-        plt.close(figure)
-        data = base64.b64encode(buffer.getvalue()).decode()
-        parts.append(f"<h2>{heading}</h2><img alt='{words}' src='data:image/png;base64,{data}'>")
-    return parts
-
-
-def _table(comparison: Any) -> str:
-    """Return the table with a line for each score, what it says beside it: guides are few and scores are many."""
-    head = "".join(f"<th>{html.escape(row.name)}</th>" for row in comparison.rows)
-    lines = []
-    for key, column in comparison.columns.items():
-        winner = comparison.best(key)
-        cells = []
-        for row in comparison.rows:
-            score = row.scores.get(key)
-            empty = score is None or not score.values
-            kind = "none" if empty else "best" if winner == row.name else ""
-            cells.append(f"<td class='{kind}'>{html.escape(comparison.cell(row, key))}</td>")
-        meaning = f"<td class='meaning'>{html.escape(column.meaning)}</td>"
-        lines.append(f"<tr><th>{html.escape(column.heading)}</th>{''.join(cells)}{meaning}</tr>")
-    return f"<table><thead><tr><th></th>{head}<th></th></tr></thead><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _made(comparison: Any) -> str:
-    s = comparison.settings
-    batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("pyro-dropout", "torch", "pyro-ppl", "arviz"))
-    return (
-        f"Adam with learning rate {s['lr']:g}, {s['steps']} steps of {batch}, {s['seeds']} seed(s) for each guide,"
-        f" {s['samples']} draws for each answer, reference: {s['reference']}. {len(comparison.train[0])} points to"
-        f" train on and {len(comparison.test[0])} held back. {comparison.seconds:.0f} seconds in all, with {versions},"
-        f" Python {platform.python_version()}."
+def _predictions(comparison: Any) -> str:
+    pictures = band_pictures(comparison)
+    if not pictures:
+        return ""
+    words = (
+        "<p>The line is the predictive mean; the dark band is two epistemic standard deviations on either side, which"
+        " more data would narrow; the light band should hold 95 % of the targets, noise included. Dots are training"
+        " points and circles those held back. All of it from the first seed.</p>"
     )
+    return words + _figures(pictures)
+
+
+def _doubt(comparison: Any) -> str:
+    pictures = [(name, draw(comparison)) for name, draw in _DOUBT]
+    found = [(name, picture) for name, picture in pictures if picture is not None]
+    if not found:
+        return ""
+    parts = "".join(f"<div><h3>{name}</h3>{picture.markup()}</div>" for name, picture in found)
+    return f'<p>At the held-back points, with the first seed of each guide.</p><div class="figures">{parts}</div>'
+
+
+_DOUBT = (("Calibration", calibration_picture), ("Rejection", rejection_picture))
+
+
+def _kl(comparison: Any) -> str:
+    layers: dict[str, list[LayerGap]] = {
+        row.name: layer_gaps(row.trained[0][1]) for row in comparison.rows if row.trained and row.name != REFERENCE
+    }
+    if not layers:
+        return ""
+    picture = gap_picture(comparison, layers)
+    words = (
+        "<p>The paper's form of KL(q‖p) is too small by the gap E[H(z|w)]: what a draw of the weights leaves open about"
+        " which rows were dropped. It lies between 0 and H(z), and vanishes where the two components of a row lie many"
+        f" σ apart. The rule: up to {NEGLIGIBLE:g} nats the form is as good as exact; up to {MUCH:g} nat it will do for"
+        " training, but ELBOs should be compared with the gap added, as the column ELBO has it; beyond that it should"
+        " not be used.</p>"
+    )
+    return words + gap_table(comparison, layers) + (picture.markup() if picture is not None else "")
+
+
+def _khat(comparison: Any) -> str:
+    lines = khat_lines(comparison)
+    if not lines:
+        return ""
+    words = (
+        "<p>k̂ is the shape of the tail of the importance ratios p(y, w)/q(w): below 0.5 q is close to the posterior,"
+        " below 0.7 its draws can be reweighted, above that they cannot. Networks have many weights that make the same"
+        " function (exchange two hidden units), and q sits at one of them: k̂ may be large where predictions are good."
+        "</p>"
+    )
+    return words + _list(lines)
+
+
+def _run(comparison: Any) -> str:
+    told = "".join(f"<dt>{html.escape(word)}</dt><dd>{html.escape(what)}</dd>" for word, what in facts(comparison))
+    model = str(comparison.settings.get("model", ""))
+    shown = f"<details><summary>The model</summary><pre>{html.escape(model)}</pre></details>" if model else ""
+    return f'<dl class="facts">{told}</dl><h3>Once more</h3><pre>{html.escape(again(comparison))}</pre>{shown}'

@@ -1,4 +1,4 @@
-"""The comparison: scores against the answers themselves, failures as rows, and a page that stands alone."""
+"""The comparison: scores against the answers themselves, failures as rows, and what is kept for the page."""
 
 import math
 import re
@@ -16,9 +16,7 @@ from pyro_dropout.answers.reference import function_rhat
 from pyro_dropout.faces import comparison as module
 from pyro_dropout.faces import scores
 from pyro_dropout.faces.columns import COLUMNS, Score, best
-from pyro_dropout.faces.findings import Comparison, Row
 from pyro_dropout.faces.probes import between, outside
-from pyro_dropout.faces.report import findings
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
 
@@ -254,32 +252,19 @@ def test_classes_out_of_range_are_found_out_before_training() -> None:
 # --- figures and the page ---------------------------------------------------------------------------------------------
 
 
-def test_the_page_stands_alone(tmp_path: Path) -> None:
-    labels = {"title": "Lines & <more>", "x": "time (s)", "y": "way (m)", "note": "made up"}
+def test_what_was_run_is_kept_for_the_page(tmp_path: Path) -> None:
+    labels = {"title": "Lines & <more>", "x": "time (s)", "y": "way (m)", "command": "make lines"}
     found = pd.compare(
-        linear_model(), [pd.AutoDropout, pd.AutoMeanField], line(), line(), seeds=2, labels=labels, **QUICK
+        linear_model(), [pd.AutoDropout, pd.AutoMeanField], line(), line(), seeds=[5, 7], labels=labels, **QUICK
     )
+    assert found.settings["which_seeds"] == [5, 7]
+    assert found.settings["device"] == "cpu"
     page = found.to_html(tmp_path / "page.html").read_text("utf-8")
-    assert "Lines &amp; &lt;more&gt;" in page
-    assert page.count("data:image/png;base64,") == 2
-    assert not re.search(r"(?:src|href)='(?!data:)|https?://|@import|<script", page)
-    for column in found.columns.values():
-        assert column.heading in page
-    for text in (cell for row in found.table for cell in row.values()):
-        assert text in page
+    for words in ("Lines &amp; &lt;more&gt;", "<dd>5, 7</dd>", "<pre>make lines</pre>", found.settings["when"]):
+        assert words in page
     figure = found.plot()
     assert [ax.get_title(loc="left") for ax in figure.axes] == ["AutoDropout", "AutoMeanField"]
     plt.close(figure)
-
-
-def test_a_difference_within_the_errors_is_none() -> None:
-    rows = [
-        Row("a", {"log_lik": Score([1.0, 2.0])}),
-        Row("b", {"log_lik": Score([1.1, 1.5])}),
-        Row("c", {"log_lik": Score([-9.0, -9.1])}),
-    ]
-    said = findings(Comparison(rows, line(), line(), {}, 0.0))
-    assert said[0] == ("<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within the errors of that: <b>b</b>.")
 
 
 @pytest.mark.deep
