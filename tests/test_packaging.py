@@ -96,11 +96,11 @@ def test_make_refuses_another_python_in_one_line(bare: Path) -> None:
 def test_make_compare_writes_the_page(tmp_path: Path) -> None:
     # The environment is the one these tests run in, taken as it is (-o): no test may rebuild what it stands on.
     given = ["-o", ".venv/.made", "-o", ".venv/.installed", f"BIN={Path(sys.executable).parent}"]
-    few = f"--out {tmp_path}/page.html --guides mean-field --seeds 1 --steps 20 --samples 20 --no-compile --quiet"
+    few = f"--out {tmp_path}/out --guides mean-field --seeds 1 --steps 20 --samples 20 --no-compile --quiet"
     done = make("compare", *given, f"ARGS={few}", folder=ROOT)
     assert done.returncode == 0, done.stderr
     assert "mean-field" in done.stdout
-    assert (tmp_path / "page.html").read_text("utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "out" / "report.html").read_text("utf-8").startswith("<!doctype html>")
 
 
 def test_the_account_of_what_is_installed() -> None:

@@ -1,109 +1,115 @@
-"""The command ``pyro-dropout``: comparisons without writing Python."""
+"""The command ``pyro-dropout``: its commands, what its exit codes mean, and how it speaks of mistakes.
 
-import argparse
-import os
+0: all went well. 1: nothing could be computed. 2: what was asked or given is wrong. 130: interrupted.
+"""
+
+import errno
 import sys
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
-from pyro_dropout.faces.comparison import compare
-from pyro_dropout.faces.datasets import Dataset, co2, read_table
-from pyro_dropout.faces.standard_models import DEFAULT, GUIDES, regression_model, wave_model
-from pyro_dropout.mathematics.errors import PyroDropoutError
+import typer
+from typer.core import TyperGroup
 
+from pyro_dropout.faces import cli_compare, cli_data, cli_options, cli_predict, cli_runs
+from pyro_dropout.faces.terminal import PROGRAM, complain
 
-def parser() -> argparse.ArgumentParser:
-    """Return the commands and what they take."""
-    top = argparse.ArgumentParser(prog="pyro-dropout", description="Posterior approximations of neural networks.")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    one = commands.add_parser(
+HELP = (
+    "Posterior approximations of neural networks: compare them, fit one, predict with it."
+    "\n\nBad input is one line on stderr and exit code 2; 1 means that nothing could be computed, 130 an interruption."
+    + cli_options.examples(
         "compare",
-        help="fit several guides to one data set, and write one page that compares them",
-        description="Fit several guides to one data set, print the scores, and write one page with table and figures.",
+        "fit houses.csv --target price --out run",
+        "predict run new.csv --out predictions.csv",
+        "resume run",
     )
-    one.add_argument("data", nargs="?", default="co2", metavar="DATA", help="'co2', or a CSV file with a header")
-    one.add_argument("--target", metavar="COLUMN", help="of the file, to predict; the last one by default")
-    one.add_argument("--guides", nargs="+", choices=GUIDES, default=list(DEFAULT), metavar="GUIDE", help=_guides())
-    one.add_argument("--seeds", type=_count, default=3, help="trainings of each guide (3)")
-    one.add_argument("--steps", type=_count, default=1500, help="of each training (1500)")
-    one.add_argument("--lr", type=_positive, default=0.01, help="learning rate (0.01)")
-    one.add_argument("--samples", type=_count, default=300, help="weight draws for each answer (300)")
-    one.add_argument("--batch-size", type=_count, help="points in a mini-batch; all by default")
-    one.add_argument("--reference", choices=["nuts"], help="sample the true posterior too; slow, for small networks")
-    one.add_argument("--no-compile", action="store_true", help="run steps eagerly")
-    one.add_argument("--out", type=Path, default=Path("comparison.html"), metavar="PAGE", help="(comparison.html)")
-    one.add_argument("--quiet", action="store_true", help="show no progress")
-    return top
+)
+
+
+class Commands(TyperGroup):
+    """The commands together, whose mistakes are one line without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            complain(f"interrupted{stop.args[0] if stop.args else '; nothing was written.'}")
+            raise typer.Exit(130) from None
+        except OSError as mistake:
+            if mistake.errno == errno.EPIPE:
+                raise
+            complain(f"{mistake.filename}: {mistake.strerror}" if mistake.filename else str(mistake))
+            raise typer.Exit(2) from None
+        except (typer.Exit, typer.Abort):  # these are RuntimeErrors
+            raise
+        except (ValueError, MemoryError, RuntimeError) as mistake:
+            code = _code_of(mistake)
+            if code is None:
+                raise
+            complain(str(mistake) or "memory ran out; take fewer --samples, or mini-batches (--batch-size).")
+            raise typer.Exit(code) from None
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        """Run with these arguments, and leave with the exit code; return it when not on its own."""
+        given = list(sys.argv[1:] if args is None else args) or ["--help"]
+        more["standalone_mode"] = False
+        try:
+            code = super().main(given, *rest, **more)
+        except Exception as mistake:
+            # A mistake in the arguments; its class has lain in different places.
+            if not hasattr(mistake, "format_message"):
+                raise
+            complain(mistake.format_message())
+            code = 2
+        if standalone_mode:
+            sys.exit(code or 0)
+        return code or 0
+
+
+def _code_of(mistake: Exception) -> int | None:
+    """Return the exit code of what a command could not do; None for a fault of the program, which is shown whole."""
+    from torch import OutOfMemoryError
+
+    from pyro_dropout.inference.history import DivergedError
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+
+    if isinstance(mistake, MemoryError | OutOfMemoryError | DivergedError):
+        return 1
+    return 2 if isinstance(mistake, PyroDropoutError) else None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name=PROGRAM,
+    help=HELP,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+app.command("compare", help=cli_compare.HELP)(cli_compare.compare)
+app.command("fit", help=cli_runs.FIT_HELP)(cli_runs.fit)
+app.command("predict", help=cli_predict.HELP)(cli_predict.predict)
+app.command("resume", help=cli_runs.RESUME_HELP)(cli_runs.resume)
+app.command(
+    "reproduce",
+    help=cli_data.REPRODUCE_HELP,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)(cli_data.reproduce)
+app.command("datasets", help=cli_data.DATASETS_HELP)(cli_data.datasets)
+app.command("info", help=cli_data.INFO_HELP)(cli_data.info)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; mistakes in what was asked are one line, without a traceback."""
-    args = parser().parse_args(argv)
-    try:
-        return _compare(args)
-    except (PyroDropoutError, OSError) as mistake:
-        print(f"pyro-dropout: {mistake}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("pyro-dropout: interrupted; nothing was written.", file=sys.stderr)
-        return 130
+    """Run a command and return its exit code.
 
-
-def _compare(args: argparse.Namespace) -> int:
-    if not args.out.parent.is_dir():  # found out now, not when everything is trained
-        raise PyroDropoutError(f"the folder of --out does not exist: {str(args.out.parent)!r}.")
-    if args.out.is_dir():
-        raise PyroDropoutError(f"--out must be a file; {str(args.out)!r} is a folder.")
-    data = co2() if args.data == "co2" else read_table(args.data, target=args.target)
-    model = wave_model(data.train) if args.data == "co2" else regression_model(data.train)
-    with warnings.catch_warnings():
-        warnings.simplefilter("default")
-        found = compare(
-            model,
-            {name: GUIDES[name] for name in args.guides},
-            data.train,
-            data.test,
-            reference=args.reference,
-            seeds=args.seeds,
-            steps=args.steps,
-            lr=args.lr,
-            batch_size=args.batch_size,
-            samples=args.samples,
-            compile=False if args.no_compile else "auto",
-            progress=not args.quiet,
-            labels=_labels(data),
-        )
-    found.to_html(args.out)
-    print(found)
-    print(f"\n{found.seconds:.0f} s in all. The page: {os.path.relpath(args.out)}")
-    return 0 if any(row.scores for row in found.rows) else 1
-
-
-def _labels(data: Dataset) -> dict[str, str]:
-    return {
-        "title": f"{data.name}: posterior approximations compared",
-        "x": data.x_name,
-        "y": data.y_name,
-        "note": data.note,
-    }
-
-
-def _guides() -> str:
-    return f"of {', '.join(GUIDES)}; by default {' '.join(DEFAULT)}"
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a positive number; got {text!r}")
-    return value
+    Example:
+        >>> from pyro_dropout.faces.cli import main
+        >>> main(["info", "--json"])  # doctest: +ELLIPSIS
+        {"pyro_dropout": ...
+        0
+    """
+    code: int = app(args=None if argv is None else list(argv), prog_name=PROGRAM, standalone_mode=False)
+    return code

@@ -1,14 +1,13 @@
-"""Data to compare on: what the package ships, and tables of one's own."""
+"""Data to compare on, and the two series that the package ships."""
 
-import csv
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.faces.encoding import Encoding
 
 _GAP = (1968.0, 1971.0)  # years that are held back in the middle
 _END = 1981.25  # the paper's last month; a few years after it are held back too
@@ -21,11 +20,18 @@ class Dataset:
 
     Attributes:
         name: what it is called.
-        train: (x, y), inputs (N, Q) and targets (N, D).
+        train: (x, y), inputs (N, Q) and targets (N, D), or class indices (N,).
         test: the same, held back.
         x_name: the inputs in words, with their unit.
         y_name: the targets in words, with their unit.
         note: where it comes from, and what is held back.
+        encoding: what the columns of its table mean, where it comes from one.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.faces.datasets import Dataset
+        >>> Dataset("line", (torch.zeros(2, 1), torch.ones(2, 1)), (torch.ones(1, 1), torch.ones(1, 1))).classes
+        ()
     """
 
     name: str
@@ -34,6 +40,12 @@ class Dataset:
     x_name: str = "x"
     y_name: str = "y"
     note: str = ""
+    encoding: Encoding | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; () for regression."""
+        return () if self.encoding is None else self.encoding.classes
 
 
 def co2() -> Dataset:
@@ -48,10 +60,7 @@ def co2() -> Dataset:
         >>> [tuple(part.shape) for part in (*data.train, *data.test)]
         [(236, 1), (236, 1), (69, 1), (69, 1)]
     """
-    text = resources.files("pyro_dropout.faces").joinpath("data/co2.csv").read_text("utf-8")
-    rows = [line.split(",") for line in text.splitlines() if line[:1].isdigit()]
-    table = torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
-    year, ppm = table.T
+    year, ppm = _bundled("co2.csv").T
     between = (year > _GAP[0]) & (year < _GAP[1])
     train = (year < _END) & ~between
     test = between | ((year >= _END) & (year < _AFTER))
@@ -69,55 +78,35 @@ def co2() -> Dataset:
     )
 
 
-def read_table(path: str | Path, *, target: str | None = None, held_back: float = 0.2, seed: int = 0) -> Dataset:
-    """Return the numbers of a CSV file with a header as a regression data set.
+def sunspots() -> Dataset:
+    """Return the yearly sunspot numbers from 1700 to 2008, with five gaps of 15 years held back.
 
-    Args:
-        path: the file.
-        target: the name of the column to predict; the last one by default.
-        held_back: the share of rows, chosen at random, that is kept for testing.
-        seed: of that choice.
+    Example:
+        >>> from pyro_dropout.faces.datasets import sunspots
+        >>> data = sunspots()
+        >>> len(data.train[0]), len(data.test[0])
+        (234, 75)
     """
-    path = Path(path)
-    if not path.is_file():
-        raise PyroDropoutError(f"there is no file {str(path)!r}.")
-    if not 0 < held_back < 1:
-        raise RangeError(f"held_back must lie strictly between 0 and 1; got {held_back!r}.")
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = [row for row in csv.reader(line for line in file if not line.startswith("#")) if row]
-    header, rows = (lines[0], lines[1:]) if lines else ([], [])
-    if len(header) < 2:
-        raise ShapeError(
-            f"{path.name} must have a header and at least two columns, separated by commas; it begins with"
-            f" {','.join(header)!r}."
-        )
-    target = header[-1] if target is None else target
-    if target not in header:
-        raise PyroDropoutError(f"{path.name} has no column {target!r}; its columns are {', '.join(header)}.")
-    values = _numbers(path, header, rows)
-    if len(values) < 10:
-        raise ShapeError(f"{path.name} has {len(values)} rows; at least 10 are needed to hold some back.")
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
-    test, train = order.split([cut := max(1, round(held_back * len(values))), len(values) - cut])
-    column = header.index(target)
-    y = values[:, [column]]
-    x = values[:, [i for i in range(len(header)) if i != column]]
-    names = ", ".join(name for name in header if name != target)
-    note = f"{path.name}: {len(train)} rows to train on and {len(test)}, chosen at random, to test with."
-    return Dataset(path.stem, (x[train], y[train]), (x[test], y[test]), names, target, note)
+    year, spots = _bundled("sunspots.csv").T
+    # One gap in each fifth of the series, a quarter into it and a quarter long, as in the paper's second experiment.
+    fifth = len(year) // 5
+    at = torch.arange(len(year)) % fifth
+    gap = (at >= fifth // 4) & (at < 2 * (fifth // 4)) & (torch.arange(len(year)) < 5 * fifth)
+    x, y = year.unsqueeze(-1).float(), spots.unsqueeze(-1).float()
+    return Dataset(
+        "Sunspots",
+        (x[~gap], y[~gap]),
+        (x[gap], y[gap]),
+        "year",
+        "sunspot number",
+        "Yearly means of the international sunspot number, 1700 to 2008 (NOAA). Held back: five gaps of 15 years.",
+    )
 
 
-def _numbers(path: Path, header: list[str], rows: list[list[str]]) -> Tensor:
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(header)} columns.")
-        for name, value in zip(header, row, strict=True):
-            try:
-                float(value)
-            except ValueError:
-                raise RangeError(f"{path.name}, row {number}, column {name!r}: {value!r} is not a number.") from None
-    table = torch.tensor([[float(value) for value in row] for row in rows])
-    if not bool(torch.isfinite(table).all()):
-        first = int((~torch.isfinite(table)).any(1).nonzero()[0]) + 2
-        raise RangeError(f"{path.name}, row {first}: a value is missing or infinite.")
-    return table
+def _bundled(name: str) -> Tensor:
+    text = resources.files("pyro_dropout.faces").joinpath("data", name).read_text("utf-8")
+    rows = [line.split(",") for line in text.splitlines() if line[:1].isdigit()]
+    return torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+
+
+BUNDLED: dict[str, Callable[[], Dataset]] = {"co2": co2, "sunspots": sunspots}

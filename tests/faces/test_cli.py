@@ -1,111 +1,246 @@
-"""The command line: what it writes, and what it says of mistakes."""
+"""The command line: what it writes, what it says to people and to machines, and what it says of mistakes."""
 
+import hashlib
+import io
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import pyro_dropout as pd
-from pyro_dropout.faces.cli import main
-from pyro_dropout.faces.datasets import read_table
-from pyro_dropout.faces.standard_models import DEFAULT, GUIDES, kept, regression_model, wave_model
+from pyro_dropout.faces import cli_data, cli_predict, download, runs_on_disk
+from pyro_dropout.faces.cli import app, main
+from pyro_dropout.faces.collection import UCI_NAMES, VARIABLE
+from pyro_dropout.faces.download import Item
+from pyro_dropout.inference.resumption import Keeper
+from tests.faces.command import FEW, contents, houses, run, table_of, trees, written
 
-FEW = ["--seeds", "1", "--steps", "5", "--samples", "10", "--no-compile", "--quiet"]
-
-
-def table(folder: Path, text: str) -> str:
-    path = folder / "table.csv"
-    path.write_text(text, "utf-8")
-    return str(path)
+ROOT = Path(__file__).parents[2]
 
 
-def numbers(rows: int) -> str:
-    values = torch.randn(rows, 3)
-    return "a,b,c\n" + "\n".join(",".join(f"{v:.4f}" for v in row) for row in values)
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on houses, a run on trees, and both tables; not to be written to."""
+    folder = tmp_path_factory.mktemp("fitted")
+    for name, text in (("houses", houses()), ("trees", trees())):
+        done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, *FEW)
+        assert done.exit_code == 0, done.stderr
+    return folder
 
 
-def test_a_table_of_ones_own_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = tmp_path / "page.html"
-    data = table(tmp_path, numbers(40))
-    assert main(["compare", data, "--target", "b", "--guides", "dropout", "mean-field", "--out", str(page), *FEW]) == 0
-    said = capsys.readouterr().out
-    assert "not scored" not in said
-    (errors,) = [line.split()[1:] for line in said.splitlines() if line.startswith("RMSE")]
-    assert all(0 < float(error) < 10 for error in errors)
-    assert len(errors) == 2
-    assert "The page: " in said
-    assert "table.csv: 32 rows to train on and 8" in page.read_text("utf-8")
+# --- fit, resume, predict ---------------------------------------------------------------------------------------------
 
 
-def test_the_series_that_comes_along() -> None:
-    data = pd.co2()
-    x, y = data.train
-    assert abs(y.mean()) < 1e-3  # the trend is taken out
-    assert not ((x > 1968) & (x < 1971)).any()
-    assert ((data.test[0] > 1968) & (data.test[0] < 1984)).all()
-    # its rhythm is a year: the months of one year look like those of the next
-    january = [float(y[(x.squeeze() > k) & (x.squeeze() < k + 0.08)].mean()) for k in range(1959, 1967)]
-    june = [float(y[(x.squeeze() > k + 0.42) & (x.squeeze() < k + 0.5)].mean()) for k in range(1959, 1967)]
-    assert all(a < b for a, b in zip(january, june, strict=True))
+def test_numbers_are_predicted(fitted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predictions.csv"
+    new = written(tmp_path, "town,area\nb,35\na,61.5\n")  # in another order, and without the target
+    done = run("predict", fitted / "houses", new, "--out", out, "--samples", 40, "--level", 0.8, "--quiet")
+    assert done.exit_code == 0, done.stderr
+    rows = table_of(out)
+    assert [row["row"] for row in rows] == ["2", "3"]
+    found = runs_on_disk.Run.read(fitted / "houses")
+    x = torch.tensor([[35.0, 0.0, 1.0], [61.5, 1.0, 0.0]])
+    answer = pd.predict(*found.trained(fitted / "houses"), x, samples=40, shared=True, seed=0)
+    low, high = answer.interval(0.8)
+    wanted = {
+        "mean": answer.mean,
+        "std": answer.std,
+        "lower": low,
+        "upper": high,
+        "epistemic_std": answer.epistemic.sqrt(),
+    }
+    for name, values in wanted.items():
+        assert [float(row[name]) for row in rows] == pytest.approx(values.flatten().tolist(), rel=1e-5)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-@pytest.mark.parametrize("name", GUIDES)
-def test_every_guide_fits_both_models(name: str) -> None:
-    data = pd.co2()
-    for model in (wave_model(data.train, width=5), regression_model(data.train, width=5)):
-        guide = GUIDES[name](model)
-        pd.fit(model, guide, *data.train, steps=2, compile=False, progress=False)
-        assert torch.isfinite(pd.predict(model, guide, data.test[0], samples=3, shared=True).mean).all()
-        assert kept(model)(next(iter(model.sites))) == 1.0  # the only input is never dropped
+def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predictions.csv"
+    done = run("predict", fitted / "trees", fitted / "trees.csv", "--out", out, "--samples", 20, "--quiet", "--json")
+    assert json.loads(done.stdout) == {
+        "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
+        "classes": ["ash", "elm", "oak"],
+    }  # fmt: skip
+    for row in table_of(out):
+        probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
+        assert row["class"] == max(probs, key=probs.__getitem__)
+        entropy = sum(torch.special.entr(torch.tensor(p)).item() for p in probs.values())
+        assert float(row["entropy"]) == pytest.approx(entropy, abs=1e-5)
+        assert 0 <= float(row["mutual_information"]) <= entropy
 
 
-def test_the_default_guides_exist() -> None:
-    assert set(DEFAULT) <= set(GUIDES)
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        (None, [], "there is no file"),
-        ("", [], "at least two columns"),
-        ("a;b\n1;2\n", [], "separated by commas; it begins with 'a;b'"),
-        ("a,b\n1,x\n", [], "row 2, column 'b': 'x' is not a number"),
-        ("a,b\n1\n", [], "row 2: 1 values for 2 columns"),
-        ("a,b\n1,2\n", [], "1 rows; at least 10"),
-        ("a,b\n" + "1,nan\n" * 12, [], "row 2: a value is missing"),
-        ("a,b\n" + "1,2\n" * 12, ["--target", "z"], "no column 'z'; its columns are a, b"),
-    ],
-)
-def test_mistakes_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, options: list[str], message: str
+def test_pieces_of_a_long_table_come_from_the_same_draws(
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = str(tmp_path / "none.csv") if text is None else table(tmp_path, text)
-    assert main(["compare", data, "--out", str(tmp_path / "page.html"), *options, *FEW]) == 2
-    (said,) = capsys.readouterr().err.strip().splitlines()
-    assert said.startswith("pyro-dropout: ")
-    assert message in said
-    assert not (tmp_path / "page.html").exists()
+    outs = [tmp_path / "whole.csv", tmp_path / "pieces.csv"]
+    for out, size in zip(outs, (2**22, 70), strict=True):  # 70 outputs at once: seven rows of ten draws
+        monkeypatch.setattr(cli_predict, "_PIECE", size)
+        done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", out, "--samples", 10, "--quiet")
+        assert done.exit_code == 0, done.stderr
+    whole, pieces = (table_of(out) for out in outs)
+    assert [row["row"] for row in whole] == [row["row"] for row in pieces]
+    for one, other in zip(whole, pieces, strict=True):
+        assert float(one["mean"]) == pytest.approx(float(other["mean"]), rel=1e-4)
 
 
-@pytest.mark.parametrize("wrong", [["--steps", "0"], ["--lr", "-1"], ["--guides", "laplace"], ["--seeds", "many"]])
-def test_options_are_checked_before_anything_runs(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["compare", *wrong])
-    assert stop.value.code == 2
-    assert wrong[0] in capsys.readouterr().err
+def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = written(tmp_path, houses())
+    options = ["--width", 5, "--steps", 45, "--batch-size", 7, "--held-back", 0.2, "--no-compile", "--quiet", "--json"]
+    whole = run("fit", data, "--out", tmp_path / "whole", *options)
+    assert whole.exit_code == 0, whole.stderr
+    assert set(json.loads(whole.stdout)["scores"]) == {"log_lik", "rmse"}
+    write = Keeper.write
+
+    def interrupted(self: Keeper, step: int, losses: torch.Tensor) -> None:
+        write(self, step, losses)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keeper, "write", interrupted)
+    done = run("fit", data, "--out", tmp_path / "part", "--checkpoint-every", 20, *options)
+    assert done.exit_code == 130
+    assert done.stderr.strip() == f"pyro-dropout: interrupted; to go on: pyro-dropout resume {tmp_path / 'part'}"
+    monkeypatch.setattr(Keeper, "write", write)
+    assert 0 < int(next((tmp_path / "part" / "checkpoints").iterdir()).stem.removeprefix("step-")) < 45
+    assert "not finished" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
+    done = run("resume", tmp_path / "part", "--quiet", "--json")
+    assert done.exit_code == 0, done.stderr
+    alike = ("steps", "last_loss", "scores")
+    assert {key: json.loads(done.stdout)[key] for key in alike} == {key: json.loads(whole.stdout)[key] for key in alike}
+    means = [runs_on_disk.Run.read(tmp_path / name).trained(tmp_path / name)[1].mean() for name in ("whole", "part")]
+    assert all(torch.equal(means[0][site], means[1][site]) for site in means[0])
+
+    longer = run("resume", tmp_path / "part", "--steps", 50, "--quiet", "--json")
+    assert json.loads(longer.stdout)["steps"] == 50
+    assert runs_on_disk.Run.read(tmp_path / "part").training.steps == 50
+    data.write_text(houses(31), "utf-8")
+    done = run("resume", tmp_path / "part", "--quiet")
+    assert done.exit_code == 2
+    assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run began")
 
 
-def test_a_folder_that_does_not_exist_is_found_out_first(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compare", "--out", "nowhere/page.html"]) == 2
-    assert "--out does not exist" in capsys.readouterr().err
-    assert main(["compare", "--out", "."]) == 2
-    assert "is a folder" in capsys.readouterr().err
+def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    before = contents(tmp_path)
+    done = run("fit", data, "--out", tmp_path / "a" / "run", "--lr", 1e30, *FEW)
+    assert done.exit_code == 1
+    (said,) = done.stderr.strip().splitlines()
+    assert said.startswith("pyro-dropout: the loss is")
+    assert contents(tmp_path) == before
 
 
-def test_the_split_is_the_same_every_time(tmp_path: Path) -> None:
-    data = table(tmp_path, numbers(20))
-    one, two = (read_table(data) for _ in range(2))
-    assert torch.equal(one.test[0], two.test[0])
-    assert not torch.equal(one.test[0], read_table(data, seed=1).test[0])
-    with pytest.raises(pd.RangeError, match="held_back"):
-        read_table(data, held_back=1.0)
+# --- the rest of the face ---------------------------------------------------------------------------------------------
+
+
+def test_help_has_examples_and_needs_no_torch() -> None:
+    for command in ("compare", "fit", "predict", "resume", "reproduce", "datasets", "info"):
+        done = run(command, "--help")
+        assert done.exit_code == 0
+        assert f"pyro-dropout {command}" in done.stdout.split("Examples:")[1]
+    assert run().stdout == run("--help").stdout
+    # The package without what its __init__ imports: what is left is what the help itself needs.
+    script = (
+        "import sys, types; package = types.ModuleType('pyro_dropout'); package.__path__ = [sys.argv[1]];"
+        "sys.modules['pyro_dropout'] = package; from pyro_dropout.faces.cli import main;"
+        "code = main(['fit', '--help']); sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(ROOT / "pyro_dropout")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--checkpoint-every" in done.stdout
+
+
+def test_a_shell_can_ask_for_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_PYRO_DROPOUT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "pyro-dropout fit data.csv --guide mean")
+    monkeypatch.setenv("COMP_CWORD", "4")
+    done = CliRunner().invoke(app, [], prog_name="pyro-dropout", complete_var="_PYRO_DROPOUT_COMPLETE")
+    assert done.stdout.split() == ["mean-field"]
+
+
+def test_what_is_installed_is_told() -> None:
+    facts = json.loads(run("info", "--json").stdout)
+    assert facts["pyro_dropout"] == pd.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert "comparison" in facts["floors"]["faces"]
+    assert f"torch         {torch.__version__}" in run("info").stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (2, "pyro-dropout: there is no file 'no.csv'.\n")
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault() -> str:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(cli_data, "report", fault)
+    with pytest.raises(RuntimeError, match="a fault"):
+        main(["info"])
+
+
+def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def hungry() -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(cli_data, "report", hungry)
+    assert main(["info"]) == 1
+    assert capsys.readouterr().err.startswith("pyro-dropout: memory ran out; take fewer --samples")
+
+
+# --- the experiments and their data -----------------------------------------------------------------------------------
+
+
+def test_the_experiments_are_listed() -> None:
+    done = run("reproduce")
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert set(lines) == {path.stem for path in (ROOT / "models").glob("*.py")}
+    assert lines["bnn"].startswith("A Bayesian neural network written out by hand")
+
+
+def test_an_experiment_gets_its_options(tmp_path: Path) -> None:
+    picture = tmp_path / "bnn.png"
+    assert run("reproduce", "bnn", "--quick", "--seed", "1", "--out", picture).exit_code == 0
+    assert picture.stat().st_size > 1000
+    done = run("reproduce", "bnn", "--help")
+    assert done.exit_code == 0
+    assert "--task" in done.stdout  # the script's own options
+
+
+def test_the_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    rows = {line.split()[0]: line for line in run("datasets").stdout.splitlines()[1:]}
+    assert list(rows) == ["co2", "solar", *UCI_NAMES, "mnist"]
+    assert rows["co2"].split(maxsplit=1)[1].split() == ["272", "+", "156", "points", "bundled"]
+    assert rows["wine"].endswith("400 rows, 5 inputs, 20 splits  made")
+    assert "2000 + 500 images" in rows["mnist"]
+    monkeypatch.setenv(VARIABLE, str(tmp_path))  # an empty folder: each line says what is not there
+    found = json.loads(run("datasets", "--json").stdout)["datasets"]
+    assert len(found) == 12
+    assert all("there is no file" in row["found"] for row in found)
+
+
+def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def opened(url: str) -> io.BytesIO:
+        asked.append(url)
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr(download, "_open", opened)
+    done = run("datasets", "--download", tmp_path / "data", "--only", "yacht", "--quiet")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be fetched: no network here.")
+    assert len(asked) == 1
+    made = Item("uci/yacht/data.txt", "https://example.org/data.txt", hashlib.sha256(b"1 2\n").hexdigest())
+    monkeypatch.setattr(download, "manifest", lambda names: [made])
+    monkeypatch.setattr(download, "_open", lambda url: io.BytesIO(b"1 2\n"))
+    said = run("datasets", "--download", tmp_path / "data", "--quiet").stdout
+    assert f"1 files fetched, the others were there. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
+    assert "co2 and solar are not fetched" in said
+    assert (tmp_path / "data" / made.file).read_bytes() == b"1 2\n"

@@ -1,0 +1,243 @@
+"""Tables as they lie in files: CSV and Parquet, read into named columns whose cells know their row.
+
+Nothing is guessed here. Whatever is wrong with a file is said with its name, its row (the line of a CSV file, header
+included) and its column.
+"""
+
+import csv
+import importlib
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+
+Cell = str | float | None
+
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
+_PARQUET = b"PAR1"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length, by name.
+
+    Attributes:
+        file: the name of the file, for messages.
+        columns: {name: cells}; a cell is text, a number, or None where it is missing.
+        rows: where each row stands in the file.
+
+    Example:
+        >>> table = Table("t.csv", {"a": ["1", None]}, [2, 3])
+        >>> len(table), table.where(1, "a")
+        (2, "t.csv, row 3, column 'a'")
+    """
+
+    file: str
+    columns: dict[str, list[Cell]]
+    rows: list[int]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def where(self, row: int, column: str) -> str:
+        """Say where a cell stands."""
+        return f"{self.file}, row {self.rows[row]}, column {column!r}"
+
+    def column(self, name: str) -> list[Cell]:
+        """Return a column, or say which there are."""
+        if name not in self.columns:
+            raise PyroDropoutError(f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.")
+        return self.columns[name]
+
+    def only(self, kept: list[int]) -> "Table":
+        """Return the table with these rows, counted from 0."""
+        columns = {name: [cells[row] for row in kept] for name, cells in self.columns.items()}
+        return Table(self.file, columns, [self.rows[row] for row in kept])
+
+
+def as_number(cell: Cell) -> float | None:
+    """Return a cell as a number; None where it is text.
+
+    Example:
+        >>> as_number("1e3"), as_number(2.0), as_number("red"), as_number("1_000")
+        (1000.0, 2.0, None, None)
+    """
+    if cell is None or isinstance(cell, float):
+        return cell
+    try:
+        return None if "_" in cell else float(cell)  # Python's own spelling of thousands is no number elsewhere
+    except ValueError:
+        return None
+
+
+def as_label(cell: Cell) -> str:
+    """Return a cell as the name of a category, whole numbers without a point.
+
+    Example:
+        >>> as_label("red"), as_label(3.0), as_label(2.5)
+        ('red', '3', '2.5')
+    """
+    if isinstance(cell, float):
+        return str(int(cell)) if math.isfinite(cell) and cell == int(cell) else repr(cell)
+    return str(cell)
+
+
+def read_file(path: str | Path) -> Table:
+    r"""Return the table in a CSV file with a header, or in a Parquet file.
+
+    Lines of a CSV file that begin with # are left out. What counts as missing: an empty cell, NA, N/A, NaN, null, None
+    and ?, in small letters or capitals.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "heights.csv")
+        ...     _ = path.write_text("age,height\n3,94.5\n4,\n")
+        ...     read_file(path).columns
+        {'age': ['3', '4'], 'height': ['94.5', None]}
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise PyroDropoutError(f"{str(path)!r} is a folder; give a CSV or Parquet file.")
+    if not path.is_file():
+        raise PyroDropoutError(f"there is no file {str(path)!r}.")
+    content = path.read_bytes()
+    if not content:
+        raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
+    if content.startswith(_PARQUET) or path.suffix.lower() in (".parquet", ".pq"):
+        return _checked(_parquet(path))
+    return _checked(_csv(path, content))
+
+
+def _checked(table: Table) -> Table:
+    if len(table.columns) < 2:
+        raise ShapeError(
+            f"{table.file} must have at least two columns, one to predict and one to predict from; its header is"
+            f" {', '.join(map(repr, table.columns)) or 'empty'}. The columns of a CSV file are separated by commas."
+        )
+    if not len(table):
+        raise ShapeError(f"{table.file} has a header and no rows.")
+    return table
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """The lines of a text without comments, and the number of the last one that was asked for."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self.number, self.between = text, 0, True
+
+    def __iter__(self) -> Iterator[str]:
+        for line in io.StringIO(self._text, newline=""):
+            self.number += 1
+            # Within a record, a line that begins with # belongs to a quoted text.
+            if not (self.between and line.startswith("#")):
+                self.between = False
+                yield line
+
+
+def _csv(path: Path, content: bytes) -> Table:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as cause:
+        raise PyroDropoutError(
+            f"{path.name} is neither Parquet nor text in UTF-8: byte {cause.start + 1} is no character. Save it as a"
+            " CSV file in UTF-8."
+        ) from None
+    if "\0" in text:
+        raise PyroDropoutError(f"{path.name} is no table: it holds binary data. Give a CSV or a Parquet file.")
+    header: list[str] | None = None
+    cells: list[list[Cell]] = []
+    rows: list[int] = []
+    for number, row in _records(path, text):
+        if header is None:
+            header = _header(path, row)
+        elif len(row) != len(header):
+            raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(header)} columns.")
+        else:
+            cells.append([_cell(value) for value in row])
+            rows.append(number)
+    if header is None:
+        raise ShapeError(f"{path.name} has no header; its lines are empty or comments.")
+    return Table(path.name, {name: [row[k] for row in cells] for k, name in enumerate(header)}, rows)
+
+
+def _records(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    lines = _Lines(text)
+    reader = csv.reader(lines, strict=True)
+    while True:
+        lines.between = True
+        try:
+            row = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as cause:
+            raise ShapeError(f"{path.name}, row {lines.number}: {cause}.") from None
+        if row:
+            yield lines.number, row
+
+
+def _header(path: Path, row: list[str]) -> list[str]:
+    names = [name.strip() for name in row]
+    if all(as_number(name) is not None for name in names):
+        raise ShapeError(
+            f"{path.name} has no header: its first line is {','.join(row)[:60]!r}. Write the columns' names there."
+        )
+    return _named(path, names)
+
+
+def _named(path: Path, names: list[str]) -> list[str]:
+    for place, name in enumerate(names, 1):
+        if not name:
+            raise ShapeError(f"{path.name}: column {place} of {len(names)} has no name in the header.")
+        if name in names[: place - 1]:
+            raise ShapeError(f"{path.name} has two columns called {name!r}; each needs a name of its own.")
+    return names
+
+
+def _cell(text: str) -> Cell:
+    text = text.strip()
+    return None if text.lower() in MISSING else text
+
+
+# --- Parquet ----------------------------------------------------------------------------------------------------------
+
+
+def _parquet(path: Path) -> Table:
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ModuleNotFoundError:
+        raise PyroDropoutError(
+            f"{path.name}: reading Parquet needs the package pyarrow; pip install pyarrow."
+        ) from None
+    try:
+        found = parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as cause:
+        raise PyroDropoutError(f"{path.name} is no whole Parquet file: {str(cause).splitlines()[0]}") from None
+    names = _named(path, [str(name) for name in found.column_names])
+    columns = {name: _arrow_cells(path, pyarrow, name, found.column(k)) for k, name in enumerate(names)}
+    return Table(path.name, columns, list(range(1, found.num_rows + 1)))
+
+
+def _arrow_cells(path: Path, pyarrow: Any, name: str, column: Any) -> list[Cell]:
+    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+    is_a = pyarrow.types
+    cells: list[Any] = column.to_pylist()
+    if is_a.is_boolean(kind):
+        return [None if cell is None else str(cell).lower() for cell in cells]
+    if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind):
+        return [None if cell is None or math.isnan(cell) else float(cell) for cell in cells]
+    if is_a.is_string(kind) or is_a.is_large_string(kind):
+        return [None if cell is None else _cell(cell) for cell in cells]
+    if is_a.is_null(kind):
+        return cells
+    raise RangeError(
+        f"{path.name}, column {name!r}: its type is {column.type}; numbers, text and booleans can be read."
+    )
