@@ -20,6 +20,7 @@ from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.functional import Buffers, Parameters, make_step, quietly
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import loop
+from pyro_dropout.inference.replicas import check_alike, check_pure
 from pyro_dropout.inference.runs import Batches, Run
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.training import check_length
@@ -79,7 +80,7 @@ class Fleet:
         self.settings = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
         built = [build(**setting) for setting in tqdm(self.settings, disable=not progress, unit="replica")]
         self._replicas: list[tuple[Any, Any]] = [_pair(each) for each in built]
-        _check_alike(self._replicas, self.settings)
+        check_alike(self._replicas, self.settings)
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -284,7 +285,7 @@ class Fleet:
 
         with quietly(model, guide):
             graph = traced(flat, leaves)
-        _check_pure(graph)
+        check_pure(graph)
         dims = (*_zeros(first), *_zeros(update.start(first)), None, 0, *_zeros(fixed[0]), None, None, 0)
         mapped = vmap(graph, in_dims=dims, randomness="different")
         return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
@@ -347,45 +348,6 @@ def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:
 def _tensors(pair: tuple[Any, Any]) -> list[Tensor]:
     """Return the parameters and the buffers of one replica."""
     return [tensor for part in pair for tensor in (*part.parameters(), *part.buffers())]
-
-
-def _check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
-    """Raise an error unless all replicas have the structure of the first one."""
-
-    def structure(pair: tuple[Any, Any]) -> Any:
-        tensors = [(n, tuple(t.shape), t.dtype) for part in pair for n, t in part.state_dict().items()]
-        guide = pair[1]
-        kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
-        return type(guide).__name__, tensors, kinds
-
-    first = structure(replicas[0])
-    for pair, setting in zip(replicas, settings, strict=True):
-        if structure(pair) != first:
-            raise PyroDropoutError(
-                f"the replica with {setting} has another structure than the one with {settings[0]}: other shapes, or a"
-                " guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
-            )
-
-
-def _check_pure(graph: torch.fx.GraphModule) -> None:
-    """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
-    for node in graph.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable and _is_input(node.args[0]):
-            raise PyroDropoutError(
-                "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
-                " use another normalisation, eval(), or one training for each."
-            )
-
-
-def _is_input(node: Any) -> bool:
-    """Whether a node is an input of its graph, or shares memory with one: a view, or what an operation changed."""
-    while isinstance(node, torch.fx.Node) and node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not any(each.alias_info is not None for each in schema.returns):
-            return False
-        node = node.args[0]
-    return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
 
 
 def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:

@@ -33,6 +33,8 @@ class Batches:
 
     def __init__(self, size: int, rows: Tensor) -> None:
         self.size, self.rows = size, rows
+        # A generator of their own: the order is the same however many steps are taken at a time, and in all.
+        self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
         self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
 
     @property
@@ -44,7 +46,8 @@ class Batches:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
         while len(self.waiting) < count:
             whole = self.rows.shape[-1] // self.size * self.size
-            order = torch.rand(self.rows.shape, device=self.rows.device).argsort(-1)[..., :whole]
+            draws = torch.rand(self.rows.shape, device=self.rows.device, generator=self.generator)
+            order = draws.argsort(-1)[..., :whole]
             epoch = self.rows.gather(-1, order).unflatten(-1, (-1, self.size))
             self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
@@ -174,7 +177,7 @@ class Run:
         found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
         found["t"] = self.t
         if self._batches is not None:
-            found["waiting"] = self._batches.waiting
+            found["waiting"], found["order"] = self._batches.waiting, self._batches.generator.get_state()
         return found, {}
 
     def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
@@ -184,6 +187,7 @@ class Run:
         self.leaves, self.t = leaves, tensors["t"].to(device)
         if self._batches is not None:
             self._batches.waiting = tensors["waiting"].to(device)
+            self._batches.generator.set_state(tensors["order"])
 
 
 class BesideRun(Run):

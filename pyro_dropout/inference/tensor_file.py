@@ -73,6 +73,7 @@ def write_bytes(path: str | Path, content: bytes) -> None:
     handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
+            os.chmod(beside, _mode(path))  # a temporary file is its owner's alone
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -87,6 +88,15 @@ def write_bytes(path: str | Path, content: bytes) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def _mode(path: Path) -> int:
+    """Return the permissions of a file that is replaced, or those that a new one has here."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
 
 
 def read_facts(path: str | Path) -> dict[str, Any]:

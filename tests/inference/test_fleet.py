@@ -181,3 +181,13 @@ def test_bad_input() -> None:
         fleet.fit(x, y, lr=torch.tensor([0.1, 0.0]), steps=1)
     with pytest.raises(pd.RangeError, match="give either steps or epochs"):
         fleet.fit(x, y)
+
+
+@pytest.mark.parametrize("layers", [(nn.ReLU(), nn.Tanh()), (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))], ids=str)
+def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Module]) -> None:
+    def build(k: int) -> Any:
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), layers[k], nn.Linear(4, 1)))
+        return model, pd.AutoDropout(model)
+
+    with pytest.raises(pd.PyroDropoutError, match=r"another structure.*other layers"):
+        pd.Fleet(build, {"k": [0, 1]})

@@ -58,6 +58,14 @@ def test_a_compiled_training_goes_on_too(tmp_path: Path) -> None:
         assert train(tmp_path, True, 0) == whole
 
 
+def test_a_longer_training_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
+    short(tmp_path / "a", steps=7)
+    longer, history = short(tmp_path / "a", steps=50)
+    whole, once = short(tmp_path / "b", steps=50)
+    assert torch.equal(history.losses, once.losses)
+    assert torch.equal(longer, whole)
+
+
 def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     first = train(tmp_path, False, 0)
     with mock.patch.object(resumption.Run, "advance", side_effect=AssertionError):

@@ -222,6 +222,15 @@ def test_a_fault_on_the_way_leaves_the_old_file(tmp_path: Path, call: str) -> No
     assert [found.name for found in tmp_path.iterdir()] == ["x"]
 
 
+def test_a_file_has_the_permissions_of_any_other(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    made(tmp_path / "x")
+    assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
+    (tmp_path / "x").chmod(0o640)
+    made(tmp_path / "x")
+    assert (tmp_path / "x").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(PyroDropoutError, match="there is no file"):
         read_tensors(tmp_path / "nothing")

@@ -1,0 +1,200 @@
+"""CO₂ beyond the data: does a network know where it knows nothing? The paper's first experiment.
+
+    (1/2N) Σ‖y - f(x)‖² + λ Σ‖M‖²  =  -ELBO/(Nτ) + constant,    λ = l²p/(2Nτ) = 10⁻⁶                       (eq. 3)
+
+Networks learn 23 years of CO₂ at Mauna Loa, less its trend, and are asked about the years after. SGD on minus the ELBO,
+with its rate divided by Nτ, takes the steps of SGD on eq. 3: λ alone decides what dropout learns, and τ only how λ is
+read, as noise τ⁻¹ and a prior N(0, l⁻²), l² = 2Nτλ/p. Beside it: standard dropout (mean weights), a GP, other guides.
+"""
+
+from itertools import pairwise, product
+from types import SimpleNamespace
+
+import pyro
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.answers.few_draws import few_draws
+from pyro_dropout.faces.bands import PALETTE, band_panels, curve_panels
+from pyro_dropout.faces.collection import co2_paper
+from pyro_dropout.faces.experiment import VERDICTS, Experiment
+from pyro_dropout.faces.other_guides import other_guides
+
+LAMBDA, RATE = 1e-6, 0.01  # the paper's weight decay, and its rate before the schedule (1 + 10⁻⁴t)^(-1/4)
+TAU = 100.0  # noise of 0.1: a monthly mean is good to some 0.2 ppm, and y is in units of some 2 ppm
+NEAR, FAR, LIMIT = 2.5, 3.72, 10.0  # places beyond the data, which end at 1.73; the paper's dashed line is FAR
+SURE = 0.5  # ±2σ promise 95 %: who holds less than half of what happened was wrong, and sure of it
+GROWS, BOUNDED = 1.25, 1.25  # std at FAR over that at NEAR, and at LIMIT over FAR; a line through 0: 1.49 and 2.69
+AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, tell the same story
+ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
+DEPTHS, KINDS, DROPPED = (4, 5), ("ReLU", "TanH"), (0.1, 0.2)
+OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
+
+
+# --- the model and its posteriors -------------------------------------------------------------------------------------
+class Activation(nn.Module):
+    """ReLU or TanH as a number says, so that networks of both are one structure, and train as one fleet."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.register_buffer("tanh", torch.tensor(float(kind == "TanH")))
+
+    def forward(self, x):
+        """Return relu(x) or tanh(x)."""
+        return torch.where(self.tanh > 0.5, torch.tanh(x), torch.relu(x))
+
+
+def kept(site, dropped):
+    return 1.0 if site == "0.weight" else 1 - dropped  # the only input is never dropped: f would be a constant
+
+
+def model(depth, width, kind, dropped, num_data):
+    """Return the network, with the prior under which every weight and bias has the same λ in eq. 3."""
+    layers = [part for a, b in pairwise([1, *[width] * depth]) for part in (nn.Linear(a, b), Activation(kind))]
+    lengths = [pd.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
+    prior = pd.Prior(lambda site: lengths[site != "0.weight"], bias_length_scale=lengths[0], width_scaled=False)
+    return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pd.Gaussian(TAU))
+
+
+def guide(net, dropped):
+    return pd.AutoDropout(net, keep=lambda site: kept(site, dropped), init="paper")
+
+
+def train(x, y, args, device):
+    """Return all posteriors by name, dropout's by (depth, kind, dropped), each as (model, guide)."""
+    how = {"progress": not args.quiet, "compile": False if args.quick else "auto", "seed": args.seed, "device": device}
+
+    def build(depth, kind, dropped):
+        pyro.set_rng_seed(args.seed)  # all start from the same numbers
+        net = model(depth, args.width, kind, dropped, len(x))
+        return net, guide(net, dropped)
+
+    found, rate = {}, RATE / (TAU * len(x))
+    for depth in DEPTHS:
+        keys = list(product([depth], KINDS, DROPPED))
+        fleet = pd.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
+        fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
+        found |= dict(zip(keys, fleet, strict=True))
+    for name, make in OTHERS.items():
+        net, _ = build(4, "ReLU", 0.1)
+        found[name] = net, make(net)
+        try:
+            pd.fit(*found[name], x, y, steps=args.guide_steps, lr=1e-3, **how)
+        except pd.DivergedError as cause:  # it is judged by the last parameters that were numbers
+            print(f"{name}: {cause}")
+    gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
+    return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
+
+
+# --- what they answer -------------------------------------------------------------------------------------------------
+class Questions:
+    """The places that every posterior is asked about: ``data``, the months ``after`` it, a ``grid`` and ``points``."""
+
+    def __init__(self, data):
+        parts = [data.x, data.test_x, torch.linspace(-1.8, 4, 400)[:, None], torch.tensor([[NEAR], [FAR], [LIMIT]])]
+        self.x, self.y = torch.cat(parts), torch.cat([data.y, data.test_y, torch.zeros(403, 1)])
+        self.data, self.after, self.grid, self.points = torch.arange(len(self.x)).split([len(part) for part in parts])
+        self.ahead = self.grid[(self.x[self.grid, 0] > data.x.max()) & (self.x[self.grid, 0] <= FAR)]
+
+    def ask(self, net, posterior, args, method="mc"):
+        """Return f in every draw, (T, N), its mean and spread, the std of y, and how the months after were foreseen."""
+        asked = pd.predict(net, posterior, self.x, samples=args.samples, method=method, seed=args.seed, chunk=2**16)
+        f, mean, std, spread = (t[..., 0].cpu() for t in (asked.samples, asked.mean, asked.std, asked.epistemic.sqrt()))
+        error = (mean - self.y[:, 0])[self.after] / std[self.after]
+        row, at = {"std on data": spread[self.data].mean().item()}, spread[self.points].tolist()
+        row |= {f"at {x:g}": value for x, value in zip((NEAR, FAR, LIMIT), at, strict=True)}
+        row |= {"RMSE after": rms(error * std[self.after]), "error / σ": rms(error)}
+        row["in ±2σ"] = (error.abs() <= 2).double().mean().item()
+        row["log p after"] = asked.log_prob(self.y)[self.after].mean().item()
+        return SimpleNamespace(f=f, mean=mean, std=std, spread=spread, at=at, row=row)
+
+
+def rms(values):
+    return values.square().mean().sqrt().item()
+
+
+def apart(one, other, where):
+    """Return how far two answers are apart: their means in units of their spread, and their spreads as a factor."""
+    pooled = ((one.spread**2 + other.spread**2) / 2).sqrt()
+    return rms(((one.mean - other.mean) / pooled)[where]), 2 ** rms((one.spread / other.spread)[where].log2())
+
+
+def judged(mc, standard, questions):
+    """Yield the paper's claims: each with its numbers for every network or pair, the rule, and the numbers in words."""
+    rows = [(one.row["in ±2σ"], one.row["error / σ"], mc[key].row["in ±2σ"]) for key, one in standard.items()]
+    words = f"±2σ hold {{}} of the months after (< {SURE} asked), errors are {{}} σ; ±2σ of MC dropout hold {{}}"
+    yield "Standard dropout is wrong far from the data, and sure of it", rows, lambda row: row[0] < SURE, words
+    rows = [(answer.at[1] / answer.at[0],) for key, answer in mc.items() if key[1] == "ReLU"]
+    words = f"std at {FAR} over std at {NEAR}: {{}}; ≥ {GROWS} asked"
+    yield "With ReLU the uncertainty grows away from the data", rows, lambda row: row[0] >= GROWS, words
+    rows = [(answer.at[2] / answer.at[1],) for key, answer in mc.items() if key[1] == "TanH"]
+    words = f"std at {LIMIT} over std at {FAR}: {{}}; ≤ {BOUNDED} asked"
+    yield "With TanH the uncertainty stays bounded", rows, lambda row: row[0] <= BOUNDED, words
+    words = f"beyond the data means are {{}} stds apart, and stds a factor of {{}}; ≤ {ASIDE} and ≤ {AGREE} asked"
+    for text, k, (a, b) in (("4 and 5 layers agree", 0, DEPTHS), ("Dropout 0.1 and 0.2 agree", 2, DROPPED)):
+        rows = [apart(mc[key], mc[(*key[:k], b, *key[k + 1 :])], questions.ahead) for key in mc if key[k] == a]
+        yield text, rows, lambda row: row[0] <= ASIDE and row[1] <= AGREE, words
+    rows = [few_draws(answer.f[:, questions.grid], 10) for answer in mc.values()]
+    words = f"errors of {{}} stds in the mean and {{}} in the std, against all draws; ≤ {ENOUGH} asked"
+    yield "T = 10 draws give a reasonable mean and uncertainty", rows, lambda row: max(row) <= ENOUGH, words
+
+
+def panels(answers, questions, data, columns):
+    shown = {title: (answer.mean[questions.grid], answer.std[questions.grid]) for title, answer in answers.items()}
+    style = {"columns": columns, "multiples": (0.5, 1, 1.5, 2), "band_label": "±½σ to ±2σ"}  # the paper's shades
+    figure = band_panels(questions.x[questions.grid, 0], shown, **style)
+    for axes in figure.axes:
+        axes.plot(data.x, data.y, color="black", lw=0.7, label="data")
+        axes.plot(data.test_x, data.test_y, ".", color="0.45", ms=2, label="what came")
+        axes.vlines([data.x.max(), FAR], -6, 10, ["black", PALETTE[3]], "dashed", lw=0.8)
+        axes.set(xlabel=data.x_name, ylabel="CO₂ (standardised)", xlim=(-1.8, 4), ylim=(-6, 10))
+    figure.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
+    return figure
+
+
+def spreads(mc, questions):
+    x, curves = questions.x[questions.grid, 0], {kind: {} for kind in KINDS}
+    for (depth, kind, dropped), answer in mc.items():
+        curves[kind][f"{depth} layers, dropout {dropped}"] = x, answer.spread[questions.grid]
+    figure = curve_panels(curves, xlabel="x (dashed: the data's end)", ylabel="std of f", size=(4.5, 3.8), share=True)
+    for axes in figure.axes:
+        axes.axvline(questions.x[questions.data].max(), color="black", ls="--", lw=0.8)
+        axes.set_yscale("log")
+    return figure
+
+
+def main(argv=None):
+    experiment = Experiment("co2", __doc__)
+    experiment.option("--steps", type=int, default=1_000_000, quick=20, help="of SGD for each network (1000000)")
+    experiment.option("--guide-steps", type=int, default=10_000, quick=4, help="of Adam for other guides (10000)")
+    experiment.option("--gp-steps", type=int, default=300, quick=20, help="of Adam for the GP (300)")
+    experiment.option("--width", type=int, default=1024, quick=16, help="hidden units in each layer (1024)")
+    experiment.option("--samples", type=int, default=1000, quick=40, help="draws T for each prediction (1000)")
+    args, data = experiment.start(argv), co2_paper()
+    if experiment.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32: its rounding is nothing beside dropout's noise
+    questions, found = Questions(data), train(data.x, data.y, args, experiment.device)
+    answers = {name: questions.ask(*pair, args) for name, pair in found.items()}
+    mc = {key: answer for key, answer in answers.items() if isinstance(key, tuple)}
+    standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
+    said = "{}, {} layers, {}, dropout {}".format
+    named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
+    named |= {name: answers[name] for name in ("GP", *OTHERS)}
+    note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
+    experiment.table("CO₂, extrapolated", [{"posterior": name, **named[name].row} for name in named], note)
+    for text, rows, rule, words in judged(mc, standard, questions):
+        passed = [rule(row) for row in rows]
+        ranges = [f"{min(values):.2f} to {max(values):.2f}" for values in zip(*rows, strict=True)]
+        experiment.claim(text, VERDICTS[(not all(passed)) + (not any(passed))], words.format(*ranges))
+    four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"]}
+    four |= {"MC dropout, ReLU": mc[5, "ReLU", 0.1], "MC dropout, TanH": mc[5, "TanH", 0.1]}
+    experiment.figure("co2", panels(four, questions, data, 2), "Five layers with dropout 0.1, and the GP")
+    experiment.figure("co2_std", spreads(mc, questions), "Standard deviation of f against x, for eight networks")
+    six = {"MC dropout 0.1": mc[4, "ReLU", 0.1]} | {name: answers[name] for name in OTHERS}
+    experiment.figure("co2_guides", panels(six, questions, data, 3), "Six posteriors of the 4-layer ReLU network")
+    return experiment.finish()
+
+
+if __name__ == "__main__":
+    main()

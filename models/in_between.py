@@ -1,0 +1,200 @@
+"""In between: does a posterior know that it knows nothing between two clusters of data?
+
+    ratio = std of f in the middle of the gap / std of f at the data,    y = cos(2t + 0.8) + noise in two clusters of t
+
+Foong, Li, Hernández-Lobato and Turner (2019) showed that mean field does not notice the gap; Foong, Burt, Li and Turner
+(2020) proved why: with one hidden layer of ReLU the variance of dropout is convex in x, so in between it is at most
+that at the clusters, and mean field's is bounded likewise. Here every guide is asked, with one and two hidden layers,
+on a line in one and in five dimensions; NUTS, which draws from the posterior itself, is the reference. All networks
+have five inputs; where one is used the others are zero, and only concrete dropout's ``keep`` of that layer feels them.
+"""
+
+import warnings
+from itertools import pairwise
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.answers.standard_error import standard_error
+from pyro_dropout.faces.bands import PALETTE, band_panels, curve_panels
+from pyro_dropout.faces.experiment import VERDICTS, Experiment
+from pyro_dropout.faces.two_clusters import CLUSTERS, GRID, INPUTS, MIDDLE, TAU, gap_ratio, two_clusters
+
+RATE, DROPPED, START = 0.05, 0.1, 0.02  # START: widths that are learned begin here, and fixed ones stay here
+OVERCONFIDENT = 0.5  # doubt that grows less than half as much as the posterior's; seeds and sampler move it far less
+NOTICEABLE = 0.05  # of NUTS' ratio: a smaller improvement would not be seen in a picture
+FIXED = {"scale": START, "bias": "gaussian", "init_scale": START}
+
+
+# --- the model and its guides -----------------------------------------------------------------------------------------
+def model(depth, width):
+    """Return a ReLU network with weights N(0, 1) in the first layer and N(0, 1/fan-in) after it, and known noise."""
+    layers = [part for a, b in pairwise([INPUTS, *[width] * depth]) for part in (nn.Linear(a, b), nn.ReLU())]
+    return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), pd.Prior(), pd.Gaussian(TAU))
+
+
+def keep(site):
+    return 1.0 if site.startswith("0.") else 1 - DROPPED  # inputs are kept, as in Foong et al.
+
+
+GUIDES = {
+    "dropout": lambda net: pd.AutoDropout(net, keep),
+    f"dropout, σ = {START:g}": lambda net: pd.AutoDropout(net, keep, **FIXED),
+    "concrete dropout": lambda net: pd.AutoConcreteDropout(net, lambda site: min(keep(site), 0.999)),
+    "multiplicative": lambda net: pd.AutoMultiplicative(net, lambda site: 1 / keep(site) - 1 + 1e-6, **FIXED),
+    "mean field": lambda net: pd.AutoMeanField(net, init_scale=START),
+    "row mixture": lambda net: pd.AutoRowMixture(net, bias="gaussian", init_scale=START),
+    "low rank": lambda net: pd.AutoLowRank(net, rank=5, init_scale=START),
+}
+KIN = ("concrete dropout", f"dropout, σ = {START:g}", "multiplicative")
+
+
+def guide(name, net):
+    return GUIDES[name](net)
+
+
+# --- posteriors: guides in one fleet, and NUTS ------------------------------------------------------------------------
+def fitted(name, depth, problems, args, device):
+    """Train a guide from every seed on every problem as one fleet; return mean and std of f, (problem, seed, place)."""
+
+    def build(seed):
+        torch.manual_seed(seed)
+        net = model(depth, args.width)
+        return net, guide(name, net)
+
+    # A replica is trained on the first rows of its problem, the data, and asked at all of them.
+    x = torch.cat([problem.asked for problem in problems])
+    y = torch.cat([torch.cat([problem.y, torch.zeros(len(GRID), 1)]) for problem in problems])
+    rows = torch.arange(len(x)).reshape(len(problems), 1, -1).expand(-1, args.seeds, -1).flatten(0, 1)
+    fleet = pd.Fleet(build, {"seed": list(range(args.seed, args.seed + args.seeds)) * len(problems)})
+    # The large-K form is exact for one Gaussian, and at most the entropy of a coin a row away from it for dropout.
+    loss = pd.ELBO(kl="exact" if name == "row mixture" else "large_k")
+    # So small a network takes longer to compile than to train.
+    how = {"loss": loss, "compile": False, "seed": args.seed, "progress": not args.quiet, "device": device}
+    how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
+    fleet.fit(x, y, indices=rows[:, : -len(GRID)], steps=args.steps, **how)
+    answer = pd.predict_fleet(fleet, x, indices=rows, samples=args.samples, seed=args.seed)
+    both = answer.mean[..., 0].cpu(), answer.epistemic[..., 0].sqrt().cpu()
+    return [part.unflatten(0, (len(problems), -1)) for part in both]
+
+
+def sampled(depth, problem, args):
+    """Sample the posterior itself; return mean and std of f over all draws, the std of each chain, and R-hat."""
+    net = model(depth, args.width)
+    how = {"chains": args.chains, "samples": args.draws, "warmup": args.draws, "max_tree_depth": args.tree_depth}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what it warns of, R-hat, stands under the table
+        posterior = pd.nuts(net, problem.x, problem.y, seed=args.seed, progress=not args.quiet, **how)
+    weights = posterior.draws_at(torch.arange(args.chains * args.draws))
+    f = net.evaluate(weights, problem.asked).detach()[..., 0].reshape(args.chains, args.draws, -1)
+    moments = {"mean": f.mean((0, 1)), "std": f.flatten(0, 1).std(0), "by_chain": f.std(1)}
+    return SimpleNamespace(**moments, rhat=float(posterior.rhat_of(f).max()))
+
+
+# --- what is found ----------------------------------------------------------------------------------------------------
+def row_of(depth, inputs, name, std, each, reference):
+    """Return a row of the table: numbers from ``std``, their standard errors from ``each``, one for a seed or chain."""
+    found, parts, true = gap_ratio(std).mean(-1), gap_ratio(each), float(gap_ratio(reference.std)[2])
+    row = {"hidden layers": depth, "inputs": inputs, "guide": name}
+    for k, title in enumerate(("at data", "in gap", "ratio")):
+        row |= {title: found[k].item(), f"± {title}": standard_error(parts[k]).item()}
+    own, other = row["± ratio"] / row["ratio"], standard_error(gap_ratio(reference.by_chain)[2]).item() / true
+    error = row["ratio"] / true * (own**2 + other**2) ** 0.5
+    return row | {"ratio ÷ NUTS": row["ratio"] / true, "± of that": 0.0 if name == "NUTS" else error}
+
+
+def is_overconfident(row):
+    return row["ratio ÷ NUTS"] + 2 * row["± of that"] < OVERCONFIDENT
+
+
+def is_better(row, other):
+    """Whether a guide's ratio is nearer to NUTS' than another's, by more than the errors and by enough to be seen."""
+    gain = abs(other["ratio ÷ NUTS"] - 1) - abs(row["ratio ÷ NUTS"] - 1)
+    return gain > max(NOTICEABLE, 2 * (row["± of that"] ** 2 + other["± of that"] ** 2) ** 0.5)
+
+
+def judge(experiment, rows):
+    """Say of each claim whether it holds in all problems (hidden layers × inputs), in some, or in none."""
+    by_guide = {name: [row for row in rows if row["guide"] == name] for name in GUIDES}
+
+    def claim(text, names, held):
+        if held:
+            spans = {name: [row["ratio ÷ NUTS"] for row in by_guide[name]] for name in names if by_guide[name]}
+            said = ", ".join(f"{name} {min(values):.2f} to {max(values):.2f}" for name, values in spans.items())
+            verdict = VERDICTS[(not all(held)) + (not any(held))]
+            experiment.claim(text, verdict, f"{sum(held)} of {len(held)}; ratio ÷ NUTS: {said}")
+
+    for names, text in ((["dropout"], "dropout is"), (KIN, "dropout's kin is"), (["mean field"], "mean field is")):
+        held = [is_overconfident(row) for name in names for row in by_guide[name]]
+        claim(f"{text} over-confident in between", names, held)
+    for name in ("low rank", "row mixture"):
+        held = [is_better(row, other) for row, other in zip(by_guide[name], by_guide["mean field"], strict=False)]
+        claim(f"{name} is better than mean field in between", [name, "mean field"], held)
+
+
+def bands(posteriors, problem):
+    """Draw mean and ±1, ±2 std of f for each posterior, with NUTS' ±2 std dashed in every panel."""
+    shown = {name: tuple(part[-len(GRID) :] for part in both) for name, both in posteriors.items()}
+    figure = band_panels(GRID, shown, columns=4, size=(3.1, 2.7))
+    mean, std = shown["NUTS"]
+    for axes in figure.axes:
+        axes.axvspan(*MIDDLE, color="0.93", lw=0, zorder=0)
+        axes.plot(GRID, torch.stack([mean - 2 * std, mean + 2 * std], 1), color="black", lw=0.8, ls="--")
+        axes.plot(problem.t, problem.y, "o", color=PALETTE[3], ms=3.5, mec="white", mew=0.3)
+        axes.set(xlim=(-4, 4), ylim=(-2.6, 2.6))
+    figure.supxlabel("t, the place on the line (grey: the middle of the gap; dashed: NUTS, ±2 std)", fontsize=10)
+    figure.supylabel("f, its mean and ±1, ±2 std", fontsize=10)
+    return figure
+
+
+def widths(stds):
+    """Draw the std of f along the line for each problem, {(depth, inputs): {name: std}}."""
+    panels = {f"hidden layers: {depth}, inputs: {inputs}": found for (depth, inputs), found in stds.items()}
+    curves = {title: {name: (GRID, found[name][-len(GRID) :]) for name in found} for title, found in panels.items()}
+    figure = curve_panels(curves, xlabel="t (grey: data)", ylabel="std of f", styles={"NUTS": {"color": "black"}})
+    for axes, found in zip(figure.axes, panels.values(), strict=True):
+        for span in CLUSTERS:
+            axes.axvspan(*span, color="0.9", lw=0, zorder=0)
+        axes.set(xlim=(-3, 3), ylim=(0, 2 * float(found["NUTS"].max()) / 3))
+    return figure
+
+
+def main(argv=None):
+    experiment = Experiment("in_between", __doc__)
+    experiment.option("--guides", nargs="+", choices=GUIDES, default=list(GUIDES), quick=["dropout", "mean field"])
+    experiment.option("--depths", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 2)")
+    experiment.option("--inputs", nargs="+", type=int, choices=range(1, INPUTS + 1), default=[1, 5], help="(1 5)")
+    experiment.option("--width", type=int, default=20, quick=5, help="hidden units in a layer (20)")
+    experiment.option("--seeds", type=int, default=5, quick=2, help="trainings of each guide (5)")
+    experiment.option("--steps", type=int, default=400, quick=10, help="of each training (400)")
+    experiment.option("--samples", type=int, default=500, quick=20, help="weight draws for each answer (500)")
+    experiment.option("--chains", type=int, default=8, quick=2, help="of NUTS (8)")
+    experiment.option("--draws", type=int, default=60, quick=6, help="of each chain, after as many to warm up (60)")
+    experiment.option("--tree-depth", type=int, default=7, quick=3, help="most doublings of a trajectory of NUTS (7)")
+    args = experiment.start(argv)
+    problems = [two_clusters(inputs, args.seed) for inputs in args.inputs]
+    rows, stds, shown, worst = [], {}, {}, 0.0
+    for depth in args.depths:
+        references = [sampled(depth, problem, args) for problem in problems]
+        worst = max(worst, *(reference.rhat for reference in references))
+        answers = {"NUTS": [(reference.mean[None], reference.std[None]) for reference in references]}
+        for name in args.guides:
+            answers[name] = list(zip(*fitted(name, depth, problems, args, experiment.device), strict=True))
+        for k, inputs in enumerate(args.inputs):
+            for name, (_, std) in ((name, found[k]) for name, found in answers.items()):
+                each = references[k].by_chain if name == "NUTS" else std
+                rows.append(row_of(depth, inputs, name, std, each, references[k]))
+            stds[depth, inputs] = {name: found[k][1].mean(0) for name, found in answers.items()}
+        shown = shown or {name: tuple(part[0] for part in found[0]) for name, found in answers.items()}
+    note = f"Means and errors over {args.seeds} seeds, for NUTS over {args.chains} chains; R-hat at most {worst:.3f}."
+    experiment.table("Standard deviation of f at the data and in the gap", rows, note)
+    judge(experiment, rows)
+    experiment.figure("bands", bands(shown, problems[0]), "Mean and ±1, ±2 std of f, one seed of each; dashed: NUTS")
+    experiment.figure("widths", widths(stds), "Standard deviation of f along the line, mean over seeds")
+    return experiment.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Solar irradiance with five gaps: how sure should a posterior be between the data? The paper's second experiment.
+
+    (1/2N) Σ‖y - f(x)‖² + λ Σ‖M‖²  =  -ELBO/(Nτ) + constant,    λ = l²p/(2Nτ)                             (eq. 3)
+
+Five ReLU layers with dropout 0.1 learn the series outside the gaps; then the gaps are looked at. The paper prints
+λ = 5·10⁻⁷, and its authors' files have 5·10⁻⁶ and 5·10⁻² as well: here they are three networks of one fleet. τ is one
+number for all while they learn, and λ sets the prior's length-scale, l² = 2Nτλ/p: the same noise in the data, three
+beliefs about the weights. Beside them: the exact GP, and other posteriors of the network with the paper's λ.
+
+What an interval for y holds depends on τ, so τ is measured, for each posterior by itself, and never in the gaps: on
+every eleventh point outside them, which no posterior has learned from.
+"""
+
+from types import SimpleNamespace
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.faces.collection import solar
+from pyro_dropout.faces.experiment import Experiment
+
+DEPTH, DROPPED, RATE = 5, 0.1, 5e-3  # the paper's, with the schedule of its first experiment
+LAMBDAS = (5e-7, 5e-6, 5e-2)  # the paper's, then its authors' files'
+TAU = 100.0  # while they learn: noise of 0.1 in standardised units; what τ is afterwards is measured
+START = 0.01  # where learned widths start: the noise of a thousand such weights is a third of the signal
+HELD_BACK = 11  # one point in eleven measures τ: 25 of 275, and their neighbours stay
+PROMISED = 0.954  # of the targets, by ±2σ of a normal distribution
+OVER, UNDER = 0.995, 0.91  # too cautious above, too sure below: two standard errors, 0.021 each, of 100 points away
+WELL = 0.5  # an rms error of half the targets' own std explains three quarters of their variance
+WIDER = 1.1  # a tenth is more than the noise of a mean over gaps and a thousand draws
+BLUE, ORANGE = "#0072B2", "#E69F00"  # of Okabe and Ito's palette, which the colour-blind can tell apart
+
+
+# --- the model and its posteriors -------------------------------------------------------------------------------------
+def kept(site):
+    return 1.0 if site == "0.weight" else 1 - DROPPED  # the only input is never dropped: f would be a constant
+
+
+def model(width, decay, num_data):
+    """Return the network, with the prior under which every weight and bias has λ = ``decay`` in eq. 3."""
+    layers = [nn.Linear(1, width), nn.ReLU()]
+    for _ in range(DEPTH - 1):
+        layers += [nn.Linear(width, width), nn.ReLU()]
+    lengths = [pd.implied_length_scale(p, TAU, decay, num_data) for p in (1.0, 1 - DROPPED)]
+    prior = pd.Prior(lambda site: lengths[site != "0.weight"], bias_length_scale=lengths[0], width_scaled=False)
+    return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pd.Gaussian(TAU))
+
+
+def guide(net):
+    return pd.AutoDropout(net, keep=kept, init="paper")
+
+
+OTHERS = {  # the only input keeps next to all of itself in these, too
+    "concrete": lambda net: pd.AutoConcreteDropout(net, lambda site: min(kept(site), 0.999), init="paper"),
+    "multiplicative": lambda net: pd.AutoMultiplicative(net, lambda site: 1 / kept(site) - 0.999999, init="paper"),
+    "mean field": lambda net: pd.AutoMeanField(net, init="paper", init_scale=START),
+    "row mixture": lambda net: pd.AutoRowMixture(net, init="paper", init_scale=START),
+    "low rank": lambda net: pd.AutoLowRank(net, rank=5, init="paper", init_scale=START),
+}
+
+
+def train(x, y, args, device):
+    """Return all posteriors by name, dropout's by λ, each as (model, guide)."""
+    how = {"progress": not args.quiet, "compile": False if args.quick else "auto", "seed": args.seed, "device": device}
+
+    def build(decay):
+        pyro.set_rng_seed(args.seed)  # all start from the same numbers
+        net = model(args.width, decay, len(x))
+        return net, guide(net)
+
+    fleet, rate = pd.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
+    fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
+    found = dict(zip(LAMBDAS, fleet, strict=True))
+    for name, make in OTHERS.items():
+        net, _ = build(LAMBDAS[0])
+        found[name] = net, make(net)
+        try:
+            pd.fit(*found[name], x, y, steps=args.guide_steps, lr=1e-3, **how)
+        except pd.DivergedError as cause:  # it is judged by the last parameters that were numbers
+            print(f"{name}: {cause}")
+    gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
+    return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
+
+
+# --- what they answer -------------------------------------------------------------------------------------------------
+class Questions:
+    """The places that every posterior is asked about: ``learned`` from, ``held`` back, in ``gaps``, on a ``grid``."""
+
+    def __init__(self, data):
+        rows = torch.arange(len(data.x))
+        held = rows % HELD_BACK == HELD_BACK // 2
+        parts = [data.x[~held], data.x[held], data.test_x, torch.linspace(-1.8, 1.8, 400)[:, None]]
+        self.x, self.y = torch.cat(parts), torch.cat([data.y[~held], data.y[held], data.test_y, torch.zeros(400, 1)])
+        self.learned, self.held, self.gaps, self.grid = torch.arange(len(self.x)).split([len(part) for part in parts])
+
+    def ask(self, net, posterior, args):
+        """Return the mean, the spread of f and the std of y everywhere, with scores in the gaps, at a measured τ."""
+        options = {"samples": args.samples, "seed": args.seed, "chunk": 2**16}
+        tau = pd.refit_tau(pd.predict(net, posterior, self.x[self.held], **options), self.y[self.held])
+        asked = pd.with_tau(pd.predict(net, posterior, self.x, **options), tau)
+        mean, std, spread = (each[:, 0].cpu() for each in (asked.mean, asked.std, asked.epistemic.sqrt()))
+        error, at_data = (mean - self.y[:, 0])[self.gaps], spread[self.learned].mean()
+        row = {"noise 1/√τ": tau**-0.5, "std of f on data": at_data.item()}
+        row["in gaps / on data"] = (spread[self.gaps].mean() / at_data).item()
+        row["RMSE in gaps"] = error.square().mean().sqrt().item()
+        for name, wide in (("in ±2σ", std), ("in ±2 std of f", spread)):
+            row[name] = (error.abs() <= 2 * wide[self.gaps]).double().mean().item()
+        row["log p in gaps"] = asked.log_prob(self.y)[self.gaps].mean().item()
+        return SimpleNamespace(mean=mean, std=std, row=row)
+
+
+def judged(gp, dropout, scale):
+    """Yield the paper's claims: the rows that speak for them, the column and rule by which, and the rule in words."""
+    text = "The GP and MC dropout both interpolate well"
+    yield text, [gp, dropout[0]], "RMSE in gaps", lambda error: error <= WELL * scale, f"≤ {WELL * scale:.2f}"
+    yield "The GP is too cautious in the gaps", [gp], "in ±2σ", lambda held: held > OVER, f"> {OVER}"
+    yield "MC dropout is too sure in the gaps", dropout, "in ±2σ", lambda held: held < UNDER, f"< {UNDER}"
+    text = "MC dropout is less sure in the gaps than on the data"
+    yield text, dropout, "in gaps / on data", lambda ratio: ratio > WIDER, f"> {WIDER}"
+
+
+def panels(answers, questions, data, columns):
+    rows, x = -(-len(answers) // columns), questions.x[questions.grid, 0]
+    figure = Figure(figsize=(9 if columns == 1 else 5 * columns, 2.9 * rows), layout="constrained")
+    every = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, (title, answer) in zip(every, answers.items(), strict=True):
+        mean, std = answer.mean[questions.grid], answer.std[questions.grid]
+        for k, (low, high) in enumerate(data.gaps):
+            axes.axvspan(low, high, color="0.9", lw=0, label=None if k else "gap")
+        for wide, alpha in ((2, 0.18), (1, 0.3)):
+            ends = mean - wide * std, mean + wide * std
+            axes.fill_between(x, *ends, color=BLUE, alpha=alpha, lw=0, label=f"±{wide}σ of y")
+        axes.plot(x, mean, color=BLUE, lw=1.2, label="mean")
+        axes.plot(data.x, data.y, ".", color="black", ms=2, label="data")
+        axes.plot(data.test_x, data.test_y, ".", color=ORANGE, ms=3, label="in the gaps")
+        axes.set(title=title, xlabel=data.x_name, ylabel=f"{data.name} (standardised)", xlim=(-1.8, 1.8), ylim=(-4, 5))
+    figure.axes[0].legend(frameon=False, fontsize=8, ncols=2, loc="upper left")
+    return figure
+
+
+def main(argv=None):
+    experiment = Experiment("solar", __doc__)
+    experiment.option("--steps", type=int, default=300_000, quick=20, help="of SGD, our choice (300000)")
+    experiment.option("--guide-steps", type=int, default=4000, quick=4, help="of Adam for other guides (4000)")
+    experiment.option("--gp-steps", type=int, default=300, quick=20, help="of Adam for the GP (300)")
+    experiment.option("--width", type=int, default=1024, quick=16, help="hidden units in each layer (1024)")
+    experiment.option("--samples", type=int, default=1000, quick=40, help="draws T for each prediction (1000)")
+    args, data = experiment.start(argv), solar()
+    if experiment.device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32: its rounding is nothing beside dropout's noise
+    questions = Questions(data)
+    found = train(questions.x[questions.learned], questions.y[questions.learned], args, experiment.device)
+    named = {f"MC dropout, λ = {name:g}" if name in LAMBDAS else name: pair for name, pair in found.items()}
+    answers = {name: questions.ask(*pair, args) for name, pair in named.items()}
+    table = [{"posterior": name, **answer.row} for name, answer in answers.items()]
+    note = (
+        f"{data.note} ±2σ promise {PROMISED}; τ is measured on {len(questions.held)} points outside the gaps that were"
+    )
+    experiment.table("In five gaps", table, f"{note} held back. The other guides are at λ = {LAMBDAS[0]:g}.")
+    dropout = [row for row in table if row["posterior"].startswith("MC")]
+    gp = next(row for row in table if row["posterior"] == "GP")
+    for text, rows, column, rule, words in judged(gp, dropout, data.test_y.std().item()):
+        passed = [rule(row[column]) for row in rows]
+        verdict = "holds" if all(passed) else "holds in part" if any(passed) else "does not hold"
+        numbers = ", ".join(f"{row['posterior']}: {row[column]:.2f}" for row in rows)
+        experiment.claim(text, verdict, f"{column}: {numbers}; {words} asked")
+    shown = {name: answers[name] for name in ("GP", dropout[0]["posterior"])}
+    experiment.figure("solar", panels(shown, questions, data, 1), "The GP and MC dropout with the paper's λ")
+    rest = {name: answer for name, answer in answers.items() if name != "GP"}
+    experiment.figure("solar_guides", panels(rest, questions, data, 2), "Eight posteriors of one network")
+    return experiment.finish()
+
+
+if __name__ == "__main__":
+    main()

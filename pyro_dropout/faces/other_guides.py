@@ -1,0 +1,49 @@
+"""The posteriors that stand beside MC dropout in the experiments on series: one network and prior, five more guides."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pyro_dropout.guides import (
+    AutoConcreteDropout,
+    AutoLowRank,
+    AutoMeanField,
+    AutoMultiplicative,
+    AutoRowMixture,
+)
+from pyro_dropout.mathematics.errors import check_positive
+
+_NEXT_TO_ALL = 0.999  # a keep that is learned starts below 1, and noise that is multiplied is more than none
+
+
+def other_guides(
+    keep: Callable[[str], float], init_scale: float = 0.01, rank: int = 5
+) -> dict[str, Callable[[Any], Any]]:
+    """Return makers of the guides other than dropout, by name; all start from the paper's weights.
+
+    Args:
+        keep: the probability that a site's row is kept, by the site's name. Where it is 1, concrete dropout starts from
+            0.999, and multiplicative noise has a variance of 10⁻⁶.
+        init_scale: where learned widths start. The noise of a thousand weights of 0.01 is a third of a signal of 1.
+        rank: of the low-rank guide.
+
+    Returns:
+        Functions from a model to a guide of it.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from pyro_dropout.faces.other_guides import other_guides
+        >>> guides = other_guides(lambda site: 1.0 if site == "0.weight" else 0.9)
+        >>> list(guides)
+        ['concrete', 'multiplicative', 'mean field', 'row mixture', 'low rank']
+        >>> model = pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)))
+        >>> type(guides["mean field"](model)).__name__
+        'AutoMeanField'
+    """
+    check_positive("init_scale", init_scale)
+    return {
+        "concrete": lambda model: AutoConcreteDropout(model, lambda s: min(keep(s), _NEXT_TO_ALL), init="paper"),
+        "multiplicative": lambda model: AutoMultiplicative(model, lambda s: 1 / keep(s) - 0.999999, init="paper"),
+        "mean field": lambda model: AutoMeanField(model, init="paper", init_scale=init_scale),
+        "row mixture": lambda model: AutoRowMixture(model, init="paper", init_scale=init_scale),
+        "low rank": lambda model: AutoLowRank(model, rank=rank, init="paper", init_scale=init_scale),
+    }

@@ -1,0 +1,194 @@
+"""Thompson sampling against ε-greedy: the script runs, and its learners do what Q-learning with dropout should."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pyro_dropout as pd
+from tests.models.test_scripts import FOLDER, loaded, picture_size
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    return loaded(FOLDER / "thompson.py")
+
+
+@pytest.fixture(scope="module")
+def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("thompson")
+    script.main(["--quick", "--quiet", "--out", str(folder)])
+    return folder
+
+
+def made(script: ModuleType) -> Any:
+    return script.Learners(argparse.Namespace(seed=3, seeds=2, ticks=10, burn_in=4, compile=False), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def learners(script: ModuleType) -> Any:
+    """Four learners for all tests, since to trace their step takes seconds; none relies on what they have learned."""
+    return made(script)
+
+
+def remember(learners: Any, ticks: int) -> list[tuple[np.ndarray, ...]]:
+    """Let every learner remember a random story, and return it: states, actions, rewards, states after."""
+    rng, story = np.random.default_rng(1), []
+    states = rng.random((4, 27), np.float32)
+    for t in range(ticks):
+        after = rng.random((4, 27), np.float32)
+        story.append((states, rng.integers(0, 5, 4), rng.normal(size=4), after))
+        learners.memory.write(t, *story[-1])
+        states = after
+    return story
+
+
+def test_the_record_is_whole(out: Path) -> None:
+    record = json.loads((out / "results.json").read_text("utf-8"))
+    learners, curve = record["tables"]
+    assert [(row["strategy"], row["seed"]) for row in learners["rows"]] == [
+        (name, seed) for name in ("Thompson sampling", "ε-greedy") for seed in (0, 1)
+    ]
+    numbers = [value for table in record["tables"] for row in table["rows"] for value in row.values()]
+    numbers = [value for value in numbers if not isinstance(value, str)]
+    assert all(math.isfinite(value) for value in numbers)
+    assert len(numbers) > 60
+    assert curve["rows"][-1]["ticks"] == 1500
+    assert all(row["batches to 1"] == "never" or row["batches to 1"] >= 1 for row in learners["rows"])
+    assert [claim["verdict"] in ("holds", "holds in part", "does not hold") for claim in record["claims"]] == [True] * 2
+    assert record["claims"][0]["verdict"] == "does not hold"
+    assert [figure["file"] for figure in record["figures"]] == ["rewards.png", "world.png"]
+    for figure in record["figures"]:
+        width, height, pixels = picture_size(out / figure["file"])
+        assert min(width, height) >= 400
+        assert pixels > 10_000
+
+
+def test_the_acting_network_is_the_model_s_under_one_mask(script: ModuleType, learners: Any) -> None:
+    learners.run.publish()
+    rng = np.random.default_rng(0)
+    states = rng.random((4, 6, 27), np.float32)
+    kept = (rng.random((2, 4, 1, 50)) < 0.7).astype(np.float32)
+    q = script.relu_networks(learners.weights, states, kept)
+    for e, (model, guide) in enumerate(learners.fleet):
+        weights = {name: guide.states[name.replace(".", "/")].loc.detach() for name in model.sites}
+        for layer, mask in ((2, kept[0, e, 0]), (4, kept[1, e, 0])):
+            weights[f"net.{layer}.weight"] = weights[f"net.{layer}.weight"] * torch.from_numpy(mask)  # whole columns
+        for action in range(5):
+            picked = torch.eye(5)[action].expand(6, 5)
+            expected = model.evaluate(weights, torch.cat([torch.from_numpy(states[e]), picked], 1))[:, 0]
+            np.testing.assert_allclose(q[e, :, action], expected.numpy(), atol=1e-5)
+
+
+def test_the_mean_network_is_the_guide_s(script: ModuleType, learners: Any) -> None:
+    learners.run.publish()
+    states = np.random.default_rng(0).random((4, 6, 27), np.float32)
+    q = script.relu_networks(learners.weights, states, learners.mean)
+    for e, (model, guide) in enumerate(learners.fleet):
+        rows = torch.cat([torch.from_numpy(states[e]), torch.eye(5)[[2] * 6]], 1)
+        np.testing.assert_allclose(q[e, :, 2], model.evaluate(guide.mean(), rows)[:, 0].detach().numpy(), atol=1e-5)
+
+
+def test_pairs_start_from_the_same_network_and_seeds_do_not(script: ModuleType, learners: Any) -> None:
+    assert [setting["seed"] for setting in learners.fleet.settings] == [3, 4, 3, 4]
+    first, again, other = (script.model(seed).net.net[0].weight for seed in (3, 3, 4))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_targets_are_bellman_s(script: ModuleType, learners: Any) -> None:
+    story = remember(learners, 30)
+    weights = [value.copy() for value in learners.weights]
+    learners.learn(29)
+    x, y = (part.numpy().reshape(4, 64, -1) for part in (learners.x, learners.y))
+    met = set()
+    for e in range(4):
+        for row, target in zip(x[e], y[e, :, 0], strict=True):
+            (t,) = [t for t, step in enumerate(story) if (step[0][e] == row[:27]).all()]
+            _, actions, rewards, after = story[t]
+            assert row[27:].tolist() == np.eye(5)[actions[e]].tolist()
+            ahead = script.relu_networks(weights, after[:, None], learners.mean)[e, 0].max()
+            assert target == pytest.approx(rewards[e] + 0.7 * ahead, abs=1e-5)
+            met.add(t)
+    assert met == set(range(30))  # 256 draws from 30; a step is missed with probability 30·(29/30)²⁵⁶ < 0.006
+
+
+def test_a_step_is_sgd_on_half_the_mean_square_with_weight_decay(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # With everything kept a step is deterministic, and torch's own SGD can be held against it.
+    monkeypatch.setattr(script, "KEEP", 1.0)
+    monkeypatch.setattr(script, "KEEPS", dict.fromkeys(script.KEEPS, 1.0))
+    learners = made(script)
+    remember(learners, 30)
+    nets = [script.QOfAction() for _ in range(4)]
+    for e, net in enumerate(nets):
+        for parameter, value in zip(net.parameters(), learners.weights, strict=True):
+            parameter.data = torch.from_numpy(value[e]).clone()
+    learners.learn(29)
+    for e, net in enumerate(nets):
+        x, y = learners.x.view(4, 64, 32)[e], learners.y.view(4, 64, 1)[e]
+        optimiser = torch.optim.SGD(net.parameters(), lr=0.001, weight_decay=0.001)
+        (0.5 * (net(x) - y).square().mean()).backward()
+        optimiser.step()
+        for parameter, value in zip(net.parameters(), learners.weights, strict=True):
+            assert (parameter.grad != 0).any()
+            np.testing.assert_allclose(value[e], parameter.detach().numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_actions_are_random_in_the_burn_in_and_then_thompson_s_own(learners: Any) -> None:
+    states = np.full((4, 27), 0.5, np.float32)
+    early = np.stack([learners.act(0, states) for _ in range(400)])
+    for column in early.T:  # 400 throws of a die with five sides: within 5 standard deviations of 80 each
+        assert abs(np.bincount(column, minlength=5) - 80).max() < 5 * math.sqrt(400 * 0.2 * 0.8)
+    late = np.stack([learners.act(10_000_000, states) for _ in range(400)])
+    best = [np.bincount(column, minlength=5).max() for column in late.T]
+    # ε = 0.05 leaves 96 % for the best action: 384 of 400, standard deviation 4
+    assert all(abs(count - 384) < 20 for count in best[2:])
+
+
+def test_thompson_sampling_chooses_as_the_posterior_does(learners: Any) -> None:
+    learners.run.publish()
+    model, guide = learners.fleet[0]
+    states = np.full((4, 27), 0.5, np.float32)
+    ours = np.bincount([learners.act(10_000_000, states)[0] for _ in range(1000)], minlength=5) / 1000
+    contexts = torch.cat([torch.full((5, 27), 0.5), torch.eye(5)], 1)
+    theirs = np.bincount([int(pd.thompson(model, guide, contexts)) for _ in range(100)], minlength=5) / 100
+    # the standard deviations are 0.016 and 0.05 at the most: five of their difference are 0.26
+    assert abs(ours - theirs).max() < 0.26
+    assert (ours > 0).sum() > 1  # it does explore
+
+
+@pytest.mark.parametrize(("t", "rate"), [(0, 1.0), (3000, 1.0), (101_500, 0.5), (190_150, 0.05), (250_000, 0.05)])
+def test_epsilon_falls_from_one_to_a_twentieth(script: ModuleType, t: int, rate: float) -> None:
+    assert script.epsilon(t) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(
+    ("thompson", "greedy", "verdict"),
+    [
+        ([1, 2, 3, 4, 9], [8, 8, 8, 8, 8], "holds"),
+        ([1, 2, 3, 9, 9], [8, 8, 8, 8, 8], "holds in part"),
+        ([8, 8, 8, 8, 8], [8, 8, 8, 8, 8], "does not hold"),
+        ([math.inf] * 5, [math.inf] * 5, "does not hold"),
+        ([5, 5, 5, 5, math.inf], [math.inf] * 5, "holds"),
+    ],
+)
+def test_the_verdict_follows_the_rule(script: ModuleType, thompson: list, greedy: list, verdict: str) -> None:
+    found, numbers = script.judged(np.array(thompson, float), np.array(greedy, float))
+    assert found == verdict
+    assert f"{sum(map(math.isinf, thompson))} of 5" in numbers
+    if verdict == "holds in part":
+        assert "3.0 against 8.0 (ratio 2.67)" in numbers
+
+
+@pytest.mark.parametrize("options", [["--seeds", "1"], ["--ticks", "1300"]])
+def test_too_little_to_judge_by_is_refused(script: ModuleType, tmp_path: Path, options: list[str]) -> None:
+    with pytest.raises(pd.PyroDropoutError, match="--seeds must be 2 or more"):
+        script.main(["--quick", "--quiet", "--out", str(tmp_path), *options])
