@@ -76,6 +76,18 @@ def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
 
     Returns:
         The ``extra`` that was saved with it.
+
+    Example:
+        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide = pd.AutoDropout(model)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
+        >>> pd.save(path, model, guide)
+        >>> before = guide.mean()["weight"]
+        >>> history = pd.fit(model, guide, torch.ones(4, 2), torch.ones(4, 1), steps=3, compile=False, progress=False)
+        >>> _ = pd.load(path, model, guide)
+        >>> torch.equal(guide.mean()["weight"], before)
+        True
     """
     tensors, facts = read_tensors(path)
     check_identity(path, facts, tensors, model, guide)

@@ -40,7 +40,15 @@ def stopped_after(step: int) -> Any:
     return mock.patch.object(Keeper, "write", write)
 
 
-@pytest.mark.parametrize("case", [0, 1, 2, 5], ids=["adam", "early stopping", "NAdam", "NAdam, early stopping"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(0, id="adam", marks=pytest.mark.deep),
+        pytest.param(1, id="early stopping"),
+        pytest.param(2, id="NAdam", marks=pytest.mark.deep),
+        pytest.param(5, id="NAdam, early stopping"),
+    ],
+)
 def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) -> None:
     whole = train(None, False, case)
     with stopped_after(40):
