@@ -58,6 +58,7 @@ def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) 
     assert len(list(tmp_path.iterdir())) == 2  # the last ones, as asked
 
 
+@pytest.mark.deep
 def test_a_compiled_training_goes_on_too(tmp_path: Path) -> None:
     whole = train(None, True, 0)
     with stopped_after(40):
