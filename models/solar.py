@@ -21,11 +21,11 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.faces.collection import solar
 from pyro_dropout.faces.experiment import Experiment
+from pyro_dropout.faces.other_guides import other_guides
 
 DEPTH, DROPPED, RATE = 5, 0.1, 5e-3  # the paper's, with the schedule of its first experiment
 LAMBDAS = (5e-7, 5e-6, 5e-2)  # the paper's, then its authors' files'
 TAU = 100.0  # while they learn: noise of 0.1 in standardised units; what τ is afterwards is measured
-START = 0.01  # where learned widths start: the noise of a thousand such weights is a third of the signal
 HELD_BACK = 11  # one point in eleven measures τ: 25 of 275, and their neighbours stay
 PROMISED = 0.954  # of the targets, by ±2σ of a normal distribution
 OVER, UNDER = 0.995, 0.91  # too cautious above, too sure below: two standard errors, 0.021 each, of 100 points away
@@ -53,13 +53,7 @@ def guide(net):
     return pd.AutoDropout(net, keep=kept, init="paper")
 
 
-OTHERS = {  # the only input keeps next to all of itself in these, too
-    "concrete": lambda net: pd.AutoConcreteDropout(net, lambda site: min(kept(site), 0.999), init="paper"),
-    "multiplicative": lambda net: pd.AutoMultiplicative(net, lambda site: 1 / kept(site) - 0.999999, init="paper"),
-    "mean field": lambda net: pd.AutoMeanField(net, init="paper", init_scale=START),
-    "row mixture": lambda net: pd.AutoRowMixture(net, init="paper", init_scale=START),
-    "low rank": lambda net: pd.AutoLowRank(net, rank=5, init="paper", init_scale=START),
-}
+OTHERS = other_guides(kept)  # five more posteriors of the same network
 
 
 def train(x, y, args, device):

@@ -37,17 +37,9 @@ def check_guide(option: str, name: str) -> None:
 
 def place(device: str | None) -> Any:
     """Return the torch device that was asked for: the CPU, unless another one is named and answers."""
-    import torch
+    from pyro_dropout.mathematics.errors import check_device
 
-    if device is None:
-        return torch.device("cpu")
-    try:
-        found = torch.device(device)
-        torch.empty(0, device=found)
-    except (RuntimeError, AssertionError, NotImplementedError) as cause:
-        reason = str(cause).splitlines()[0]
-        raise typer.BadParameter(f"{device!r} cannot be used here: {reason}", param_hint="'--device'") from None
-    return found
+    return check_device("--device", "cpu" if device is None else device)
 
 
 def _positive(value: float | None) -> float | None:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyro_dropout.faces import cli_options as options
-from pyro_dropout.faces.terminal import answer, plain_warnings, whole_file
+from pyro_dropout.faces.terminal import answer, plain_warnings
+from pyro_dropout.inference.whole_file import whole_file
 
 if TYPE_CHECKING:
     from pyro_dropout.faces.runs_on_disk import Run

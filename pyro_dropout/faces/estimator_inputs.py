@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.faces.estimator_network import ACTIVATIONS, POSTERIORS
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count, check_keep, check_positive
+from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
 
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
@@ -83,15 +83,3 @@ def check_settings(settings: dict[str, Any]) -> None:
         raise RangeError(f"validation_fraction must lie strictly between 0 and 1; got {fraction!r}.")
     if settings["compile"] not in ("auto", True, False):
         raise RangeError(f"compile must be 'auto', True or False; got {settings['compile']!r}.")
-
-
-def check_device(value: Any) -> torch.device:
-    """Return the device that a name stands for; the CPU for None."""
-    try:
-        device = torch.device("cpu" if value is None else value)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as cause:
-        raise PyroDropoutError(
-            f"device must be None or a torch device that is here, such as 'cpu' or 'cuda'; got {value!r}: {cause}"
-        ) from cause
-    return device

@@ -18,11 +18,11 @@ from torch import Tensor
 
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.snapshot import seeded
-from pyro_dropout.faces.estimator_inputs import check_device, check_settings, held_back, kept_rows, layer_widths
+from pyro_dropout.faces.estimator_inputs import check_settings, held_back, kept_rows, layer_widths
 from pyro_dropout.faces.estimator_network import Architecture, Learned, alone, answers, best_noise, set_noise, train
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.inference.history import History
-from pyro_dropout.mathematics.errors import PyroDropoutError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, check_count, check_device
 
 _LONG = 5000  # steps from which compiling, some ten seconds, is repaid
 _SEEDS = 2**31 - 1
@@ -120,7 +120,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         plan = Architecture(
             inputs, outputs, hidden, self.activation, float(self.length_scale), self.guide, keep, classes
         )
-        return check_device(self.device), plan
+        return check_device("device", "cpu" if self.device is None else self.device), plan
 
     def _run(
         self, pair: Any, x: Tensor, y: Tensor, steps: int, device: torch.device, validation: Any = None
@@ -154,7 +154,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     def _answers(self, X: Any, samples: int, seed: int, read: Callable[[Prediction], tuple[Tensor, ...]]) -> list[Any]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
-        device = check_device(self.device)
+        device = check_device("device", "cpu" if self.device is None else self.device)
         x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(device)
         return [part.cpu().numpy() for part in answers(self.learned_, x, read, samples=samples, seed=seed)]
 

@@ -17,7 +17,7 @@ import pyro
 import torch
 from matplotlib.figure import Figure
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_device
 
 Verdict = Literal["holds", "holds in part", "does not hold"]
 VERDICTS = ("holds", "holds in part", "does not hold")
@@ -83,7 +83,8 @@ class Experiment:
             self._parser.set_defaults(**self._quick)
         self.args = self._parser.parse_args(given)
         self._command = ["pyro-dropout", "reproduce", self.name, *given]
-        self.device = _device(self.args.device)
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = check_device("--device", best if self.args.device is None else self.args.device)
         try:
             self.args.out.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
@@ -178,18 +179,6 @@ class Experiment:
             "seconds": round(time.perf_counter() - self._started, 1),
             "versions": versions,
         }
-
-
-def _device(asked: str | None) -> torch.device:
-    if asked is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(asked)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as cause:
-        reason = str(cause).split("\n")[0]
-        raise PyroDropoutError(f"--device {asked!r} cannot be used here: {reason}") from None
-    return device
 
 
 def _plain(value: Any) -> Any:

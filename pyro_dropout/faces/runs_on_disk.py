@@ -20,11 +20,11 @@ from pyro_dropout.faces.datasets import Dataset
 from pyro_dropout.faces.encoding import Encoding, Task
 from pyro_dropout.faces.standard_models import GUIDES, regression_model
 from pyro_dropout.faces.tables import Missing, read_table
-from pyro_dropout.faces.terminal import whole_file
 from pyro_dropout.generative.likelihoods import Categorical
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.inference.checkpoint import load
+from pyro_dropout.inference.whole_file import whole_file
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 FORMAT = 1

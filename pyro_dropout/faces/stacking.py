@@ -19,8 +19,8 @@ def noises(homoscedastic: bool, spread: Tensor) -> Tensor:
     Of a heteroscedastic noise they are log factors, around zero.
     """
     if homoscedastic:
-        return torch.linspace(-1.0, 14.0, 91) - spread.log().unsqueeze(-1)
-    return torch.linspace(-4.0, 4.0, 49).expand(len(spread), -1)
+        return torch.linspace(-1.0, 14.0, 181) - spread.log().unsqueeze(-1)
+    return torch.linspace(-4.0, 4.0, 97).expand(len(spread), -1)
 
 
 def best_noise(tried: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,7 @@
 import contextlib
 import json
 import math
-import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -55,30 +53,6 @@ def plain_warnings() -> Iterator[None]:
         warnings.simplefilter("default")
         warnings.showwarning = show
         yield
-
-
-@contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside ``path`` to write to; the file takes its own name only if nothing goes wrong.
-
-    Example:
-        >>> folder = Path(tempfile.mkdtemp())
-        >>> with whole_file(folder / "words.txt") as beside:
-        ...     _ = beside.write_text("all of it")
-        >>> [each.name for each in folder.iterdir()]
-        ['words.txt']
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix="-" + path.name)
-    os.close(handle)
-    beside = Path(name)
-    try:
-        yield beside
-        mask = os.umask(0)
-        os.umask(mask)
-        beside.chmod(0o666 & ~mask)  # a temporary file is for its owner alone
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Callable[[int, int], bool]) -> None:

@@ -100,7 +100,7 @@ class Gaussian(Likelihood):
     def of_log(cls, log_tau: Tensor) -> "Gaussian":
         """Return the likelihood with this log τ, which is not looked at: a tracer's tensor will do."""
         made = cls()
-        made.log_tau = log_tau  # type: ignore[assignment]
+        made.register_buffer("log_tau", log_tau)
         return made
 
     @property

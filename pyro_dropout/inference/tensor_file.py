@@ -5,11 +5,8 @@ and the facts have one of their own, so that a flipped bit is found before anyth
 its place, forced to the disk and renamed, so that the old one stays until the new one is whole.
 """
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from pyro_dropout.inference.whole_file import whole_file
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 FORMAT = 1
@@ -59,44 +57,12 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mappin
         >>> tensors["x"].tolist(), facts["step"]
         ([0, 1, 2], 7)
     """
-    path = Path(path)
     ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     told = {"format": FORMAT, "facts": facts, "tensors": {name: digest(tensor) for name, tensor in ready.items()}}
     text = json.dumps(told, sort_keys=True)
     header = {_KEY: text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    write_bytes(path, save(ready, header))
-
-
-def write_bytes(path: str | Path, content: bytes) -> None:
-    """Write a file beside its place, force it to the disk, and put it there; on any error the old file stays."""
-    path = Path(path)
-    handle, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            os.chmod(beside, _mode(path))  # a temporary file is its owner's alone
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(beside)
-        raise
-    with contextlib.suppress(OSError):  # some file systems have no folders to force
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-
-def _mode(path: Path) -> int:
-    """Return the permissions of a file that is replaced, or those that a new one has here."""
-    if path.exists():
-        return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+    with whole_file(path) as beside, beside.open("wb") as file:
+        file.write(save(ready, header))
 
 
 def read_facts(path: str | Path) -> dict[str, Any]:

@@ -144,3 +144,16 @@ def check_count(name: str, value: Any) -> None:
     """Raise unless ``value`` is a whole number of at least one."""
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
         raise RangeError(f"{name} must be a whole number of at least 1; got {value!r}.")
+
+
+def check_device(name: str, value: Any) -> torch.device:
+    """Return the device that a value stands for, or say why it cannot be used here."""
+    try:
+        device = torch.device(value)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as cause:  # each backend has its own way
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
+        raise PyroDropoutError(
+            f"{name} must be a torch device that can be used here, such as 'cpu' or 'cuda'; got {value!r}: {reason}"
+        ) from None
+    return device

@@ -17,19 +17,9 @@ from pyro_dropout.faces.cli import app, main
 from pyro_dropout.faces.collection import UCI_NAMES, VARIABLE
 from pyro_dropout.faces.download import Item
 from pyro_dropout.inference.resumption import Keeper
-from tests.faces.command import FEW, contents, houses, run, table_of, trees, written
+from tests.faces.command import FEW, contents, houses, run, table_of, written
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run on houses, a run on trees, and both tables; not to be written to."""
-    folder = tmp_path_factory.mktemp("fitted")
-    for name, text in (("houses", houses()), ("trees", trees())):
-        done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, *FEW)
-        assert done.exit_code == 0, done.stderr
-    return folder
 
 
 # --- fit, resume, predict ---------------------------------------------------------------------------------------------

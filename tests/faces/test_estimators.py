@@ -370,7 +370,7 @@ def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) ->
         ({"validation_fraction": 1.0}, "validation_fraction must lie strictly between 0 and 1; got 1.0"),
         ({"validation_fraction": 0.99}, "holds back 59 of 60 rows"),
         ({"compile": "always"}, "compile must be 'auto', True or False; got 'always'"),
-        ({"device": "nowhere"}, "device must be None or a torch device that is here.* got 'nowhere'"),
+        ({"device": "nowhere"}, "device must be a torch device that can be used here.* got 'nowhere'"),
     ],
     ids=str,
 )

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyro_dropout import DamagedFileError, PyroDropoutError
-from pyro_dropout.inference import tensor_file
 from pyro_dropout.inference.tensor_file import digest, read_facts, read_tensors, write_tensors
 
 TYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
@@ -200,10 +199,13 @@ class Full:
 def test_a_disk_that_fills_at_any_byte_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x"
     old = made(path)
-    real = os.fdopen
+    real = Path.open
     for room in range(0, len(old) + 1, 97):
-        full = mock.Mock(side_effect=lambda handle, mode, room=room: Full(real(handle, mode), room))
-        with mock.patch.object(tensor_file.os, "fdopen", full), pytest.raises(OSError, match="No space"):
+
+        def full(self: Path, mode: str, room: int = room) -> Full:
+            return Full(real(self, mode), room)
+
+        with mock.patch.object(Path, "open", full), pytest.raises(OSError, match="No space"):
             write_tensors(path, {"other": torch.ones(100)}, {})
         assert path.read_bytes() == old
         assert [found.name for found in tmp_path.iterdir()] == ["x"]
@@ -214,7 +216,7 @@ def test_a_fault_on_the_way_leaves_the_old_file(tmp_path: Path, call: str) -> No
     path = tmp_path / "x"
     old = made(path)
     with (
-        mock.patch.object(tensor_file.os, call, side_effect=OSError(errno.EIO, "I/O error")),
+        mock.patch.object(os, call, side_effect=OSError(errno.EIO, "I/O error")),
         pytest.raises(OSError, match="I/O error"),
     ):
         write_tensors(path, {"other": torch.ones(2)}, {})
