@@ -6,6 +6,7 @@ one program, in which a layer of all replicas is one batched matrix product.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyro
@@ -17,12 +18,15 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.inference.compiled import traced
 from pyro_dropout.inference.elbo import ELBO
+from pyro_dropout.inference.facts import told_loss, told_update
 from pyro_dropout.inference.functional import Buffers, Parameters, make_step, quietly
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import loop
 from pyro_dropout.inference.replicas import check_alike, check_pure
+from pyro_dropout.inference.resumption import Checkpoint, Keeper
 from pyro_dropout.inference.runs import Batches, Run
 from pyro_dropout.inference.svi import Compile, check_compile
+from pyro_dropout.inference.tensor_file import digest
 from pyro_dropout.inference.training import check_length
 from pyro_dropout.inference.updates import Schedule, Update, named
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -34,10 +38,12 @@ class FleetRun(Run):
     Attributes:
         total: how many steps ``fit`` takes.
         names: what each of ``values`` is: its path in the first replica's model or guide.
+        facts: says what must be the same in a training that is taken up again.
     """
 
     total: int
     names: list[str]
+    facts: Callable[[], dict[str, Any]]
 
 
 class Fleet:
@@ -122,7 +128,15 @@ class Fleet:
         part._replicas = [self._replicas[k] for k in picked]
         return part
 
-    def fit(self, x: Tensor, y: Tensor, *, progress: bool = True, **options: Any) -> History:
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        progress: bool = True,
+        checkpoint: str | Path | Checkpoint | None = None,
+        **options: Any,
+    ) -> History:
         """Train all replicas, each on its own rows of one set of data.
 
         A replica whose loss stops being a number is left behind: it keeps the parameters that it came with, a warning
@@ -132,6 +146,7 @@ class Fleet:
             x: inputs that all replicas draw from, (N, ...).
             y: targets.
             progress: show a progress bar.
+            checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call goes on from there.
             options: as ``prepare`` takes them: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
                 ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``seed``, ``device``.
 
@@ -139,7 +154,8 @@ class Fleet:
             The history, with losses (steps, E).
         """
         run = self.prepare(x, y, **options)
-        history = loop(run, run.total, progress)
+        keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
+        history = loop(run, run.total, progress, keeper=keeper)
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -237,6 +253,15 @@ class Fleet:
         options: Any = {"inputs": tuple(fixed), "batches": batches, "compile": compile}
         run = FleetRun(step, values, update, write=write, lr=rate, **options)
         run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
+        run.facts = lambda: {
+            **{name: digest(tensor) for name, tensor in {"x": x, "y": y, "indices": rows, "lr": rate}.items()},
+            "settings": [digest(buffer) for buffer in self.buffers()],
+            "replicas": len(self),
+            "batch": batch,
+            "update": told_update(update),
+            "loss": told_loss(loss),
+            "seed": seed,
+        }
         paths = {id(parameter): path for path, parameter in _by_path(self[0]).items()}
         run.names = [paths[id(value)] for value in parameters.by_name.values()]
         return run

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.inference.elbo import ELBO
+from pyro_dropout.inference.facts import told_loss, told_update
 from pyro_dropout.inference.functional import Buffers, Parameters, make_gradients, make_step, quietly, unvalidated
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import Watch, loop
@@ -109,7 +110,7 @@ def fit(
         watch = Watch(model, guide, run, validation, patience, check_every or max(1, total // 50))
     keeper = None
     if checkpoint is not None:
-        facts = {**task.facts(), "update": _told(update), "batch": batch, "seed": seed}
+        facts = {**task.facts(), "update": told_update(update), "batch": batch, "seed": seed}
         facts |= {} if watch is None else {"validation": watch.facts()}
         keeper = Keeper(checkpoint, run, model, guide, facts, watch)
     return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper)
@@ -164,18 +165,6 @@ def _update(
     return optim if found is None else found
 
 
-def _told(update: Update | torch.optim.Optimizer) -> Any:
-    """Return what an optimiser does, so that two of a kind with other settings are told apart: a few of its steps."""
-    if isinstance(update, torch.optim.Optimizer):
-        return type(update).__name__
-    p, state = [torch.ones(2)], update.start([torch.ones(2)])
-    seen: list[float] = []
-    for t in (1.0, 2.0, 1000.0, 100_000.0):
-        p, state = update.step(p, [torch.tensor([0.3, -7.0])], state, torch.tensor(t), torch.tensor(update.lr))
-        seen += p[0].tolist()
-    return [update.name, update.clip_norm, update.clip_value, *seen]
-
-
 @dataclass
 class _Task:
     """What is fitted to what."""
@@ -211,10 +200,7 @@ class _Task:
 
     def facts(self) -> dict[str, Any]:
         """Return what must be the same in a training that is taken up again."""
-        loss = {"kind": type(self.loss).__name__} | {
-            name: value for name, value in vars(self.loss).items() if isinstance(value, str | int | float | bool)
-        }
-        return {"x": digest(self.x), "y": digest(self.y), "loss": loss}
+        return {"x": digest(self.x), "y": digest(self.y), "loss": told_loss(self.loss)}
 
     def blame(self) -> str:
         """Name a site whose term is not a number at the present parameters; "" where all are."""

@@ -1,5 +1,6 @@
 """Fleets: every replica is what it would have been alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pyro
@@ -191,3 +192,21 @@ def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Modu
 
     with pytest.raises(pd.PyroDropoutError, match=r"another structure.*other layers"):
         pd.Fleet(build, {"k": [0, 1]})
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path: Path, compile: bool) -> None:
+    x, y = data()
+
+    def trained(folder: Path | None, steps: int, keep: float = 0.8) -> pd.Fleet:
+        fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.9, keep, 0.95]})
+        how = {"steps": steps, "batch_size": 16, "lr": 0.01, "schedule": pd.inverse_decay(), "seed": 5}
+        fleet.fit(x, y, checkpoint=folder, compile=compile, progress=False, **how)
+        return fleet
+
+    whole, _, resumed = trained(None, 50), trained(tmp_path, 23), trained(tmp_path, 50)
+    for (_, mine), (_, theirs) in zip(whole, resumed, strict=True):
+        for name, value in mine.mean().items():
+            assert torch.equal(value, theirs.mean()[name])
+    with pytest.raises(pd.PyroDropoutError, match="these differ: settings"):
+        trained(tmp_path, 60, keep=0.7)
