@@ -2,12 +2,12 @@
 
     (1/2N) Σ‖y - f(x)‖² + λ Σ‖M‖²  =  -ELBO/(Nτ) + constant,    λ = l²p/(2Nτ) = 10⁻⁶                       (eq. 3)
 
-Networks learn 23 years of CO₂ at Mauna Loa, less its trend, and are asked about the years after. SGD on minus the ELBO,
-with its rate divided by Nτ, takes the steps of SGD on eq. 3: λ alone decides what dropout learns, and τ only how λ is
-read, as noise τ⁻¹ and a prior N(0, l⁻²), l² = 2Nτλ/p. Beside it: standard dropout (mean weights), a GP, other guides.
+Networks learn 23 years of CO₂, less its trend, and are asked about the years after. SGD on minus the ELBO, its rate
+divided by Nτ, takes the steps of SGD on eq. 3: λ decides what dropout learns, τ only how λ is read, l² = 2Nτλ/p.
 """
 
 from itertools import pairwise, product
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyro
@@ -19,7 +19,7 @@ from pyro_dropout.answers.few_draws import few_draws
 from pyro_dropout.faces.bands import PALETTE, band_panels, curve_panels
 from pyro_dropout.faces.collection import co2_paper
 from pyro_dropout.faces.experiment import VERDICTS, Experiment
-from pyro_dropout.faces.other_guides import other_guides
+from pyro_dropout.faces.other_guides import fit_beside, other_guides
 
 LAMBDA, RATE = 1e-6, 0.01  # the paper's weight decay, and its rate before the schedule (1 + 10⁻⁴t)^(-1/4)
 TAU = 100.0  # noise of 0.1: a monthly mean is good to some 0.2 ppm, and y is in units of some 2 ppm
@@ -32,7 +32,6 @@ DEPTHS, KINDS, DROPPED = (4, 5), ("ReLU", "TanH"), (0.1, 0.2)
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
 
 
-# --- the model and its posteriors -------------------------------------------------------------------------------------
 class Activation(nn.Module):
     """ReLU or TanH as a number says, so that networks of both are one structure, and train as one fleet."""
 
@@ -71,23 +70,20 @@ def train(x, y, args, device):
         return net, guide(net, dropped)
 
     found, rate = {}, RATE / (TAU * len(x))
-    for depth in DEPTHS:
+    for depth in args.depths:
         keys = list(product([depth], KINDS, DROPPED))
         fleet = pd.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
+        how["checkpoint"] = args.checkpoints and args.checkpoints / str(depth)
         fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
-    for name, make in OTHERS.items():
-        net, _ = build(4, "ReLU", 0.1)
-        found[name] = net, make(net)
-        try:
-            pd.fit(*found[name], x, y, steps=args.guide_steps, lr=1e-3, **how)
-        except pd.DivergedError as cause:  # it is judged by the last parameters that were numbers
-            print(f"{name}: {cause}")
+    if len(args.depths) < len(DEPTHS):
+        return None  # a part, kept in checkpoints for a run that joins them
+    how |= {"checkpoint": None, "steps": args.guide_steps}
+    found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], OTHERS, x, y, **how)
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 
 
-# --- what they answer -------------------------------------------------------------------------------------------------
 class Questions:
     """The places that every posterior is asked about: ``data``, the months ``after`` it, a ``grid`` and ``points``."""
 
@@ -102,11 +98,11 @@ class Questions:
         asked = pd.predict(net, posterior, self.x, samples=args.samples, method=method, seed=args.seed, chunk=2**16)
         f, mean, std, spread = (t[..., 0].cpu() for t in (asked.samples, asked.mean, asked.std, asked.epistemic.sqrt()))
         error = (mean - self.y[:, 0])[self.after] / std[self.after]
-        row, at = {"std on data": spread[self.data].mean().item()}, spread[self.points].tolist()
-        row |= {f"at {x:g}": value for x, value in zip((NEAR, FAR, LIMIT), at, strict=True)}
+        at = dict(zip((NEAR, FAR, LIMIT), spread[self.points].tolist(), strict=True))
+        row = {"std on data": spread[self.data].mean().item()} | {f"at {x:g}": value for x, value in at.items()}
         row |= {"RMSE after": rms(error * std[self.after]), "error / σ": rms(error)}
-        row["in ±2σ"] = (error.abs() <= 2).double().mean().item()
-        row["log p after"] = asked.log_prob(self.y)[self.after].mean().item()
+        log_p = asked.log_prob(self.y)[self.after].mean().item()
+        row |= {"in ±2σ": (error.abs() <= 2).double().mean().item(), "log p after": log_p}
         return SimpleNamespace(f=f, mean=mean, std=std, spread=spread, at=at, row=row)
 
 
@@ -125,10 +121,10 @@ def judged(mc, standard, questions):
     rows = [(one.row["in ±2σ"], one.row["error / σ"], mc[key].row["in ±2σ"]) for key, one in standard.items()]
     words = f"±2σ hold {{}} of the months after (< {SURE} asked), errors are {{}} σ; ±2σ of MC dropout hold {{}}"
     yield "Standard dropout is wrong far from the data, and sure of it", rows, lambda row: row[0] < SURE, words
-    rows = [(answer.at[1] / answer.at[0],) for key, answer in mc.items() if key[1] == "ReLU"]
+    rows = [(answer.at[FAR] / answer.at[NEAR],) for key, answer in mc.items() if key[1] == "ReLU"]
     words = f"std at {FAR} over std at {NEAR}: {{}}; ≥ {GROWS} asked"
     yield "With ReLU the uncertainty grows away from the data", rows, lambda row: row[0] >= GROWS, words
-    rows = [(answer.at[2] / answer.at[1],) for key, answer in mc.items() if key[1] == "TanH"]
+    rows = [(answer.at[LIMIT] / answer.at[FAR],) for key, answer in mc.items() if key[1] == "TanH"]
     words = f"std at {LIMIT} over std at {FAR}: {{}}; ≤ {BOUNDED} asked"
     yield "With TanH the uncertainty stays bounded", rows, lambda row: row[0] <= BOUNDED, words
     words = f"beyond the data means are {{}} stds apart, and stds a factor of {{}}; ≤ {ASIDE} and ≤ {AGREE} asked"
@@ -160,7 +156,7 @@ def spreads(mc, questions):
     figure = curve_panels(curves, xlabel="x (dashed: the data's end)", ylabel="std of f", size=(4.5, 3.8), share=True)
     for axes in figure.axes:
         axes.axvline(questions.x[questions.data].max(), color="black", ls="--", lw=0.8)
-        axes.set_yscale("log")
+        axes.set(yscale="log")
     return figure
 
 
@@ -171,10 +167,14 @@ def main(argv=None):
     experiment.option("--gp-steps", type=int, default=300, quick=20, help="of Adam for the GP (300)")
     experiment.option("--width", type=int, default=1024, quick=16, help="hidden units in each layer (1024)")
     experiment.option("--samples", type=int, default=1000, quick=40, help="draws T for each prediction (1000)")
+    experiment.option("--depths", nargs="+", type=int, choices=DEPTHS, default=DEPTHS, help="one: learn, and stop")
+    experiment.option("--checkpoints", type=Path, metavar="FOLDER", help="to go on from, and to join parts")
     args, data = experiment.start(argv), co2_paper()
     if experiment.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: its rounding is nothing beside dropout's noise
     questions, found = Questions(data), train(data.x, data.y, args, experiment.device)
+    if found is None:
+        return None
     answers = {name: questions.ask(*pair, args) for name, pair in found.items()}
     mc = {key: answer for key, answer in answers.items() if isinstance(key, tuple)}
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
@@ -182,13 +182,13 @@ def main(argv=None):
     named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
     named |= {name: answers[name] for name in ("GP", *OTHERS)}
     note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
-    experiment.table("CO₂, extrapolated", [{"posterior": name, **named[name].row} for name in named], note)
+    experiment.table("CO₂, extrapolated", [{"posterior": name, **answer.row} for name, answer in named.items()], note)
     for text, rows, rule, words in judged(mc, standard, questions):
         passed = [rule(row) for row in rows]
         ranges = [f"{min(values):.2f} to {max(values):.2f}" for values in zip(*rows, strict=True)]
         experiment.claim(text, VERDICTS[(not all(passed)) + (not any(passed))], words.format(*ranges))
-    four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"]}
-    four |= {"MC dropout, ReLU": mc[5, "ReLU", 0.1], "MC dropout, TanH": mc[5, "TanH", 0.1]}
+    four = {f"MC dropout, {kind}": mc[5, kind, 0.1] for kind in KINDS}
+    four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"], **four}
     experiment.figure("co2", panels(four, questions, data, 2), "Five layers with dropout 0.1, and the GP")
     experiment.figure("co2_std", spreads(mc, questions), "Standard deviation of f against x, for eight networks")
     six = {"MC dropout 0.1": mc[4, "ReLU", 0.1]} | {name: answers[name] for name in OTHERS}

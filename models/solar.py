@@ -21,7 +21,7 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.faces.collection import solar
 from pyro_dropout.faces.experiment import Experiment
-from pyro_dropout.faces.other_guides import other_guides
+from pyro_dropout.faces.other_guides import fit_beside, other_guides
 
 DEPTH, DROPPED, RATE = 5, 0.1, 5e-3  # the paper's, with the schedule of its first experiment
 LAMBDAS = (5e-7, 5e-6, 5e-2)  # the paper's, then its authors' files'
@@ -68,13 +68,7 @@ def train(x, y, args, device):
     fleet, rate = pd.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
     fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
     found = dict(zip(LAMBDAS, fleet, strict=True))
-    for name, make in OTHERS.items():
-        net, _ = build(LAMBDAS[0])
-        found[name] = net, make(net)
-        try:
-            pd.fit(*found[name], x, y, steps=args.guide_steps, lr=1e-3, **how)
-        except pd.DivergedError as cause:  # it is judged by the last parameters that were numbers
-            print(f"{name}: {cause}")
+    found |= fit_beside(lambda: build(LAMBDAS[0])[0], OTHERS, x, y, steps=args.guide_steps, **how)
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 

@@ -1,7 +1,9 @@
 """The posteriors that stand beside MC dropout in the experiments on series: one network and prior, five more guides."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from pyro_dropout.guides import (
     AutoConcreteDropout,
@@ -10,6 +12,8 @@ from pyro_dropout.guides import (
     AutoMultiplicative,
     AutoRowMixture,
 )
+from pyro_dropout.inference.history import DivergedError
+from pyro_dropout.inference.training import fit
 from pyro_dropout.mathematics.errors import check_positive
 
 _NEXT_TO_ALL = 0.999  # a keep that is learned starts below 1, and noise that is multiplied is more than none
@@ -47,3 +51,39 @@ def other_guides(
         "row mixture": lambda model: AutoRowMixture(model, init="paper", init_scale=init_scale),
         "low rank": lambda model: AutoLowRank(model, rank=rank, init="paper", init_scale=init_scale),
     }
+
+
+def fit_beside(
+    build: Callable[[], Any], guides: Mapping[str, Callable[[Any], Any]], x: Tensor, y: Tensor, **how: Any
+) -> dict[str, tuple[Any, Any]]:
+    """Fit each of several guides to a model of its own; one that diverges keeps the last parameters that were numbers.
+
+    Args:
+        build: makes the model.
+        guides: makers of guides by name, such as ``other_guides`` returns.
+        x: inputs.
+        y: targets.
+        how: for ``fit``.
+
+    Returns:
+        (model, guide) by name.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from pyro_dropout.faces.other_guides import fit_beside
+        >>> build = lambda: pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(4.0))
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> quiet = {"compile": False, "progress": False}
+        >>> found = fit_beside(build, {"mean field": pd.AutoMeanField}, x, x, steps=5, **quiet)
+        >>> list(found)
+        ['mean field']
+    """
+    found = {}
+    for name, make in guides.items():
+        model = build()
+        found[name] = model, make(model)
+        try:
+            fit(*found[name], x, y, **how)
+        except DivergedError as cause:
+            print(f"{name}: {cause}", flush=True)
+    return found

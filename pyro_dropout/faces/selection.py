@@ -76,7 +76,8 @@ def choose(
 
     Args:
         build: makes one replica: ``build(x, y, **setting)`` -> (model, guide), with the rows that it will train on.
-        grid: the values of each setting; all combinations are tried.
+        grid: the values of each setting; all combinations are tried. "lr" is the replica's learning rate, and goes to
+            the training and not to ``build``.
         x: inputs, (N, Q).
         y: targets, (N, 1).
         train_rows: rows of x for training, one tensor for each split.
@@ -120,12 +121,12 @@ def choose(
         ]
     ).to(device)
     torch.manual_seed(seed)
+    values = {name: [each[name] for each in combinations for _ in range(folds + 1)] * splits for name in grid}
+    if "lr" in values:
+        options = options | {"lr": torch.tensor(values.pop("lr"))}
     fleet = Fleet(
         lambda row, **setting: build(at_home[0][row.unique()], at_home[1][row.unique()], **setting),
-        {
-            "row": list(rows.cpu()),
-            **{name: [each[name] for each in combinations for _ in range(folds + 1)] * splits for name in grid},
-        },
+        {"row": list(rows.cpu()), **values},
         progress=progress,
     )
     history = fleet.fit(x, y, indices=rows, progress=progress, seed=seed, **options)
