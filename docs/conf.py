@@ -19,7 +19,7 @@ extensions = [
     "sphinx.ext.mathjax",
     "sphinxcontrib.bibtex",
 ]
-exclude_patterns = ["_build", "benchmarks/*.md", "conf.py", "make_figures.py"]  # the tables are part of benchmarks.md
+exclude_patterns = ["_build", "benchmarks/*.md", "results/*.md", "conf.py", "make_figures.py"]  # parts of pages
 html_theme = "furo"
 html_title = f"pyro_dropout {version}"
 SMALL_CODE = {"code-font-size": "0.72rem"}  # lines of 120 characters are long for a column of text

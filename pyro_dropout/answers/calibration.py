@@ -21,7 +21,7 @@ from pyro_dropout.answers.normal_mixture import (
     normal_pieces,
 )
 from pyro_dropout.answers.prediction import Prediction
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, describe
 from pyro_dropout.mathematics.shapes import Float
 
 _F64 = torch.float64
@@ -134,11 +134,12 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
         ([1.0, 1.0], True, 0.3)
     """
-    asked = _LEVELS if levels is None else tuple(float(level) for level in levels)
-    if not asked:
-        raise ShapeError("levels must hold at least one level; got none.")
-    for level in asked:
+    given: Any = _LEVELS if levels is None else levels.tolist() if isinstance(levels, Tensor) else levels
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise ShapeError(f"levels must hold at least one level, as a list; got {describe(levels)}.")
+    for level in given:
         _check_level("levels", level)
+    asked = tuple(float(level) for level in given)
     where = _pit(prediction, y, "coverage_curve")
     width = torch.zeros(len(asked), dtype=_F64)
     for _, loc, scale in normal_pieces(prediction):

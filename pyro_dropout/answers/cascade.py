@@ -135,6 +135,10 @@ def cascade(
 
 
 def _called(name: str, predict: Callable[[Tensor], Prediction], x: Tensor) -> Prediction:
+    if not callable(predict):
+        raise PyroDropoutError(
+            f"{name} must be a function of x that returns a Prediction; got {type(predict).__name__} {predict!r}."
+        )
     found = predict(x)
     if not isinstance(found, Prediction) or len(found.mean) != len(x):
         raise PyroDropoutError(

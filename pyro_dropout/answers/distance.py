@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from pyro_dropout.answers.normal_mixture import check_prediction
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.streams import base_of, is_class, is_normal
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -66,6 +67,8 @@ def predictive_distance(
     """
     if of not in ("y", "f"):
         raise RangeError(f"of must be 'y' or 'f'; got {of!r}.")
+    for each in (prediction, reference):
+        check_prediction(each)
     if prediction.samples.shape[1:] != reference.samples.shape[1:]:
         shapes = [tuple(each.samples.shape[1:]) for each in (prediction, reference)]
         raise ShapeError(

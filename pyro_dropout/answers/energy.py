@@ -60,7 +60,7 @@ class Energy:
             self._x, self._y = exact
             try:
                 self._of_one(torch.from_numpy(self._flat(sites)))
-            except RuntimeError:
+            except (RuntimeError, PyroDropoutError):
                 self._x, self._y = self._given
                 self._types = {name: site["value"].dtype for name, site in sites.items()}
 

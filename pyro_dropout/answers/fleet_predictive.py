@@ -19,7 +19,7 @@ from pyro_dropout.answers.weight_draws import PerExample
 from pyro_dropout.inference.compiled import Program, traced
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.functional import Buffers, Parameters, quietly, unvalidated
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_finite
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_finite, check_seed
 
 _CPU_ROWS, _CUDA_ROWS = 2**15, 2**20  # of one forward pass of all replicas
 
@@ -114,6 +114,11 @@ def predict_fleet(
     if chunk is not None:
         check_count("chunk", chunk)
     check_finite("x", x)
+    check_seed(seed)
+    if not isinstance(fleet, Fleet):
+        raise PyroDropoutError(
+            f"fleet must be a pyro_dropout.Fleet; got {type(fleet).__name__}. For one model and guide use predict."
+        )
     place = fleet.place()
     x = x.to(place)
     rows = fleet.rows(x, indices)

@@ -17,7 +17,15 @@ from pyro_dropout.answers.weight_draws import Weights
 from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_pairs, check_seed
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    ShapeError,
+    check_count,
+    check_finite,
+    check_pairs,
+    check_seed,
+    describe,
+)
 
 F64 = torch.float64
 SAMPLED = "draws of a sampler come from the posterior itself and have no density q(w)."
@@ -76,8 +84,14 @@ def joint_draws(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, 
     check_seed(seed)
     check_pairs("x and y", x, y)
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(model, posterior)]
-    for each, _ in pairs:
+    for each, q in pairs:
         likelihood_of(each)
+        if not callable(q) and not hasattr(q, "weights"):
+            raise PyroDropoutError(
+                f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
+            )
+    if x.is_floating_point():
+        check_finite("x", x)
     device = torch.device(move_to(None, (part for pair in pairs for part in pair)))
     x, y = x.to(device), y.to(device)
     with seeded(seed, device), evaluating(*(part for pair in pairs for part in pair)):
@@ -168,6 +182,8 @@ def _visit(model: Any, weights: Weights, t: int, x: Tensor, y: Tensor) -> tuple[
     if not isinstance(f, Tensor) or f.dim() < 2 or f.shape[-2] != len(x):
         got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
+    if t == 0:
+        model.likelihood.check_values(f, y)
     priors: dict[str, Any] = {}
     for name, site in trace.nodes.items():
         if site["type"] != "sample" or site_is_subsample(site):

@@ -5,11 +5,13 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.shards import Shard, predict_together
 from pyro_dropout.answers.snapshot import frozen
 from pyro_dropout.answers.streams import Running, Sums, block_sums
 from pyro_dropout.answers.walk import Block, Walk
 from pyro_dropout.answers.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
 from pyro_dropout.generative.likelihoods import likelihood_of
+from pyro_dropout.inference.distributed import join
 from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
@@ -17,6 +19,7 @@ from pyro_dropout.mathematics.errors import (
     ShapeError,
     check_count,
     check_finite,
+    check_flag,
     check_seed,
 )
 
@@ -39,6 +42,8 @@ def predict(
     compile: bool = False,
     chunk: int | None = None,
     progress: bool = False,
+    distributed: bool = False,
+    shard: Shard = "points",
 ) -> Prediction:
     """Predict the targets at ``x``: the model's outputs averaged over draws of its weights.
 
@@ -62,6 +67,10 @@ def predict(
         chunk: rows, pairs of a draw and a point, of one forward pass; by default what fits into memory. It is halved
             whenever memory runs out.
         progress: whether to show a bar.
+        distributed: whether this is one of several processes that torchrun has started, which share the work; all make
+            the same call and all get the whole answer. Where samples are not kept, ``log_prob`` and ``covariance`` of
+            it must be asked by all as well.
+        shard: what they share out, "points" or "samples"; draws differ from those of one process.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -84,8 +93,16 @@ def predict(
     if not (keep_samples == "auto" or isinstance(keep_samples, bool)):
         raise RangeError(f"keep_samples must be 'auto', True or False; got {keep_samples!r}.")
     check_seed(seed)
+    check_flag("compile", compile)
+    if posterior is None:
+        raise PyroDropoutError("posterior must be a guide, or what nuts, conjugate or gp_posterior give; got None.")
     samples = 1 if method == "standard" else samples
     _check_met(posterior)
+    if distributed:
+        return _together(
+            model, posterior, x, shard, samples=samples, method=method, shared=shared, seed=seed,
+            keep_samples=keep_samples, compile=compile, chunk=chunk, progress=progress
+        )  # fmt: skip
     options: Any = {"chunk": chunk, "seed": seed, "compile": compile}
     walk = _walk(model, posterior, x, samples, method, shared, options)
     likelihood = frozen(likelihood)
@@ -105,6 +122,15 @@ def predict(
     if not keep:
         walk.remember()
     return Prediction(likelihood, running.sums, samples, walk.like, kept, None if keep else walk)
+
+
+def _together(model: Any, posterior: Any, x: Tensor, shard: Shard, **asked: Any) -> Prediction:
+    """Make the prediction on all ranks; whether samples are kept is decided by all of them that there are."""
+    group = join(x.device)
+    if asked["keep_samples"] == "auto":
+        one = predict(model, posterior, x[:1], **{**asked, "samples": 1, "keep_samples": True, "seed": 0})
+        asked["keep_samples"] = one.samples.numel() * asked["samples"] * len(x) <= _FEW
+    return predict_together(group, predict, model, posterior, x, shard, **asked)
 
 
 def _check_points(model: Any, x: Any) -> None:

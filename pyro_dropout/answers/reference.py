@@ -18,7 +18,14 @@ from pyro_dropout.answers.snapshot import evaluating
 from pyro_dropout.answers.weight_draws import WholeFunctions
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import RangeError, check_count, check_finite, check_pairs
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    check_count,
+    check_finite,
+    check_pairs,
+    describe,
+)
 
 _AGREE = 1.01  # Vehtari et al. (2021): chains with a larger R-hat are not to be used
 _MOST_POINTS = 50  # at which R-hat is taken
@@ -80,6 +87,8 @@ def nuts(
     if not 0 < target_accept < 1:
         raise RangeError(f"target_accept must lie strictly between 0 and 1; got {target_accept!r}.")
     check_compile(compile)
+    if not callable(model):
+        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
     check_pairs("x and y", x, y)
     for label, data in (("x", x), ("y", y)):
         if data.is_floating_point():

@@ -15,7 +15,7 @@ from pyro_dropout.answers.normal_mixture import check_prediction, checked_target
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.streams import Running, block_log_prob, block_sums, is_class
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.mathematics.errors import PyroDropoutError, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_positive, describe
 
 _F64 = torch.float64
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -134,6 +134,8 @@ def with_tau(prediction: Prediction, tau: float) -> Prediction:
     """
     _check_gaussian(prediction, "with_tau")
     check_positive("tau", tau)
+    if torch.as_tensor(tau).numel() != 1:
+        raise ShapeError(f"tau must be one number for all targets; got {describe(tau)}.")
     return reweighted(prediction, Gaussian(float(tau)).to(prediction.samples.device), prediction.samples)
 
 

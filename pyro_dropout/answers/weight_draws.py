@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.inference.per_example import per_example
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
 Weights = dict[str, Tensor]
@@ -32,6 +32,10 @@ class PerExample:
     """Weights of its own for every pair of a draw and a data point: draws are repeated points of one forward pass."""
 
     def __init__(self, model: Any, posterior: Any) -> None:
+        if not callable(posterior):
+            raise PyroDropoutError(
+                f"posterior must be a guide, or what nuts, conjugate or gp_posterior give; got {describe(posterior)}."
+            )
         self.model, self.posterior = model, posterior
         self._flips = False
 
@@ -73,6 +77,11 @@ class WholeFunctions:
     """Weights that all data points share, so that one draw is one function."""
 
     def __init__(self, model: Any, posterior: Any) -> None:
+        known = callable(posterior) or hasattr(posterior, "sample_weights") or hasattr(posterior, "sample_functions")
+        if not known:
+            raise PyroDropoutError(
+                f"posterior must be a guide, or what nuts, conjugate or gp_posterior give; got {describe(posterior)}."
+            )
         self.model, self.posterior = model, posterior
 
     def begin(self) -> None:

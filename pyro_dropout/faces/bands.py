@@ -233,7 +233,7 @@ def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: in
     for axes in [] if images is None else rows[1]:
         axes.imshow(torch.cat(list(torch.as_tensor(images).cpu()), 1).numpy(), cmap="Greys")
         axes.axis("off")
-    rows[0, 1].legend(frameon=False, loc="upper right")
+    rows[0, 1].legend(frameon=False, loc="center left")
     return figure
 
 

@@ -49,7 +49,7 @@ def compare(
     batch_size: options.BatchSize = None,
     samples: options.Samples = 300,
     seed: options.Seed = 0,
-    device: options.Device = None,
+    device: options.Device = "auto",
     no_compile: options.NoCompile = False,
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the results.", rich_help_panel="Output")] = Path(
         "out", "compare"

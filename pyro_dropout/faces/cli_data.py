@@ -23,8 +23,9 @@ DATASETS_HELP = (
     "\n\nData come from the folder that PYRO_DROPOUT_DATA names; without it they are bundled with the package or made"
     " by it." + options.examples("datasets", "datasets --download data --only yacht,mnist")
 )
-INFO_HELP = "Say what is installed here: versions, device, threads and the parts of the library." + options.examples(
-    "info", "info --json"
+INFO_HELP = (
+    "Say what is installed here: versions, the device that commands use by default, threads, the parts of the library."
+    + options.examples("info", "info --json")
 )
 
 
@@ -133,12 +134,13 @@ def _versions() -> dict[str, Any]:
 
 
 def _device() -> str:
-    """Return the fastest device that torch can use here, in words."""
+    """Return where commands compute unless --device says otherwise, in words."""
     import torch
 
-    if torch.cuda.is_available():
-        return f"cuda ({torch.cuda.get_device_name()})"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    place = options.place("auto")
+    if place.type == "cuda":
+        return f"cuda ({torch.cuda.get_device_name(place)})"
+    return "cpu (--device mps for the GPU)" if torch.backends.mps.is_available() else "cpu"
 
 
 def _modules(floor: str) -> list[str]:

@@ -36,10 +36,19 @@ def check_guide(option: str, name: str) -> None:
 
 
 def place(device: str | None) -> Any:
-    """Return the torch device that was asked for: the CPU, unless another one is named and answers."""
+    """Return the torch device that was asked for, if it answers; "auto", or nothing said, is a GPU where there is one.
+
+    Example:
+        >>> place("cpu"), place("auto") == place(None)
+        (device(type='cpu'), True)
+    """
+    import torch
+
     from pyro_dropout.mathematics.errors import check_device
 
-    return check_device("--device", "cpu" if device is None else device)
+    if device is None or device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return check_device("--device", device)
 
 
 def _positive(value: float | None) -> float | None:
@@ -58,6 +67,8 @@ def count(value: int | None) -> int | None:
 def _seed(value: int) -> int:
     if value < 0:
         raise typer.BadParameter(f"{value} is negative; a seed is a whole number of at least 0.")
+    if value >= 2**32:
+        raise typer.BadParameter(f"{value} is too large; a seed is a whole number below 2**32.")
     return value
 
 
@@ -75,6 +86,10 @@ def _level(value: float) -> float:
 
 def _guide_completions(incomplete: str) -> list[str]:
     return [name for name in GUIDE_NAMES if name.startswith(incomplete)]
+
+
+def _device_completions(incomplete: str) -> list[str]:
+    return [name for name in ("auto", "cpu", "cuda", "mps") if name.startswith(incomplete)]
 
 
 _READING, _TRAINING, _OUTPUT = "The table", "Computation", "Output"
@@ -132,7 +147,13 @@ Seed = Annotated[
     int, _option(metavar="N", callback=_seed, help="Of the split, the networks and the draws.", panel=_TRAINING)
 ]
 Device = Annotated[
-    str | None, _option(metavar="NAME", help="Where to compute: cpu, cuda, cuda:1, mps.", panel=_TRAINING)
+    str | None,
+    _option(
+        metavar="NAME",
+        help="Where to compute: cpu, cuda, cuda:1, mps; auto is cuda where there is a GPU, else cpu.",
+        panel=_TRAINING,
+        autocompletion=_device_completions,
+    ),
 ]
 NoCompile = Annotated[bool, _option("--no-compile", help="Run steps eagerly: slower, and at once.", panel=_TRAINING)]
 Every = Annotated[

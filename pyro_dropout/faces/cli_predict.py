@@ -1,19 +1,24 @@
 """``pyro-dropout predict``: what a fitted run says of the rows of a table."""
 
 import csv
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pyro_dropout.faces import cli_options as options
-from pyro_dropout.faces.terminal import answer, plain_warnings
+from pyro_dropout.faces.cli_runs import heard
+from pyro_dropout.faces.terminal import answer
 from pyro_dropout.inference.whole_file import whole_file
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pyro_dropout.faces.runs_on_disk import Run
+    from pyro_dropout.faces.table_files import Table
 
 HELP = (
     "Predict with a fitted run for the rows of a table, into a CSV file."
@@ -45,31 +50,39 @@ def predict(
     """Predict with a fitted run for the rows of a table."""
     where = options.place(device)
     from pyro_dropout.faces.runs_on_disk import Run
-    from pyro_dropout.faces.tables import read_inputs
+    from pyro_dropout.faces.tables import read_input_pieces
+    from pyro_dropout.inference.torchrun import local_device, rank_here, started_together
 
     run = Run.read(folder)
     _check_file(out, data)
     model, guide = run.trained(folder)
-    table, x = read_inputs(data, run.encoding, ignore_extra=ignore_extra)
+    size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
+    pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra)
+    together = started_together()
+    where = local_device(where, where) if together else where
     model.to(where), guide.to(where)
-    asked = {"samples": samples, "seed": seed, "progress": not quiet}
-    with plain_warnings():
-        count = _write(out, table.rows, _answers(run, model, guide, x, level, asked))
+    asked = {"samples": samples, "seed": seed, "progress": False, "distributed": together}
+    with heard():
+        found = _answers(run, model, guide, pieces, level, asked)
+        if rank_here():
+            for _ in found:  # its share of each piece; the first process writes
+                pass
+            return
+        count = _write(out, found, progress=not quiet)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
     record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
     answer(record, as_json, [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"])
 
 
 def _answers(
-    run: "Run", model: Any, guide: Any, x: Any, level: float, asked: dict[str, Any]
+    run: "Run", model: Any, guide: Any, pieces: "Iterable[tuple[Table, Tensor]]", level: float, asked: dict[str, Any]
 ) -> Iterator[dict[str, list[Any]]]:
     """Yield a dict of columns for one piece of the rows after the other; all of them from the same draws."""
     from pyro_dropout.answers.predictive import predict as ask
 
     classes = run.encoding.classes
-    size = max(1, _PIECE // (asked["samples"] * max(1, len(classes))))
-    for piece in x.split(size):
-        found = ask(model, guide, piece, shared=True, keep_samples=True, **asked)
+    for table, x in pieces:
+        found = ask(model, guide, x, shared=True, keep_samples=True, **asked)
         if not classes:
             low, high = found.interval(level)
             parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
@@ -79,21 +92,24 @@ def _answers(
             columns = {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-        yield columns
+        yield {"row": table.rows} | columns
 
 
-def _write(path: Path, rows: list[int], pieces: Iterator[dict[str, list[Any]]]) -> int:
+def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -> int:
     """Write the pieces one after the other and return how many rows they had."""
-    done = 0
-    with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file:
+    from tqdm.auto import tqdm
+
+    done, first = 0, next(pieces)  # a table that is refused from the start is refused without a bar
+    bar = tqdm(disable=not progress, unit="row", unit_scale=True, leave=False)
+    with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file, bar:
         writer = csv.writer(file)
-        for columns in pieces:
+        for columns in itertools.chain([first], pieces):
             if not done:
-                writer.writerow(["row", *columns])
+                writer.writerow(columns)
             for values in zip(*columns.values(), strict=True):
-                cells = [f"{value:.7g}" if isinstance(value, float) else value for value in values]
-                writer.writerow([rows[done], *cells])
-                done += 1
+                writer.writerow([f"{value:.7g}" if isinstance(value, float) else value for value in values])
+            done += len(columns["row"])
+            bar.update(len(columns["row"]))
     return done
 
 

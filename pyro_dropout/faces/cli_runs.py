@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import warnings
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,8 @@ FIT_HELP = (
     "Fit one guide to a table and keep the run in a folder, to predict with."
     "\n\nDATA is a CSV or Parquet file with named columns. While it trains, checkpoints are written into the folder;"
     f" after an interruption, [bold]{PROGRAM} resume[/] goes on."
+    "\n\nSeveral processes train together when torchrun starts them, and the first one writes:"
+    "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"
     + options.examples(
         "fit houses.csv --target price --out run",
         "fit iris.parquet --target species --guide mean-field --held-back 0.2 --out iris-run",
@@ -55,25 +59,31 @@ def fit(
     options.check_guide("--guide", guide)
     where = options.place(device)
     from pyro_dropout.faces.datasets import BUNDLED
-    from pyro_dropout.faces.runs_on_disk import Reading, Run, Training
+    from pyro_dropout.faces.runs_on_disk import RECORD, Reading, Run, Training
     from pyro_dropout.inference.history import DivergedError
+    from pyro_dropout.inference.torchrun import rank_here, restarted
 
     if data in BUNDLED and not Path(data).exists():
         raise typer.BadParameter(f"{data!r} is for compare; fit takes a CSV or Parquet file.", param_hint="'DATA'")
-    _check_new(out)
+    first = rank_here() == 0
+    if first and not (restarted() and (out / RECORD).exists()):
+        _check_new(out)
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
     reading = Reading(target, task, missing, *columns, held_back, seed)
     training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
     run, table = Run.plan(data, reading, guide, width, training)
-    made = _make(out)
+    made: list[Path] = []
     try:
-        run.write(out)
+        if first:
+            made = _make(out)
+            run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet)
     except DivergedError:
-        _remove(out, made)  # what diverged is of no use, and would stand in the way of the next attempt
+        if first:
+            _remove(out, made)  # what diverged is of no use, and would stand in the way of the next attempt
         raise
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; to go on: {PROGRAM} resume {out}") from None
+        raise _interrupted(out) from None
 
 
 def resume(
@@ -91,6 +101,7 @@ def resume(
     from dataclasses import replace
 
     from pyro_dropout.faces.runs_on_disk import Run
+    from pyro_dropout.inference.torchrun import rank_here
 
     where = options.place(device)
     run = Run.read(folder)
@@ -103,11 +114,12 @@ def resume(
         file = run.file if data is None else str(data.resolve())
         training = run.training if steps is None else replace(run.training, steps=steps)
         run = replace(run, file=file, training=training)
-        run.write(folder)  # before it trains, so that it can be taken up again with what was asked now
+        if rank_here() == 0:
+            run.write(folder)  # before it trains, so that it can be taken up again with what was asked now
     try:
         _train(run, table, folder, where, checkpoint_every, as_json, quiet)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"; to go on: {PROGRAM} resume {folder}") from None
+        raise _interrupted(folder) from None
 
 
 def _train(
@@ -117,11 +129,12 @@ def _train(
     from pyro_dropout.faces.runs_on_disk import CHECKPOINTS, POSTERIOR
     from pyro_dropout.inference.checkpoint import save
     from pyro_dropout.inference.resumption import Checkpoint
+    from pyro_dropout.inference.torchrun import rank_here, started_together
     from pyro_dropout.inference.training import fit as train
 
     model, guide = run.build(data)
     how = run.training
-    with plain_warnings():
+    with heard():
         history = train(
             model,
             guide,
@@ -134,7 +147,10 @@ def _train(
             device=device,
             progress=not quiet,
             checkpoint=Checkpoint(folder / CHECKPOINTS, every=every),
+            distributed=started_together(),
         )
+        if rank_here():
+            return  # the first of the processes tells and keeps what all of them have learned
         scores = _scores(model, guide, data, how.seed)
     record: dict[str, Any] = {"steps": history.steps, "last_loss": float(history.losses[-1]), "scores": scores}
     save(folder / POSTERIOR, model, guide, record)
@@ -161,6 +177,20 @@ def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, flo
     if data.classes:
         return {**scores, "accuracy": accuracy(found, y)}
     return {**scores, "rmse": float((found.mean - y).square().mean().sqrt())}
+
+
+def heard() -> AbstractContextManager[Any]:
+    """Within this context warnings are lines on stderr, but for those of processes that stand beside the first."""
+    from pyro_dropout.inference.torchrun import rank_here
+
+    return warnings.catch_warnings(action="ignore") if rank_here() else plain_warnings()
+
+
+def _interrupted(folder: Path) -> BaseException:
+    """Return how to leave: the first of several processes says how to go on."""
+    from pyro_dropout.inference.torchrun import rank_here
+
+    return typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; to go on: {PROGRAM} resume {folder}")
 
 
 # --- where things go --------------------------------------------------------------------------------------------------

@@ -54,10 +54,14 @@ def draw_bands(comparison: Any) -> Any:
     )
     for ax, row in zip(axes.flat, rows, strict=True):
         draw_band(ax, comparison, row)
+        ax.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel(comparison.settings.get("x", "x"))
     figure.supylabel(comparison.settings.get("y", "y"), fontsize=10)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    shown = figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    for patch in shown.get_patches():  # grey, for the legend speaks of all colours
+        patch.set_facecolor((GREY, float(patch.get_facecolor()[-1])))
+    shown.get_lines()[0].set_color(GREY)
     return figure
 
 
@@ -164,11 +168,15 @@ def draw_scores(comparison: Any) -> Any:
     keys = [key for key in ("log_lik", "rmse", "accuracy", "crps", "d_w1") if key in comparison.columns][:3]
     wide = [1.5, *[1.0] * len(keys)]
     figure, axes = plt.subplots(
-        1, 1 + len(keys), figsize=(4 + 2.3 * len(keys), 1.8 + 0.35 * len(rows)), width_ratios=wide, squeeze=False,
+        1, 1 + len(keys), figsize=(4 + 2.3 * len(keys), 2.3 + 0.35 * len(rows)), width_ratios=wide, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     draw_calibration(axes[0, 0], comparison)
-    axes[0, 0].legend(frameon=False, fontsize=7)
+    # Below everything: inside, it would lie over the band or over a curve.
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    sizes = [0.6 + 0.08 * len(label) for label in labels]  # inches, a little more than they need
+    across = len(labels) if sum(sizes) < figure.get_figwidth() else max(1, int(figure.get_figwidth() / max(sizes)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=8)
     for place, key in enumerate(keys, 1):
         ax = axes[0, place]
         for k, row in enumerate(rows):
@@ -177,7 +185,7 @@ def draw_scores(comparison: Any) -> Any:
                 score = row.scores[key]
                 ax.errorbar(score.mean, k, xerr=score.error or 0, fmt="o", color=colour, capsize=3)
         ax.set_ylim(len(rows) - 0.5, -0.5)
-        ax.set_yticks(range(len(rows)), [row.name for row in rows] if place == 1 else [""] * len(rows))
+        ax.set_yticks(range(len(rows)), [short(row.name) for row in rows] if place == 1 else [""] * len(rows))
         better = {"more": " (more is better)", "less": " (less is better)"}[COLUMNS[key].better]
         ax.set_xlabel(COLUMNS[key].heading + better)
         ax.grid(axis="x", alpha=0.25)
@@ -185,4 +193,5 @@ def draw_scores(comparison: Any) -> Any:
         ax.tick_params(labelsize=8)
         ax.xaxis.label.set_size(8)
         ax.yaxis.label.set_size(8)
+        ax.spines[["top", "right"]].set_visible(False)
     return figure

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.faces.table_files import Cell, Table, as_label, as_number
+from pyro_dropout.faces.table_files import Cell, Table, as_label, as_number, brief
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
 Task = Literal["auto", "regression", "classification"]
@@ -151,8 +151,8 @@ def _input(table: Table, name: str, forced: bool) -> Input:
     if texts < len(cells) and not forced:
         row = next(k for k, cell in enumerate(table.columns[name]) if cell is not None and as_number(cell) is None)
         raise RangeError(
-            f"{table.where(row, name)}: {table.columns[name][row]!r} is not a number, and {len(cells) - texts} other"
-            f" values of the column are. Mend it, or say that the column holds categories (--categorical {name})."
+            f"{table.where(row, name)}: {brief(table.columns[name][row])} is not a number, and {len(cells) - texts}"
+            f" other values of the column are. Mend it, or say that the column holds categories (--categorical {name})."
         )
     categories = sorted({as_label(cell) for cell in cells})
     if len(categories) > _MOST:
@@ -167,7 +167,7 @@ def _classes(table: Table, name: str, task: Task) -> tuple[str, ...]:
     cells = [cell for cell in table.columns[name] if cell is not None]
     labels = {as_label(cell) for cell in cells}
     if len(labels) < 2:
-        only = f"only one value, {cells[0]!r}" if cells else "no value"
+        only = f"only one value, {brief(cells[0])}" if cells else "no value"
         raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
     numbers = [as_number(cell) for cell in cells]
     counts = task == "auto" and any(value is not None for value in numbers) and set(numbers) != {0.0, 1.0}
@@ -206,9 +206,9 @@ def _numbers(table: Table, name: str) -> Tensor:
     for row, cell in enumerate(table.column(name)):
         value = as_number(cell)
         if cell is not None and value is None:
-            raise RangeError(f"{table.where(row, name)}: {cell!r} is not a number.")
+            raise RangeError(f"{table.where(row, name)}: {brief(cell)} is not a number.")
         if value is not None and not math.isfinite(value):
-            raise RangeError(f"{table.where(row, name)}: {as_label(cell)!r} is not finite.")
+            raise RangeError(f"{table.where(row, name)}: {brief(as_label(cell))} is not finite; a number is needed.")
         if value is not None and abs(value) > torch.finfo(torch.float32).max:
             raise RangeError(f"{table.where(row, name)}: {as_label(cell)} is too large; change the unit.")
         values.append(math.nan if value is None else value)
@@ -229,4 +229,4 @@ def _missing(table: Table, row: int, column: str) -> RangeError:
 
 def _unseen(table: Table, row: int, column: str, cell: Cell, known: Collection[str]) -> RangeError:
     few = ", ".join(list(known)[:8]) + (", ..." if len(known) > 8 else "")
-    return RangeError(f"{table.where(row, column)}: {as_label(cell)!r} was not seen in training; known are {few}.")
+    return RangeError(f"{table.where(row, column)}: {brief(as_label(cell))} was not seen in training; known are {few}.")

@@ -78,6 +78,9 @@ def check_settings(settings: dict[str, Any]) -> None:
         raise RangeError(f"tau must be 'auto' or a positive number, 1/noise variance in the units of y; got {tau!r}.")
     if not isinstance(tau, str):
         check_positive("tau", tau)
+    for name in ("early_stopping", "refit", "warm_start"):
+        if not isinstance(settings[name], bool | np.bool_):
+            raise RangeError(f"{name} must be True or False; got {settings[name]!r}.")
     fraction: Any = settings["validation_fraction"]
     if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
         raise RangeError(f"validation_fraction must lie strictly between 0 and 1; got {fraction!r}.")

@@ -111,7 +111,8 @@ def rejection_picture(comparison: Any) -> Picture | None:
         draw_rejection(ax, comparison)
         _legend_below(ax)
     ratios = [(row.name, rejection_of(row, comparison.test[1]).ratio) for row in rows]
-    gains = ", ".join(f"{name} {100 * ratio:.0f} %" for name, ratio in ratios if math.isfinite(ratio))
+    shares = [(name, f"{100 * ratio:.0f} %".replace("-", "−")) for name, ratio in ratios if math.isfinite(ratio)]
+    gains = ", ".join(f"{name} {share}" for name, share in shares)
     what = "Accuracy" if is_class(targets_of(rows[0].answer)) else "Mean absolute error"
     caption = (
         "Doubt that knows where the mistakes are makes the curve better towards the left, where only the surest points"

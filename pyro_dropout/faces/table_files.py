@@ -4,11 +4,11 @@ Nothing is guessed here. Whatever is wrong with a file is said with its name, it
 included) and its column.
 """
 
+import codecs
 import csv
 import importlib
-import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ Cell = str | float | None
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})
 _PARQUET = b"PAR1"
+_BLOCK = 2**20  # bytes
+_SHOWN = 30  # characters of a long cell in a message
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Table:
 
     def where(self, row: int, column: str) -> str:
         """Say where a cell stands."""
-        return f"{self.file}, row {self.rows[row]}, column {column!r}"
+        return f"{self.file}, row {self.rows[row]}, column {brief(column)}"
 
     def column(self, name: str) -> list[Cell]:
         """Return a column, or say which there are."""
@@ -86,6 +88,18 @@ def as_label(cell: Cell) -> str:
     return str(cell)
 
 
+def brief(cell: Cell) -> str:
+    """Return a cell as a message shows it: as it is, and only the beginning of a long one.
+
+    Example:
+        >>> brief("red"), brief("9" * 400)
+        ("'red'", "'999999999999999999999999999999...' (400 characters)")
+    """
+    if isinstance(cell, str) and len(cell) > 2 * _SHOWN:
+        return f"{cell[:_SHOWN] + '...'!r} ({len(cell)} characters)"
+    return repr(cell)
+
+
 def read_file(path: str | Path) -> Table:
     r"""Return the table in a CSV file with a header, or in a Parquet file.
 
@@ -100,41 +114,60 @@ def read_file(path: str | Path) -> Table:
         ...     read_file(path).columns
         {'age': ['3', '4'], 'height': ['94.5', None]}
     """
+    (table,) = read_pieces(path)
+    return table
+
+
+def read_pieces(path: str | Path, size: int | None = None) -> Iterator[Table]:
+    r"""Yield a table of so many rows after the other, for files that are larger than memory; None for all at once.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "heights.csv")
+        ...     _ = path.write_text("age,height\n3,94.5\n4,99\n5,106\n")
+        ...     [table.rows for table in read_pieces(path, 2)]
+        [[2, 3], [4]]
+    """
     path = Path(path)
     if path.is_dir():
         raise PyroDropoutError(f"{str(path)!r} is a folder; give a CSV or Parquet file.")
     if not path.is_file():
         raise PyroDropoutError(f"there is no file {str(path)!r}.")
-    content = path.read_bytes()
-    if not content:
+    with path.open("rb") as file:
+        begins = file.read(len(_PARQUET))
+    if not begins:
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
-    if content.startswith(_PARQUET) or path.suffix.lower() in (".parquet", ".pq"):
-        return _checked(_parquet(path))
-    return _checked(_csv(path, content))
+    binary = begins == _PARQUET or path.suffix.lower() in (".parquet", ".pq")
+    rows = 0
+    for table in _parquet(path, size) if binary else _csv(path, size):
+        _check_columns(table)
+        rows += len(table)
+        if len(table):
+            yield table
+    if not rows:
+        raise ShapeError(f"{path.name} has a header and no rows.")
 
 
-def _checked(table: Table) -> Table:
+def _check_columns(table: Table) -> None:
     if len(table.columns) < 2:
         raise ShapeError(
             f"{table.file} must have at least two columns, one to predict and one to predict from; its header is"
             f" {', '.join(map(repr, table.columns)) or 'empty'}. The columns of a CSV file are separated by commas."
         )
-    if not len(table):
-        raise ShapeError(f"{table.file} has a header and no rows.")
-    return table
 
 
 # --- CSV --------------------------------------------------------------------------------------------------------------
 
 
 class _Lines:
-    """The lines of a text without comments, and the number of the last one that was asked for."""
+    """Lines without comments, and the number of the last one that was asked for."""
 
-    def __init__(self, text: str) -> None:
-        self._text, self.number, self.between = text, 0, True
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines, self.number, self.between = lines, 0, True
 
     def __iter__(self) -> Iterator[str]:
-        for line in io.StringIO(self._text, newline=""):
+        for line in self._lines:
             self.number += 1
             # Within a record, a line that begins with # belongs to a quoted text.
             if not (self.between and line.startswith("#")):
@@ -142,45 +175,74 @@ class _Lines:
                 yield line
 
 
-def _csv(path: Path, content: bytes) -> Table:
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as cause:
-        raise PyroDropoutError(
-            f"{path.name} is neither Parquet nor text in UTF-8: byte {cause.start + 1} is no character. Save it as a"
-            " CSV file in UTF-8."
-        ) from None
-    if "\0" in text:
-        raise PyroDropoutError(f"{path.name} is no table: it holds binary data. Give a CSV or a Parquet file.")
+def _csv(path: Path, size: int | None) -> Iterator[Table]:
     header: list[str] | None = None
     cells: list[list[Cell]] = []
     rows: list[int] = []
-    for number, row in _records(path, text):
+
+    def table() -> Table:
+        names = header or []
+        return Table(path.name, {name: [row[k] for row in cells] for k, name in enumerate(names)}, rows)
+
+    for number, row in _records(path):
         if header is None:
             header = _header(path, row)
+            _check_columns(table())
         elif len(row) != len(header):
             raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(header)} columns.")
         else:
             cells.append([_cell(value) for value in row])
             rows.append(number)
+            if len(rows) == size:
+                yield table()
+                cells, rows = [], []
     if header is None:
         raise ShapeError(f"{path.name} has no header; its lines are empty or comments.")
-    return Table(path.name, {name: [row[k] for row in cells] for k, name in enumerate(header)}, rows)
+    yield table()
 
 
-def _records(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
-    lines = _Lines(text)
-    reader = csv.reader(lines, strict=True)
-    while True:
-        lines.between = True
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as cause:
-            raise ShapeError(f"{path.name}, row {lines.number}: {cause}.") from None
-        if row:
-            yield lines.number, row
+def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = _Lines(file)
+        reader = csv.reader(lines, strict=True)
+        while True:
+            lines.between = True
+            try:
+                row = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as cause:
+                _check_text(path)
+                raise ShapeError(f"{path.name}, row {lines.number}: {cause}.") from None
+            except UnicodeDecodeError:
+                _check_text(path)
+                raise
+            if any("\0" in value for value in row):
+                _check_text(path)
+            if row:
+                yield lines.number, row
+
+
+def _check_text(path: Path) -> None:
+    """Raise an error if a file is no text, and say where; a decoder of lines knows only the place in its buffer."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    done = 0
+    with path.open("rb") as file:
+        while True:
+            block = file.read(_BLOCK)
+            held = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as cause:
+                raise PyroDropoutError(
+                    f"{path.name} is neither Parquet nor text in UTF-8: byte {done - held + cause.start + 1} is no"
+                    " character. Save it as a CSV file in UTF-8."
+                ) from None
+            if "\0" in text:
+                raise PyroDropoutError(f"{path.name} is no table: it holds binary data. Give a CSV or a Parquet file.")
+            if not block:
+                return
+            done += len(block)
 
 
 def _header(path: Path, row: list[str]) -> list[str]:
@@ -209,7 +271,7 @@ def _cell(text: str) -> Cell:
 # --- Parquet ----------------------------------------------------------------------------------------------------------
 
 
-def _parquet(path: Path) -> Table:
+def _parquet(path: Path, size: int | None) -> Iterator[Table]:
     try:
         pyarrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
@@ -217,13 +279,18 @@ def _parquet(path: Path) -> Table:
         raise PyroDropoutError(
             f"{path.name}: reading Parquet needs the package pyarrow; pip install pyarrow."
         ) from None
+    done = 0
     try:
-        found = parquet.read_table(path)
+        with parquet.ParquetFile(path) as file:  # not as a data set, which would read columns into the path's names too
+            names = _named(path, [str(name) for name in file.schema_arrow.names])
+            _check_columns(Table(path.name, {name: [] for name in names}, []))
+            pieces = [file.read()] if size is None else file.iter_batches(batch_size=size)
+            for found in pieces:
+                columns = {name: _arrow_cells(path, pyarrow, name, found.column(k)) for k, name in enumerate(names)}
+                yield Table(path.name, columns, list(range(done + 1, done + found.num_rows + 1)))
+                done += found.num_rows
     except (pyarrow.ArrowException, OSError) as cause:
         raise PyroDropoutError(f"{path.name} is no whole Parquet file: {str(cause).splitlines()[0]}") from None
-    names = _named(path, [str(name) for name in found.column_names])
-    columns = {name: _arrow_cells(path, pyarrow, name, found.column(k)) for k, name in enumerate(names)}
-    return Table(path.name, columns, list(range(1, found.num_rows + 1)))
 
 
 def _arrow_cells(path: Path, pyarrow: Any, name: str, column: Any) -> list[Cell]:

@@ -1,6 +1,6 @@
 """Tables of one's own as data to fit: read, encoded, with what is missing dealt with, and a part held back."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dropout.faces.datasets import Dataset
 from pyro_dropout.faces.encoding import Encoding, Task, learn
-from pyro_dropout.faces.table_files import Table, read_file
+from pyro_dropout.faces.table_files import Table, read_file, read_pieces
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
 Missing = Literal["refuse", "drop", "mean"]
@@ -63,6 +63,11 @@ def read_table(
     x, y = encoding.inputs_of(table), encoding.targets_of(table)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     cut = max(1, round(held_back * len(x))) if held_back else 0
+    if len(x) - cut < 2:
+        raise RangeError(
+            f"held_back={held_back:g} of the {len(x)} rows of {table.file} leaves {len(x) - cut} to train on, and at"
+            " least 2 are needed; hold fewer back."
+        )
     test, train = order.split([cut, len(x) - cut])
     if missing == "mean":
         encoding = replace(encoding, fill=_means(table, encoding, x[train]))
@@ -99,22 +104,47 @@ def read_inputs(path: str | Path, encoding: Encoding, *, ignore_extra: bool = Fa
         >>> x[:2].tolist()
         [[12.0], [30.0]]
     """
-    table = read_file(path)
+    ((table, x),) = read_input_pieces(path, encoding, None, ignore_extra=ignore_extra)
+    return table, x
+
+
+def read_input_pieces(
+    path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
+) -> Iterator[tuple[Table, Tensor]]:
+    r"""Yield new data as ``read_inputs`` returns them, so many rows at a time: for files that are larger than memory.
+
+    Args:
+        path: a CSV or Parquet file.
+        encoding: of the data that a network was trained on.
+        size: rows in a piece.
+        ignore_extra: whether columns that were not there then are left out instead of refused.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "trees.csv")
+        ...     _ = path.write_text("age,height\n" + "12,3\n30,8\n" * 10)
+        ...     encoding = read_table(path).encoding
+        ...     [len(x) for _, x in read_input_pieces(path, encoding, 8)]
+        [8, 8, 4]
+    """
     known = [column.name for column in encoding.inputs]
-    absent = [name for name in known if name not in table.columns]
-    if absent:
-        raise PyroDropoutError(
-            f"{table.file} has no column {absent[0]!r}, which the run was trained with; its columns are"
-            f" {', '.join(table.columns)}."
-        )
-    extra = [name for name in table.columns if name not in known and name != encoding.target]
-    if extra and not ignore_extra:
-        raise PyroDropoutError(
-            f"{table.file}: the column {extra[0]!r} was not there in training. Take it out, or say --ignore-extra."
-        )
-    if encoding.fill is None:
-        _refuse(table, known, "The run was trained with complete rows; fit it with --missing mean to have gaps filled.")
-    return table, encoding.inputs_of(table)
+    for table in read_pieces(path, size):
+        absent = [name for name in known if name not in table.columns]
+        if absent:
+            raise PyroDropoutError(
+                f"{table.file} has no column {absent[0]!r}, which the run was trained with; its columns are"
+                f" {', '.join(table.columns)}."
+            )
+        extra = [name for name in table.columns if name not in known and name != encoding.target]
+        if extra and not ignore_extra:
+            raise PyroDropoutError(
+                f"{table.file}: the column {extra[0]!r} was not there in training. Take it out, or say --ignore-extra."
+            )
+        if encoding.fill is None:
+            remedy = "The run was trained with complete rows; fit it with --missing mean to have gaps filled."
+            _refuse(table, known, remedy)
+        yield table, encoding.inputs_of(table)
 
 
 def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]) -> tuple[Table, str]:

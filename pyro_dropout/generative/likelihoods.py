@@ -16,7 +16,14 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout.generative.registration import StoreName, buffered, tell_pyro
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_positive
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    check_count,
+    check_positive,
+    describe,
+)
 
 
 class Likelihood(nn.Module):
@@ -48,16 +55,30 @@ class Likelihood(nn.Module):
             )
         return y
 
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless every target is one that can be; for the doors, since a compiled step cannot look at values.
+
+        Args:
+            f: the model's outputs, (N, D), or any with as many of them.
+            y: targets that ``checked`` let through.
+        """
+        if not bool(torch.isfinite(y).all()):
+            raise RangeError(f"y must be finite; got {describe(y)}.")
+
     def forward(self, f: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Observe ``y`` (or draw it, when None) and return it."""
         tell_pyro(self.store_name, dict(self.named_parameters()))
         if f.dim() < 2:
             raise ShapeError(f"the model's output must have shape (..., N, D); got {tuple(f.shape)}.")
         count = f.shape[-2]
+        if num_data is not None:
+            check_count("num_data", num_data)
         with contextlib.ExitStack() as stack:
             if num_data is not None and num_data != count:
                 stack.enter_context(poutine.scale(scale=num_data / count))
             stack.enter_context(pyro.plate("data", count, dim=-1))
+            if y is not None and not isinstance(y, Tensor):
+                raise ShapeError(f"y must be a tensor; got {type(y).__name__}. Write torch.as_tensor(y).")
             observed = None if y is None else self.checked(f, y)
             value: Tensor = pyro.sample("y", self.distribution(f), obs=observed)
         return value
@@ -111,7 +132,14 @@ class Gaussian(Likelihood):
     def distribution(self, f: Tensor) -> Any:
         """Return N(f, τ⁻¹) over the last dimension of ``f``."""
         scale = torch.exp(-0.5 * self.log_tau).to(f)
-        return dist.Normal(f, scale.expand(f.shape)).to_event(1)
+        try:
+            scale = scale.expand(f.shape)
+        except RuntimeError:
+            raise ShapeError(
+                f"tau must be one number, or one for each of the model's {f.shape[-1]} outputs; got shape"
+                f" {tuple(scale.shape)}."
+            ) from None
+        return dist.Normal(f, scale).to_event(1)
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -176,6 +204,12 @@ class Categorical(Likelihood):
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
         return y.long()
 
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless every target is the index of a class."""
+        low, high = int(y.min()), int(y.max())
+        if low < 0 or high >= f.shape[-1]:
+            raise RangeError(f"y must hold class indices from 0 to {f.shape[-1] - 1}; got {low} to {high}.")
+
 
 class Bernoulli(Likelihood):
     """Yes or no by the sigmoid of the output; ``y`` holds 0 and 1, (N, D), or (N,) for one output.
@@ -196,6 +230,11 @@ class Bernoulli(Likelihood):
             y = y.unsqueeze(-1)
         return super().checked(f, y).to(f.dtype)
 
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless every target is 0 or 1."""
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise RangeError(f"y must hold 0 and 1 only; got {describe(y)}.")
+
 
 class Poisson(Likelihood):
     """Counts with rate exp(f); ``y`` is (N, D).
@@ -213,3 +252,8 @@ class Poisson(Likelihood):
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` as numbers of the model's type."""
         return super().checked(f, y).to(f.dtype)
+
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless every target is a count."""
+        if not bool(((y >= 0) & (y == y.floor()) & torch.isfinite(y)).all()):
+            raise RangeError(f"y must hold counts, whole numbers from 0; got {describe(y)}.")

@@ -1,6 +1,7 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyro
@@ -13,7 +14,7 @@ from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import StoreName, tell_pyro
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
 
@@ -45,6 +46,11 @@ class BayesianNet(nn.Module):
         super().__init__()
         if not isinstance(net, nn.Module):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
+        for name, value, kind in (("prior", prior, Prior), ("likelihood", likelihood, Likelihood)):
+            if value is not None and not isinstance(value, kind):
+                raise PyroDropoutError(
+                    f"{name} must be a pyro_dropout.{kind.__name__}, such as {_SUCH_AS[name]}; got {describe(value)}."
+                )
         self.net = net
         self.prior = Prior() if prior is None else prior
         self.likelihood = Gaussian(1.0) if likelihood is None else likelihood
@@ -57,6 +63,7 @@ class BayesianNet(nn.Module):
 
     def prior_of(self, name: str) -> Any:
         """Return the prior distribution of one site."""
+        self._check_sites([name])
         value = self.net.get_parameter(name)
         scale = getattr(self, _buffer(name)).to(value)
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
@@ -77,6 +84,7 @@ class BayesianNet(nn.Module):
 
     def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
+        self._check_sites(weights)
         batch = torch.broadcast_shapes(*(_samples(self._batch_of(name, value)) for name, value in weights.items()))
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             return self._repeated(weights, x, batch)
@@ -92,6 +100,11 @@ class BayesianNet(nn.Module):
 
     # --- how the network is run ---------------------------------------------------------------------------------------
 
+    def _check_sites(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self.sites:
+                raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
+
     def _batch_of(self, name: str, value: Tensor) -> Size:
         return value.shape[: value.dim() - self.net.get_parameter(name).dim()]
 
@@ -101,8 +114,14 @@ class BayesianNet(nn.Module):
 
     def _run(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
-        with written_out(self.net, weights):
-            f: Any = functional_call(self.net, weights, (x,))
+        try:
+            with written_out(self.net, weights):
+                f: Any = functional_call(self.net, weights, (x,))
+        except (RuntimeError, TypeError) as cause:
+            wrong = _wrong_with(x, weights, cause)
+            if wrong is None:
+                raise
+            raise wrong from cause
         if not isinstance(f, Tensor) or f.dim() != 2:
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
             raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
@@ -145,6 +164,22 @@ class BayesianNet(nn.Module):
             or (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats)
             for module in self.net.modules()
         )
+
+
+_SUCH_AS = {"prior": "Prior(length_scale=1.0)", "likelihood": "Gaussian(tau=1.0)"}
+
+
+def _wrong_with(x: Any, weights: dict[str, Tensor], cause: Exception) -> PyroDropoutError | None:
+    """Return what it was about x that a network could not take; None where the fault lies elsewhere."""
+    if not isinstance(x, Tensor):
+        return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")
+    ours = next(iter(weights.values())).dtype
+    if "dtype" in str(cause) and x.is_floating_point() and x.dtype != ours:
+        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write x.to({ours}) or model.to(x).")
+    if re.search(r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)", str(cause)):
+        first = str(cause).splitlines()[0]
+        return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
+    return None
 
 
 def _buffer(name: str) -> str:

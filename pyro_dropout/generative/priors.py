@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_flag, check_positive
 
 # A number for all, a dict by site, or a function of the site's name.
 BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]
@@ -96,6 +96,11 @@ class Prior:
                     check_positive(f"{name}[{site!r}]", each)
             elif not _by_name(value):
                 check_positive(name, value)
+        check_flag("width_scaled", width_scaled)
+        if hide is not None and not callable(hide):
+            raise PyroDropoutError(
+                f"hide must be a function of (name, module) that is true for parameters to leave out; got {hide!r}."
+            )
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
         self.width_scaled = width_scaled
         self.hide = hide if hide is not None else lambda name, module: isinstance(module, NORMALISATION)

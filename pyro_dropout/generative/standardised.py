@@ -62,7 +62,10 @@ class Standardised(nn.Module):
             rounding = 8 * torch.finfo(mean.dtype).eps * mean.abs()
             self.register_buffer(f"{name}_std", torch.where(std > rounding, std, 1.0))
 
-    def _check(self, x: Tensor, y: Tensor) -> None:
+    def _check(self, x: Any, y: Any) -> None:
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            got = f"{type(x).__name__} and {type(y).__name__}"
+            raise ShapeError(f"x and y must be tensors; got {got}. Write torch.as_tensor(x, dtype=torch.float32).")
         if len(x) != len(y) or len(x) < 2:
             raise ShapeError(f"x and y must have equally many points, at least two; got {len(x)} and {len(y)}.")
         if x.dim() < 2 or (self._scales_targets and y.dim() != 2):

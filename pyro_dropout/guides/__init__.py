@@ -6,6 +6,7 @@ from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.multiplicative import AutoMultiplicative
 from pyro_dropout.guides.row_mixture import AutoRowMixture
+from pyro_dropout.mathematics import divergence as _divergence  # noqa: F401 - registers the KL of what guides draw from
 
 GUIDES = (AutoDropout, AutoMultiplicative, AutoMeanField, AutoRowMixture, AutoLowRank, AutoConcreteDropout)
 

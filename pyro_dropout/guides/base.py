@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Literal
 
 import pyro
@@ -22,9 +23,17 @@ from torch.distributions import TransformedDistribution, biject_to, constraints,
 
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.registration import StoreName
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    check_count,
+    check_finite,
+    check_positive,
+    describe,
+)
 from pyro_dropout.mathematics.quantiles import marginal_quantile
-from pyro_dropout.mathematics.row_layout import RowDim
+from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
 Bias = Literal["map", "gaussian", "dropout"]
@@ -93,6 +102,17 @@ def matching(value: float | Tensor, like: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
+def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
+    """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
+    layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
+    if tuple(value.shape) not in ((), (1,), (layout.rows,)):
+        raise ShapeError(
+            f"{name} of {site.name} must be a number or one for each of {layout.rows} rows; got shape"
+            f" {tuple(value.shape)}."
+        )
+    return value if value.numel() == 1 else layout.per_row(value)
+
+
 class SiteGuide(AutoGuide):
     """A guide with one distribution for each latent site of any Pyro model with continuous sites.
 
@@ -120,14 +140,15 @@ class SiteGuide(AutoGuide):
         init_scale: float = 0.1,
         create_plates: Any = None,
     ) -> None:
+        if not callable(model):
+            raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
         self.prototype_trace: Any
         if bias not in self.biases:
             raise RangeError(f"bias must be one of {', '.join(self.biases)}; got {bias!r}.")
         if not callable(init) and init not in ("module", "paper"):
             raise RangeError(f"init must be 'module', 'paper' or a function of name and shape; got {init!r}.")
-        if not init_scale > 0:
-            raise RangeError(f"init_scale must be positive; got {init_scale!r}.")
+        check_positive("init_scale", init_scale)
         self.bias, self.init, self.init_scale, self._row_dim = bias, init, init_scale, row_dim
         self._pyro_name = StoreName.of(type(self).__name__)
         self._sites: dict[str, GuideSite] = {}
@@ -204,8 +225,10 @@ class SiteGuide(AutoGuide):
         free = value if transform is None else transform.inv(value)
         kind = infer.get("kind", "weight" if value.dim() >= 2 else "bias")
         row_dim: RowDim = infer.get("row_dim", 1)
-        chosen = by_site("row_dim", self._row_dim, name, self._expected_sites)
+        chosen: Any = by_site("row_dim", self._row_dim, name, self._expected_sites)
         if chosen is not None:
+            if isinstance(chosen, bool) or not isinstance(chosen, Integral):
+                raise RangeError(f"row_dim of {name!r} must be a whole number; got {chosen!r}.")
             row_dim = int(chosen)
         if kind == "weight" and not -value.dim() <= int(row_dim or 0) < value.dim():
             raise RangeError(f"row_dim of {name!r} must index one of its {value.dim()} dimensions; got {row_dim}.")
@@ -214,10 +237,11 @@ class SiteGuide(AutoGuide):
 
     def _first_value(self, name: str, value: Tensor, infer: Any, kind: str, row_dim: RowDim) -> Tensor:
         if callable(self.init):
-            chosen = self.init(name, value.shape).to(value)
+            chosen = self.init(name, value.shape)
+            check_finite(f"init({name!r}, shape)", chosen)
             if chosen.shape != value.shape:
                 raise RangeError(f"init gave shape {tuple(chosen.shape)} for {name!r}; it needs {tuple(value.shape)}.")
-            return chosen
+            return chosen.to(value)
         if self.init == "module" and "init" in infer:
             own: Tensor = infer["init"].to(value)
             return own
@@ -308,6 +332,7 @@ class SiteGuide(AutoGuide):
 
     def sample_weights(self, n: int) -> dict[str, Tensor]:
         """Draw ``n`` times from the posterior: {name: (n, ...)}."""
+        check_count("n", n)
         with torch.no_grad():
             self._before_sampling()
             found: dict[str, Tensor] = {}

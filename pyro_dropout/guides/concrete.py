@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, state_key, trained
+from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, per_row, state_key, trained
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import RangeError, check_keep, check_positive
+from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
 
 
 class ConcreteMixture(BernoulliMixture):
@@ -79,13 +79,15 @@ class AutoConcreteDropout(SiteGuide):
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """M and the logit of keep are trained."""
-        keep = matching(self.setting("keep", self.keep, site, 0.9), site.start)
-        check_keep(f"keep of {site.name}", keep)
+        given = self.setting("keep", self.keep, site, 0.9)
+        check_keep(f"keep of {site.name}", given)
+        keep = matching(given, site.start)
+        by_row = per_row("keep", keep, site)
         if not bool((keep < 1).all()):
             raise RangeError(
                 f"keep of {site.name} must start below 1 to be learned; got 1. Use AutoDropout to hold it."
             )
-        return {"loc": trained(site.start / keep), "logit": trained(torch.log(keep) - torch.log1p(-keep))}
+        return {"loc": trained(site.start / by_row), "logit": trained(torch.log(keep) - torch.log1p(-keep))}
 
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         """A Bernoulli mixture with relaxed flips."""
@@ -100,6 +102,7 @@ class AutoConcreteDropout(SiteGuide):
 
     def sample_weights(self, n: int) -> dict[str, Tensor]:
         """Draw ``n`` times from the posterior, with coin flips that are not relaxed."""
+        check_count("n", n)
         with torch.no_grad():
             return {site.name: self.posterior(site.name).sample((n,)) for site in self._known()}
 

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import Bias, GuideSite, Init, SiteGuide, gaussian, matching, trained
+from pyro_dropout.guides.base import Bias, GuideSite, Init, SiteGuide, gaussian, matching, per_row, trained
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import check_keep, check_non_negative
 
@@ -72,8 +72,9 @@ class AutoDropout(SiteGuide):
         settings = {"keep": matching(keep, site.start)}
         if not is_number(scale, 0):
             settings["scale"] = matching(scale, site.start)
+        by_row = per_row("keep", settings["keep"], site)
         own = self.init == "module" and not self._from_paper(site)
-        return {"loc": trained(site.start / settings["keep"] if own else site.start), **settings}
+        return {"loc": trained(site.start / by_row if own else site.start), **settings}
 
     def _from_paper(self, site: GuideSite) -> bool:
         return "init" not in self.prototype_trace.nodes[site.name]["infer"]

@@ -13,7 +13,7 @@ from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.guides.dropout import AutoDropout
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import PyroDropoutError, describe
 
 # Each convolution, with the dropout that drops its input channels whole.
 _CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}
@@ -116,6 +116,8 @@ class _NoPositions:
 
 
 def _follow(net: nn.Module) -> fx.Graph:
+    if not isinstance(net, nn.Module):
+        raise PyroDropoutError(f"net must be a torch nn.Module with nn.Dropout layers; got {describe(net)}.")
     try:
         return _Tracer().trace(net)
     except Exception as cause:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, trained
-from pyro_dropout.mathematics.errors import RangeError, check_positive
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.no_density import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
@@ -72,12 +72,15 @@ class AutoRowMixture(SiteGuide):
         super().__init__(
             model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
         )
-        if not isinstance(components, int) or components < 2:
+        if isinstance(components, bool) or not isinstance(components, int) or components < 2:
             raise RangeError(f"components must be a whole number of at least 2; got {components!r}.")
         if weights not in ("fixed", "learned"):
             raise RangeError(f"weights must be 'fixed' or 'learned'; got {weights!r}.")
-        if probs is not None and (probs.shape != (components,) or not bool((probs > 0).all())):
-            raise RangeError(f"probs must be {components} positive numbers; got {probs!r}.")
+        if probs is not None:
+            check_positive("probs", probs)
+            if not isinstance(probs, Tensor) or probs.shape != (components,):
+                raise ShapeError(f"probs must be a tensor of {components} numbers; got {describe(probs)}.")
+        check_non_negative("spread", spread)
         if scale is not None:
             check_positive("scale", scale)
         self.components, self.weights, self.scale, self.spread = components, weights, scale, spread

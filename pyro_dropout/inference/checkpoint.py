@@ -55,12 +55,16 @@ def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | No
         True
     """
     tensors, identity = tensors_of(model, guide), identity_of(model, guide)
+    if extra is not None and not isinstance(extra, Mapping):
+        raise PyroDropoutError(f"extra must be a dict that JSON can hold; got {type(extra).__name__} {extra!r}.")
     try:
         write_tensors(path, tensors, {"kind": "posterior", **identity, "extra": dict(extra or {})})
     except TypeError as cause:
         raise PyroDropoutError(f"extra must be what JSON can hold: {cause}.") from None
     except OSError as cause:
-        raise PyroDropoutError(f"{str(path)!r} cannot be written: {cause.strerror or cause}.") from None
+        raise PyroDropoutError(
+            f"{str(path)!r} cannot be written: {cause.strerror or cause}. Give a file in a folder that exists."
+        ) from None
 
 
 def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def read_extra(path: str | Path) -> dict[str, Any]:
 
 def tensors_of(model: Any, guide: Any) -> dict[str, Tensor]:
     """Return the parameters and buffers of both, by name."""
-    if getattr(guide, "prototype_trace", guide) is None:
+    if getattr(guide, "prototype_trace", "none") is None:
         raise PyroDropoutError(
             f"{type(guide).__name__} has not seen its model's sites yet: call it once with the model's arguments first."
         )

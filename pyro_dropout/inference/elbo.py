@@ -23,7 +23,7 @@ from torch.overrides import _pop_mode_temporarily
 
 from pyro_dropout.inference.per_example import per_example as draw_per_example
 from pyro_dropout.mathematics.divergence import Method, kl
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count, check_flag
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
@@ -61,6 +61,7 @@ class ELBO(pyro.infer.ELBO):
     ) -> None:
         if kl not in ("large_k", "exact", "monte_carlo"):
             raise RangeError(f"kl must be one of large_k, exact, monte_carlo; got {kl!r}.")
+        check_flag("per_example", per_example)
         check_count("num_particles", num_particles)
         check_count("kl_samples", kl_samples)
         super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]

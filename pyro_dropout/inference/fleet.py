@@ -16,20 +16,21 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm.auto import tqdm
 
+from pyro_dropout.inference.admission import check_how, check_length, check_targets
 from pyro_dropout.inference.compiled import traced
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.facts import told_loss, told_update
+from pyro_dropout.inference.fleet_ranks import train_apart
 from pyro_dropout.inference.functional import Buffers, Parameters, make_step, quietly
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import loop
-from pyro_dropout.inference.replicas import check_alike, check_pure
+from pyro_dropout.inference.replicas import as_pair, check_alike, check_pure, check_settings
 from pyro_dropout.inference.resumption import Checkpoint, Keeper
 from pyro_dropout.inference.runs import Batches, Run
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.tensor_file import digest
-from pyro_dropout.inference.training import check_length
 from pyro_dropout.inference.updates import Schedule, Update, named
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_positive
 
 
 class FleetRun(Run):
@@ -80,12 +81,10 @@ class Fleet:
     def __init__(
         self, build: Callable[..., Any], settings: Mapping[str, Sequence[Any]], *, progress: bool = False
     ) -> None:
-        lengths = {name: len(values) for name, values in settings.items()}
-        if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
-            raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
+        check_settings(build, settings)
         self.settings = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
         built = [build(**setting) for setting in tqdm(self.settings, disable=not progress, unit="replica")]
-        self._replicas: list[tuple[Any, Any]] = [_pair(each) for each in built]
+        self._replicas: list[tuple[Any, Any]] = [as_pair(each) for each in built]
         check_alike(self._replicas, self.settings)
 
     def __len__(self) -> int:
@@ -135,6 +134,7 @@ class Fleet:
         *,
         progress: bool = True,
         checkpoint: str | Path | Checkpoint | None = None,
+        distributed: bool = False,
         **options: Any,
     ) -> History:
         """Train all replicas, each on its own rows of one set of data.
@@ -147,15 +147,16 @@ class Fleet:
             y: targets.
             progress: show a progress bar.
             checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call goes on from there.
+            distributed: whether this is one of several processes that torchrun has started; each trains its share of
+                the replicas, and all end with all of them.
             options: as ``prepare`` takes them: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
                 ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``seed``, ``device``.
 
         Returns:
             The history, with losses (steps, E).
         """
-        run = self.prepare(x, y, **options)
-        keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
-        history = loop(run, run.total, progress, keeper=keeper)
+        how = (x, y, progress, checkpoint, options)
+        history = train_apart(self, Fleet._train, *how) if distributed else self._train(*how)
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -164,6 +165,11 @@ class Fleet:
                 stacklevel=2,
             )
         return history
+
+    def _train(self, x: Tensor, y: Tensor, progress: bool, checkpoint: Any, options: dict[str, Any]) -> History:
+        run = self.prepare(x, y, **options)
+        keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
+        return loop(run, run.total, progress, keeper=keeper)
 
     def prepare(
         self,
@@ -223,8 +229,10 @@ class Fleet:
         """
         check_compile(compile)
         check_length(x, y, steps, epochs, batch_size)
+        check_how(clip_norm, seed, device)
+        check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
-        rate = self._rates(lr)
+        rate = self.rates(lr)
         if seed is not None:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
@@ -341,25 +349,20 @@ class Fleet:
                 f" {got}. Replicas see equally many points; a mask is turned into row numbers by mask.nonzero()."
             )
         if int(indices.min()) < 0 or int(indices.max()) >= len(x):
-            raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x.")
+            raise RangeError(
+                f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {int(indices.min())} to"
+                f" {int(indices.max())}."
+            )
         return indices.to(x.device).long().contiguous()
 
-    def _rates(self, lr: float | Tensor) -> Tensor:
-        rates = torch.as_tensor(lr, dtype=torch.float32)
+    def rates(self, lr: float | Tensor) -> Tensor:
+        """Return the learning rate of each replica, (E,), or say what is wrong with them."""
+        given: Any = lr
+        check_positive("lr", torch.as_tensor(given) if isinstance(given, list | tuple) else given)
+        rates = torch.as_tensor(given, dtype=torch.float32)
         if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
             raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
-        if not bool((rates > 0).all()):
-            raise RangeError(f"lr must be positive; got {lr!r}.")
         return rates.expand(len(self)).contiguous()
-
-
-def _pair(built: Any) -> tuple[Any, Any]:
-    if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
-        raise PyroDropoutError(
-            "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
-            f" {type(built).__name__}."
-        )
-    return built
 
 
 def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_dropout.inference.updates import Update
+from pyro_dropout.mathematics.errors import PyroDropoutError, describe
 
 Step = Callable[..., Any]
 # Where a module holds a tensor: its own dictionary, and the key there.
@@ -33,6 +34,13 @@ class Parameters:
     """
 
     def __init__(self, model: Any, guide: Any, loss: Any, args: Any, kwargs: Any) -> None:
+        for label, value in (("model", model), ("guide", guide)):
+            if not callable(value):
+                raise PyroDropoutError(
+                    f"{label} must be a Pyro program, a function or a module; got {describe(value)}."
+                )
+        if not hasattr(loss, "differentiable_loss"):
+            raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
         with contextlib.ExitStack() as stack:
             for context in (torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block()):
                 stack.enter_context(context)

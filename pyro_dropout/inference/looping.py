@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.inference.distributed import ALONE, Group
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.history import DivergedError, History
+from pyro_dropout.inference.ledger import Ledger
 from pyro_dropout.inference.resumption import Keeper
 from pyro_dropout.inference.runs import CHAIN, Run
 from pyro_dropout.inference.tensor_file import digest
@@ -23,9 +25,17 @@ class Watch:
     """Early stopping: keeps the parameters that were best on a validation set."""
 
     def __init__(
-        self, model: Any, guide: Any, run: Run, data: tuple[Tensor, Tensor], patience: int, every: int
+        self,
+        model: Any,
+        guide: Any,
+        run: Run,
+        data: tuple[Tensor, Tensor],
+        patience: int,
+        every: int,
+        group: Group = ALONE,
     ) -> None:
         self.model, self.guide, self.run, self.patience, self.every = model, guide, run, patience, every
+        self.group = group
         self.x, self.y = (part.to(run.t.device) for part in data)
         self.best, self.best_step, self.waited = float("inf"), 0, 0
         self.kept: list[Tensor] = []
@@ -39,10 +49,14 @@ class Watch:
         if training:
             model.eval()
         with torch.no_grad():
-            parts = ELBO(num_particles=8).parts(model, guide, self.x, self.y)
+            # Ranks have shares of the points; where these are too few, every rank has all of them.
+            share = self.group.share(len(self.x)) if len(self.x) >= self.group.world else slice(None)
+            parts = ELBO(num_particles=8).parts(model, guide, self.x[share], self.y[share])
         if training:
             model.train()
-        value = parts["nll"].item() / len(self.x)
+        sums = torch.stack([parts["nll"].double(), parts["nll"].new_tensor(len(self.x[share])).double()])
+        nll, points = self.group.mean(sums).tolist()
+        value = nll / points
         self.seen.append((step, value))
         if value < self.best:
             self.best, self.best_step, self.waited = value, step, 0
@@ -75,6 +89,7 @@ def loop(
     watch: Watch | None = None,
     blame: Callable[[], str] = str,
     keeper: Keeper | None = None,
+    group: Group = ALONE,
 ) -> History:
     """Take ``total`` steps of a run, with a progress bar.
 
@@ -85,49 +100,52 @@ def loop(
         watch: when to stop early.
         blame: says what is wrong when the loss is no number.
         keeper: writes checkpoints, and knows the last one.
+        group: the ranks that take these steps together. Whatever depends on a clock or a signal they agree on, for a
+            rank that left by itself would be waited for.
     """
-    losses: list[Tensor] = []
+    ledger = Ledger(total)
     if keeper is not None:
-        losses = keeper.resume(total)
-    done = sum(len(part) for part in losses)
+        for part in keeper.resume(total):
+            ledger.enter(part)
+    done = ledger.steps
     good = run.snapshot()
     seen, shown, started = done, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
     with (
         _published(run),
         _asked(keeper) as asked,
-        tqdm(total=total, initial=done, disable=not progress, unit="step", smoothing=0.1) as bar,
+        tqdm(total=total, initial=done, disable=not (progress and group.first), unit="step", smoothing=0.1) as bar,
     ):
         while done < total and not stopped:
-            losses.append(run.advance(min(total - done, CHAIN if watch is None else watch.every)))
-            taken = len(losses[-1])
-            done += taken
+            ledger.enter(group.mean(run.advance(min(total - done, CHAIN if watch is None else watch.every))))
+            taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
             # Looking at a loss waits for the device, so it is done twice a second and not at every step.
-            if now - shown > 0.5 or done >= total:
-                losses = [torch.cat(losses)]
-                _stop_if_diverged(run, losses[0], seen, good, blame)
+            late = keeper is not None and keeper.due(done)
+            looks, due, number = group.any(now - shown > 0.5, late, asked.signal or 0)
+            if looks or done >= total:
+                _stop_if_diverged(run, ledger.losses, seen, good, blame)
                 good, seen, shown = run.snapshot(), done, now
-                bar.set_postfix(loss=f"{losses[-1][-1].nanmean().item():.4g}", refresh=False)
+                bar.set_postfix(loss=f"{ledger.losses[-1].nanmean().item():.4g}", refresh=False)
             bar.update(taken)
             watched = watch is not None and (done // watch.every != (done - taken) // watch.every or done >= total)
-            writes = keeper is not None and (keeper.due(done) or done >= total or asked.signal is not None)
+            writes = keeper is not None and (bool(due or number) or done >= total)
             if (watched or writes) and seen < done:  # parameters that are no numbers are neither validated nor kept
-                losses = [torch.cat(losses)]
-                _stop_if_diverged(run, losses[0], seen, good, blame)
+                _stop_if_diverged(run, ledger.losses, seen, good, blame)
                 good, seen = run.snapshot(), done
             if watched:
                 assert watch is not None
                 stopped = watch.stop(done)
             if keeper is not None and (writes or stopped):
-                keeper.write(done, torch.cat(losses))
-            asked.leave(run, done)
+                keeper.write(done, ledger.losses)
+            asked.leave(number, run, done, group.first)
+        asked.leave(asked.signal or 0, run, done, group.first)  # who was asked after the last step
     seconds = time.perf_counter() - started
     if watch is not None and watch.kept:
         run.restore(watch.kept)
     run.publish()
     return History(
-        torch.cat(losses).cpu(),
+        ledger.losses.cpu(),
         done,
         seconds,
         run.compile_seconds,
@@ -182,19 +200,20 @@ class _Asked:
             raise KeyboardInterrupt
         self.signal = number
 
-    def leave(self, run: Run, done: int) -> None:
-        """End the process if it was asked to, after the checkpoint."""
-        if self.signal is None:
+    def leave(self, number: int, run: Run, done: int, speaks: bool) -> None:
+        """End the process, after the checkpoint, by a signal that it or another rank was sent; 0 is none."""
+        if not number:
             return
         run.publish()
-        print(
-            f"\nstopped at step {done}; the same call goes on from there (checkpoints in {self.folder}).",
-            file=sys.stderr,
-            flush=True,
-        )
-        if self.signal == signal.SIGINT:
+        if speaks:
+            print(
+                f"\nstopped at step {done}; the same call goes on from there (checkpoints in {self.folder}).",
+                file=sys.stderr,
+                flush=True,
+            )
+        if number == signal.SIGINT:
             raise KeyboardInterrupt
-        raise SystemExit(128 + self.signal)
+        raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -55,6 +55,10 @@ class per_example(Messenger):
 
     def __init__(self, sites: Collection[str] | Callable[[str], bool] | None = None, *, reused: bool = False) -> None:
         super().__init__()
+        if sites is not None and not callable(sites) and (isinstance(sites, str) or not isinstance(sites, Collection)):
+            raise PyroDropoutError(
+                f"sites must be a collection of names, such as ['0.weight'], or a function of the name; got {sites!r}."
+            )
         self._sites, self._reused = sites, reused
         self._mode = _RewriteLayers()
 

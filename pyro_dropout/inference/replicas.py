@@ -1,10 +1,12 @@
 """What the replicas of a fleet must have in common: one step is traced for the first, and taken by all."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
 
 def check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
@@ -46,3 +48,25 @@ def _is_input(node: Any) -> bool:
             return False
         node = node.args[0]
     return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
+
+
+def check_settings(build: Any, settings: Any) -> None:
+    """Raise an error unless ``settings`` says with what each replica is to be built, and ``build`` can be called."""
+    if not callable(build) or not isinstance(settings, Mapping):
+        raise PyroDropoutError(
+            "a fleet needs build, a function that makes one replica, and settings, {argument: one value for each"
+            f" replica}}; got {type(build).__name__} and {type(settings).__name__}."
+        )
+    lengths = {name: len(values) if hasattr(values, "__len__") else 0 for name, values in settings.items()}
+    if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+        raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
+
+
+def as_pair(built: Any) -> tuple[Any, Any]:
+    """Return what ``build`` made, or say that it is not a model and its guide."""
+    if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
+        raise PyroDropoutError(
+            "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
+            f" {type(built).__name__}."
+        )
+    return built

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.inference.checkpoint import check_identity, identity_of, put, tensors_of
+from pyro_dropout.inference.distributed import ALONE, Group
 from pyro_dropout.inference.runs import Run
 from pyro_dropout.inference.tensor_file import DamagedFileError, read_tensors, write_tensors
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, check_count, check_positive
 
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
@@ -54,8 +55,9 @@ class Checkpoint:
     def __post_init__(self) -> None:
         if self.every is not None:
             check_count("every", self.every)
-        if not self.seconds > 0:
-            raise RangeError(f"seconds must be positive; got {self.seconds!r}.")
+        check_positive("seconds", self.seconds)
+        if not isinstance(self.folder, str | Path):
+            raise PyroDropoutError(f"folder must be the path of a folder; got {self.folder!r}.")
         check_count("keep", self.keep)
 
 
@@ -69,21 +71,33 @@ class Keeper:
         guide: its guide.
         facts: what must be the same in a training that is taken up again; JSON can hold it.
         watch: early stopping, whose state is kept too.
+        group: the ranks of the training. The first one reads and writes for all; each has random numbers of its own.
     """
 
     def __init__(
-        self, checkpoint: str | Path | Checkpoint, run: Run, model: Any, guide: Any, facts: Any, watch: Any
+        self,
+        checkpoint: str | Path | Checkpoint,
+        run: Run,
+        model: Any,
+        guide: Any,
+        facts: Any,
+        watch: Any,
+        group: Group = ALONE,
     ) -> None:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self.folder = Path(self.how.folder)
         self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts, watch
-        self._step, self._time = 0, time.monotonic()
+        self._step, self._time, self._group = 0, time.monotonic(), group
+        group.from_first(self._make_folder)
+
+    def _make_folder(self) -> tuple[dict[str, Tensor], None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise PyroDropoutError(
                 f"checkpoint must be a folder; {str(self.folder)!r} cannot be one: {cause.strerror}."
             ) from None
+        return {}, None
 
     def due(self, step: int) -> bool:
         """Whether it is time for the next checkpoint."""
@@ -96,9 +110,17 @@ class Keeper:
         """Write a checkpoint, and then remove the oldest; where it cannot be written, warn and let training go on."""
         if step == self._step:
             return
+        states = _random_states(self.run.t.device, self._group)
+        written = self._group.first and self._written(step, losses, states)
+        self._time = time.monotonic()
+        if self._group.any(written)[0]:
+            self._step = step
+
+    def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
+        """Write a checkpoint and say whether it was possible."""
         tensors, rest = self.run.state()
         found = {f"run.{name}": value for name, value in tensors.items()}
-        found |= {f"rng.{name}": value for name, value in _random_state(self.run.t.device).items()}
+        found |= {f"rng.{name}": value for name, value in states.items()}
         found |= tensors_of(self.model, self.guide)
         found["losses"] = losses
         facts = {"kind": "training", "step": step, "facts": self.facts, "run": rest}
@@ -109,53 +131,68 @@ class Keeper:
         try:
             write_tensors(path, found, facts | identity_of(self.model, self.guide))
         except OSError as cause:
-            self._time = time.monotonic()
             warnings.warn(
                 f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training goes on; the"
                 " checkpoint before it stays.",
-                stacklevel=3,
+                stacklevel=4,
             )
-            return
-        self._step, self._time = step, time.monotonic()
+            return False
         for old in self._files()[: -self.how.keep]:
             old.unlink(missing_ok=True)
+        return True
 
     def resume(self, total: int) -> list[Tensor]:
         """Take the training up from its last whole checkpoint; return the losses before it, or nothing."""
+        tensors, found = self._group.from_first(self._last)
+        if found is None:
+            return []
+        name, facts = found
+        self._check(name, tensors, facts, total)
+        self._go_back(tensors, facts)
+        return [tensors["losses"].to(self.run.t.device)]
+
+    def _last(self) -> tuple[dict[str, Tensor], Any]:
+        """Return the tensors of the last whole checkpoint, its name and its facts; None where there is none."""
         for path in reversed(self._files()):
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
-                warnings.warn(f"{damage} Training goes on from the one before it.", stacklevel=4)
+                warnings.warn(f"{damage} Training goes on from the one before it.", stacklevel=6)
                 continue
-            self._check(path, tensors, facts, total)
-            self._go_back(tensors, facts)
-            return [tensors["losses"].to(self.run.t.device)]
-        return []
+            return tensors, (path.name, facts)
+        return {}, None
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
-    def _check(self, path: Path, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
+    def _check(self, file: str, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
         if facts.get("kind") != "training":
-            raise PyroDropoutError(f"{path.name} is no checkpoint of a training; give another folder.")
+            raise PyroDropoutError(f"{file} is no checkpoint of a training; give another folder.")
         own = {name: value for name, value in tensors.items() if name.startswith(("model.", "guide."))}
-        check_identity(path, facts, own, self.model, self.guide)
+        check_identity(file, facts, own, self.model, self.guide)
+        theirs, mine = (each.get("world") for each in (facts["facts"], self.facts))
+        if theirs != mine:
+            raise PyroDropoutError(
+                f"{file} is a checkpoint of {_processes(theirs)}, and this is {_processes(mine)}, each of which has"
+                " random numbers of its own. Go on with as many as before, or give another folder to begin anew."
+            )
         wrong = _different(facts["facts"], self.facts)
         if wrong:
             raise PyroDropoutError(
-                f"{path.name} is a checkpoint of another training; these differ: {', '.join(wrong)}. Call fit with the"
+                f"{file} is a checkpoint of another training; these differ: {', '.join(wrong)}. Call fit with the"
                 " same data and settings to go on, or give another folder to begin anew."
             )
         if facts["step"] > total:
-            raise PyroDropoutError(f"{path.name} is of step {facts['step']}, beyond the {total} asked for.")
+            raise PyroDropoutError(f"{file} is of step {facts['step']}, beyond the {total} asked for.")
 
     def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         put(tensors, self.model, self.guide)
         self.run.set_state(_under("run.", tensors), facts["run"])
         if self.watch is not None:
             self.watch.set_state(_under("watch.", tensors), facts["watch"])
-        _set_random_state(_under("rng.", tensors), self.run.t.device)
+        states = _under("rng.", tensors)
+        own = states if self._group.world == 1 else _under(f"{self._group.rank}.", states)
+        _set_random_state(own, self.run.t.device)
         self._step = facts["step"]
 
 
@@ -176,6 +213,18 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
     if device.type == "cuda":
         found["cuda"] = torch.cuda.get_rng_state(device)
     return found
+
+
+def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
+    """Return the random states of all ranks: by rank and name, and of a process by itself by name alone."""
+    own = _random_state(device)
+    if group.world == 1:
+        return own
+    return {f"{k}.{name}": each for name, state in own.items() for k, each in enumerate(group.gather(state))}
+
+
+def _processes(world: int | None) -> str:
+    return "a training in one process" if world is None else f"a distributed training on {world} processes"
 
 
 def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:

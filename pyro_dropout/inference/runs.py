@@ -213,6 +213,12 @@ class BesideRun(Run):
         compile: Compile,
     ) -> None:
         self._parameters, self._optimiser = parameters, optimiser
+        held = {id(each) for group in optimiser.param_groups for each in group["params"]}
+        if parameters and not any(id(each) in held for each in parameters):
+            raise PyroDropoutError(
+                f"optim must hold parameters of the guide or the model; this {type(optimiser).__name__} holds none"
+                " of them. Make it with guide.parameters()."
+            )
         rate = Update("beside", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
         def step(values: Any, state: Any, t: Tensor, lr: Tensor, *inputs: Any) -> Any:

@@ -9,6 +9,7 @@ import warnings
 from typing import Any, Literal
 
 import pyro.infer
+import pyro.optim
 import torch
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from pyro_dropout.inference.compiled import Chain, Program
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.functional import Buffers, Parameters, make_gradients, make_step, quietly
 from pyro_dropout.inference.updates import Update, clock, from_pyro
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, describe
 
 Compile = Literal["auto"] | bool
 
@@ -47,6 +48,12 @@ class SVI(pyro.infer.SVI):
         self, model: Any, guide: Any, optim: Any, loss: Any = None, compile: Compile = "auto", **kwargs: Any
     ) -> None:
         check_compile(compile)
+        if not isinstance(optim, pyro.optim.PyroOptim):
+            raise PyroDropoutError(
+                f"optim must be a Pyro optimiser, such as pyro.optim.Adam({{'lr': 1e-3}}); got {type(optim).__name__}."
+            )
+        if loss is not None and not callable(loss) and not isinstance(loss, pyro.infer.ELBO):
+            raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
         loss = ELBO() if loss is None else loss
         super().__init__(model, guide, optim, loss, **kwargs)  # type: ignore[no-untyped-call]
         self._elbo, self._compile = loss, compile

@@ -57,6 +57,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mappin
         >>> tensors["x"].tolist(), facts["step"]
         ([0, 1, 2], 7)
     """
+    path = _as_path(path)
     ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     told = {"format": FORMAT, "facts": facts, "tensors": {name: digest(tensor) for name, tensor in ready.items()}}
     text = json.dumps(told, sort_keys=True)
@@ -67,7 +68,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mappin
 
 def read_facts(path: str | Path) -> dict[str, Any]:
     """Return the facts of a file, checked, without its tensors."""
-    path = Path(path)
+    path = _as_path(path)
     with _opened(path) as file:
         facts: dict[str, Any] = _told(path, file)["facts"]
     return facts
@@ -75,7 +76,7 @@ def read_facts(path: str | Path) -> dict[str, Any]:
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors, by name, and the facts of a file, all of them checked."""
-    path = Path(path)
+    path = _as_path(path)
     tensors: dict[str, Tensor] = {}
     with _opened(path) as file:
         told = _told(path, file)
@@ -91,8 +92,16 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, told["facts"]
 
 
+def _as_path(path: Any) -> Path:
+    if not isinstance(path, str | Path):
+        raise PyroDropoutError(f"path must name a file, as text or a pathlib.Path; got {type(path).__name__} {path!r}.")
+    return Path(path)
+
+
 def _opened(path: Path) -> Any:
     """Open a file of tensors, whose header is not longer than the file and not absurd."""
+    if path.is_dir():
+        raise PyroDropoutError(f"{str(path)!r} is a folder; give the file that save wrote into it.")
     if not path.is_file():
         raise PyroDropoutError(f"there is no file {str(path)!r}.")
     try:

@@ -9,17 +9,30 @@ import pyro
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.inference.admission import check_how, check_length, check_owned, check_targets, check_watch
+from pyro_dropout.inference.data_parallel import check_parallel, parallel_run
+from pyro_dropout.inference.distributed import ALONE, Group, join
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.facts import told_loss, told_update
-from pyro_dropout.inference.functional import Buffers, Parameters, make_gradients, make_step, quietly, unvalidated
+from pyro_dropout.inference.functional import (
+    Buffers,
+    Parameters,
+    loss_and_gradients,
+    make_gradients,
+    make_step,
+    quietly,
+    unvalidated,
+)
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import Watch, loop
+from pyro_dropout.inference.memory import explained
 from pyro_dropout.inference.resumption import Checkpoint, Keeper
 from pyro_dropout.inference.runs import Batches, BesideRun, Run
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.tensor_file import digest
+from pyro_dropout.inference.torchrun import local_device
 from pyro_dropout.inference.updates import Schedule, Update, from_optimiser, named
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_pairs
+from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
 def fit(
@@ -44,6 +57,7 @@ def fit(
     patience: int = 10,
     check_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
+    distributed: bool = False,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and say how it went.
 
@@ -75,6 +89,10 @@ def fit(
             check comes after the twenty in which it falls. The last step is always checked.
         checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
             one of this same training, it goes on from there and ends as if it had never stopped, bit by bit.
+        distributed: whether this is one of several processes that torchrun has started for one training, on one machine
+            or many. Each makes the same call with all of the data, and computes on its share of every batch;
+            ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes the
+            checkpoints, and steps run eagerly.
 
     Returns:
         The history of the loss.
@@ -92,10 +110,17 @@ def fit(
     """
     check_compile(compile)
     check_length(x, y, steps, epochs, batch_size)
-    _check_watch(validation, patience, check_every)
-    if clip_norm is not None and not clip_norm > 0:
-        raise RangeError(f"clip_norm must be positive, or None for no limit; got {clip_norm!r}.")
+    check_how(clip_norm, seed, device)
+    check_watch(validation, patience, check_every)
+    check_targets(model, x, y)
+    if validation is not None:
+        check_targets(model, *validation, watched=True)
+    check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, clip_norm)
+    group = ALONE
+    if distributed:
+        device = local_device(device, move_to(None, [model, guide]))
+        group = join(device)
     if seed is not None:
         pyro.set_rng_seed(seed)
     place = move_to(device, [model, guide])
@@ -104,26 +129,25 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
     task = _Task(model, guide, ELBO() if loss is None else loss, x, y)
-    run = task.run(update, batch, compile)
-    watch = None
-    if validation is not None:
-        watch = Watch(model, guide, run, validation, patience, check_every or max(1, total // 50))
-    keeper = None
-    if checkpoint is not None:
-        facts = {**task.facts(), "update": told_update(update), "batch": batch, "seed": seed}
-        facts |= {} if watch is None else {"validation": watch.facts()}
-        keeper = Keeper(checkpoint, run, model, guide, facts, watch)
-    return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper)
+    facts = {"update": told_update(update), "batch": batch, "seed": seed}
+    if distributed:
+        check_parallel(group, batch, compile)
+        facts["world"] = group.world
+        watched = None if validation is None else [*map(digest, validation), patience, check_every]
+        group.check_same(task.facts() | facts | {"steps": total, "validation": watched, "checkpoint": str(checkpoint)})
 
+    def train() -> History:
+        run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
+        watch = None
+        if validation is not None:
+            watch = Watch(model, guide, run, validation, patience, check_every or max(1, total // 50), group)
+        keeper = None
+        if checkpoint is not None:
+            same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
+            keeper = Keeper(checkpoint, run, model, guide, same, watch, group)
+        return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper, group=group)
 
-def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> None:
-    """Raise an error unless there is data, and one way to say for how long to train on it."""
-    if (steps is None) == (epochs is None):
-        raise RangeError("give either steps or epochs, not both and not neither.")
-    check_count("steps" if steps is not None else "epochs", steps if steps is not None else epochs)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
-    check_pairs("x and y", x, y)
+    return explained(train, task.try_step, batch)
 
 
 def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.device | str:
@@ -134,17 +158,6 @@ def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.de
             module.to(device)
         return device
     return next((p.device for module in modules for p in module.parameters()), torch.device("cpu"))
-
-
-def _check_watch(validation: Any, patience: Any, check_every: Any) -> None:
-    if validation is None:
-        return
-    if not isinstance(validation, tuple | list) or len(validation) != 2:
-        raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
-    check_pairs("validation", *validation)
-    check_count("patience", patience)
-    if check_every is not None:
-        check_count("check_every", check_every)
 
 
 def _update(
@@ -193,10 +206,26 @@ class _Task:
             options: Any = {"inputs": buffers, "batches": batches, "compile": compile}
             return Run(step, parameters.values, update, write=parameters.write, **options)
 
+    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> Run:
+        """Return a training by several ranks, of which each draws its own masks, but all the same batches."""
+        base = group.one_seed(seed)
+        torch.manual_seed(base)
+        run = parallel_run(group, (self.model, self.guide, self.loss), self.x, self.y, update, batch)
+        torch.manual_seed(group.seed(base))
+        return run
+
     def _arguments(self, *index: Tensor) -> tuple[Any, Any]:
         if not index:
             return (self.x, self.y, len(self.x)), {}
         return (self.x[index[0]], self.y[index[0]], len(self.x)), {}
+
+    def try_step(self, points: int) -> None:
+        """Take the gradient of the first ``points`` points, and throw it away: to see whether it fits into memory."""
+        first = (self.x[:points], self.y[:points], len(self.x))
+        parts = (self.model, self.guide, self.loss)
+        parameters = Parameters(*parts, first, {})
+        with quietly(self.model, self.guide):
+            loss_and_gradients(*parts, parameters, parameters.values, first, {})
 
     def facts(self) -> dict[str, Any]:
         """Return what must be the same in a training that is taken up again."""

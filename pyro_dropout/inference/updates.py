@@ -12,7 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    check_non_negative,
+    check_number,
+    check_positive,
+)
 
 Schedule = Callable[[Tensor], Tensor]
 
@@ -46,6 +52,17 @@ class Update:
     clip_norm: float | None = None
     clip_value: float | None = None
     schedule: Schedule | None = None
+
+    def __post_init__(self) -> None:
+        check_non_negative("lr", self.lr)
+        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or self.slots < 0:
+            raise RangeError(f"slots must be a whole number of at least 0; got {self.slots!r}.")
+        for name, value in (("apply", self.apply), ("numbers", self.numbers), ("schedule", self.schedule)):
+            if value is not None and not callable(value):
+                raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
+        for name, limit in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
+            if limit is not None:
+                check_positive(name, limit)
 
     def start(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Return the state before the first step: zeros."""
@@ -138,6 +155,8 @@ def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
         >>> pd.inverse_decay(gamma=1.0, power=0.5)(torch.tensor([0.0, 3.0]))
         tensor([1.0000, 0.5000])
     """
+    check_non_negative("gamma", gamma)
+    check_non_negative("power", power)
     return lambda t: (1 + gamma * t) ** -power
 
 
@@ -183,8 +202,10 @@ def from_pyro(optim: Any) -> Update | None:
 
 def named(optim: str, lr: float, **shared: Any) -> Update:
     """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
+    check_number("lr", lr)
     if not lr > 0:
         raise RangeError(f"lr must be positive; got {lr!r}.")
+    check_positive("lr", lr)
     kind = optim.lower() if isinstance(optim, str) else optim
     if kind == "adam":
         return adam(lr, **shared)

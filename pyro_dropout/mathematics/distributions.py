@@ -12,7 +12,7 @@ from pyro_dropout.mathematics.errors import (
     check_non_negative,
     check_positive,
 )
-from pyro_dropout.mathematics.row_layout import RowDim
+from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.mathematics.shapes import Float
 
@@ -57,6 +57,9 @@ class BernoulliMixture(RowMixture):
             check_finite("loc", loc)
             check_keep("keep", keep)
         kept = keep.to(loc) if isinstance(keep, Tensor) else loc.new_full((), keep)
+        rows = RowLayout(loc.shape, row_dim).rows
+        if tuple(kept.shape) not in ((), (1,), (rows,)):
+            raise ShapeError(f"keep must be a number or one for each of {rows} rows; got shape {tuple(kept.shape)}.")
         probs = torch.stack([kept, 1 - kept], -1)
         self._build([loc, None], scale, probs, row_dim, None, validate_args is not False)
 

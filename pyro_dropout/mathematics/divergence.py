@@ -204,6 +204,8 @@ def kl_gap(q: RowMixture, *, num_samples: int = 64) -> Tensor:
         '0.35631636'
     """
     check_count("num_samples", num_samples)
+    if not isinstance(q, RowMixture):
+        raise PyroDropoutError(f"q must be a RowMixture or its kin, such as BernoulliMixture; got {type(q).__name__}.")
     if q.components == 1:
         return q.like.new_zeros(())
     if q.components == 2 and q.shared_covariance:
@@ -266,7 +268,13 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
         raise RangeError(f"method must be one of {', '.join(_METHODS)}; got {method!r}.")
     check_count("num_samples", num_samples)
     if not isinstance(q, RowMixture):
-        return kl_divergence(q, p)
+        try:
+            return kl_divergence(q, p)
+        except NotImplementedError:
+            raise PyroDropoutError(
+                f"q must be a RowMixture or its kin, or q and p a pair that torch's kl_divergence knows; got"
+                f" {type(q).__name__} and {type(p).__name__}."
+            ) from None
     if method == "monte_carlo":
         if q.singular:
             raise SingularError(

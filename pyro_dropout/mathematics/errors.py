@@ -134,10 +134,18 @@ def check_pairs(name: str, x: Any, y: Any) -> None:
         )
 
 
-def check_seed(seed: Any) -> None:
-    """Raise unless ``seed`` is a whole number or None."""
+def check_flag(name: str, value: Any) -> None:
+    """Raise unless ``value`` is True or False: any other text or number would count as one of them without a word."""
+    if not isinstance(value, bool):
+        raise RangeError(f"{name} must be True or False; got {value!r}.")
+
+
+def check_seed(seed: Any, least: int = -(2**63), most: int = 2**64 - 1) -> None:
+    """Raise unless ``seed`` is None or a whole number that generators take: torch's, unless another range is given."""
     if isinstance(seed, bool) or not isinstance(seed, Integral | None):
         raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
+    if seed is not None and not least <= int(seed) <= most:
+        raise RangeError(f"seed must be a whole number from {least} to {most}; got {seed!r}.")
 
 
 def check_count(name: str, value: Any) -> None:

@@ -11,7 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, check_finite, check_positive
+from pyro_dropout.mathematics.errors import (
+    RangeError,
+    ShapeError,
+    check_count,
+    check_finite,
+    check_positive,
+    check_seed,
+)
 from pyro_dropout.mathematics.kernel_frame import Covariance, Number, check_shape, check_values, own_parameters
 from pyro_dropout.mathematics.shapes import Float
 
@@ -162,6 +169,7 @@ class FiniteRank(_Featured):
     ) -> None:
         nonlinearity_of(nonlinearity)
         check_count("width", width)
+        check_seed(seed)
         if bias_prior not in ("normal", "uniform"):
             raise RangeError(f"bias_prior must be 'normal' or 'uniform'; got {bias_prior!r}.")
         if bias_prior == "uniform" and bias_length_scale is not None:
@@ -219,6 +227,7 @@ class SecondLayer(_Featured):
         nonlinearity_of(nonlinearity)
         check_count("width", width)
         check_count("terms", terms)
+        check_seed(seed)
         super().__init__(width, None, variance=variance, bias_length_scale=bias_length_scale)
         self.nonlinearity, self.width, self.terms = nonlinearity, width, terms
         self.register_buffer("standard_bias", self._draw(seed, terms, width))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
 # 65 nodes: the largest error over p in (1e-8, 1 - 1e-8) and d in [0, 40] is one rounding error of float64.
@@ -99,5 +100,14 @@ def label_entropy(probs: Float[Tensor, "*batch 2"], distance_sq: Float[Tensor, "
         >>> [f"{v:.8f}" for v in pd.label_entropy(torch.full((4, 2), 0.5, dtype=torch.float64), d**2).tolist()]
         ['0.69314718', '0.35631636', '0.06042699', '0.00009354']
     """
+    for name, value in (("probs", probs), ("distance_sq", distance_sq)):  # by their shapes: a tracer has no values
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(f"{name} must be a floating-point tensor; got {got}.")
+    if not probs.dim() or probs.shape[-1] != 2 or probs.shape[:-1] != distance_sq.shape:
+        raise ShapeError(
+            "probs must have shape (..., 2), a probability for each of two components, and distance_sq shape (...); got"
+            f" {tuple(probs.shape)} and {tuple(distance_sq.shape)}."
+        )
     result: Tensor = _LabelEntropy.apply(probs, distance_sq)  # type: ignore[no-untyped-call]
     return result

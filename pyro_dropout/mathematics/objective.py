@@ -59,6 +59,7 @@ def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Numb
     """
     _check_layer(keep, num_data, length_scale)
     check_positive("tau", tau)
+    _check_together(keep=keep, tau=tau, num_data=num_data, length_scale=length_scale)
     return length_scale * length_scale * keep / (2 * num_data * tau)
 
 
@@ -87,6 +88,7 @@ def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale
     """
     _check_layer(keep, num_data, length_scale)
     check_positive("weight_decay", weight_decay)
+    _check_together(keep=keep, weight_decay=weight_decay, num_data=num_data, length_scale=length_scale)
     return length_scale * length_scale * keep / (2 * num_data * weight_decay)
 
 
@@ -116,6 +118,7 @@ def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_da
     _check_layer(keep, num_data)
     check_positive("tau", tau)
     check_positive("weight_decay", weight_decay)
+    _check_together(keep=keep, tau=tau, weight_decay=weight_decay, num_data=num_data)
     square = 2 * num_data * tau * weight_decay / keep
     return square.sqrt() if isinstance(square, Tensor) else math.sqrt(square)
 
@@ -212,6 +215,7 @@ def standardised_precision(tau: Number, target_std: Number) -> float | Tensor:
     """
     check_positive("tau", tau)
     check_positive("target_std", target_std)
+    _check_together(tau=tau, target_std=target_std)
     return tau * target_std * target_std
 
 
@@ -265,11 +269,17 @@ def _pairs(weights: Any, weight_decays: Any) -> list[tuple[Tensor, Number]]:
     """Each weight with its own decay, whichever of the accepted forms the two came in."""
     if isinstance(weights, Tensor):
         raise ShapeError("weights must be a dict or a list of tensors; got one tensor: write [w] for it.")
+    if not isinstance(weights, Iterable):
+        raise ShapeError(f"weights must be a dict or a list of tensors; got {type(weights).__name__}.")
     named = dict(weights) if isinstance(weights, Mapping) else dict(enumerate(weights))
     if isinstance(weight_decays, int | float) or getattr(weight_decays, "shape", None) == ():
         decays = dict.fromkeys(named, weight_decays)
     elif isinstance(weight_decays, Mapping):
         decays = dict(weight_decays)
+    elif not isinstance(weight_decays, Iterable):
+        raise ShapeError(
+            f"weight_decays must be a number, or a list or dict with one a weight; got {type(weight_decays).__name__}."
+        )
     else:
         listed = list(weight_decays)
         if len(listed) != len(named):
@@ -315,6 +325,16 @@ def _check_whole(name: str, value: Number) -> None:
     whole = (value >= 1) & (value < math.inf) & (value // 1 == value)
     if not (bool(whole.all()) if isinstance(whole, Tensor) else whole):
         raise RangeError(f"{name} must be a whole number of at least 1; got {describe(value)}.")
+
+
+def _check_together(**values: Number) -> None:
+    """Raise unless the tensors among the arguments broadcast to one shape."""
+    shapes = {name: tuple(value.shape) for name, value in values.items() if isinstance(value, Tensor)}
+    try:
+        torch.broadcast_shapes(*shapes.values())
+    except RuntimeError:
+        given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ShapeError(f"{' and '.join(shapes)} must broadcast to one shape; got {given}.") from None
 
 
 def _check_layer(keep: Number, num_data: Number, length_scale: Number = 1.0) -> None:

@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Size, Tensor
 
-from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
 # Which dimension counts rows: an index; None, every weight is a row; "all", the tensor is one row.
@@ -24,6 +24,8 @@ class RowLayout:
     """
 
     def __init__(self, shape: Size, row_dim: RowDim) -> None:
+        if isinstance(row_dim, bool) or not (isinstance(row_dim, int) or row_dim is None or row_dim == "all"):
+            raise RangeError(f"row_dim must be a whole number, None or 'all'; got {row_dim!r}.")
         if isinstance(row_dim, int):
             if not -len(shape) <= row_dim < len(shape):
                 allowed = f"{-len(shape)} to {len(shape) - 1}" if len(shape) else "only None"

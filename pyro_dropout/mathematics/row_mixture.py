@@ -84,6 +84,8 @@ class RowMixture(TorchDistribution):
     ) -> None:
         if validate_args is not False:
             check_finite("locs", locs)
+        if not locs.dim() or not len(locs):
+            raise ShapeError(f"locs must hold a mean for each component, (L, *shape); got {tuple(locs.shape)}.")
         self._build(list(locs.unbind(0)), scale, probs, row_dim, cov_factor, validate_args is not False)
 
     def _build(

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,12 @@ import torch
 from typer.testing import CliRunner
 
 import pyro_dropout as pd
-from pyro_dropout.faces import cli_data, cli_predict, download, runs_on_disk
+from pyro_dropout.faces import cli_data, cli_options, cli_predict, download, runs_on_disk
 from pyro_dropout.faces.cli import app, main
 from pyro_dropout.faces.collection import UCI_NAMES, VARIABLE
 from pyro_dropout.faces.download import Item
 from pyro_dropout.inference.resumption import Keeper
+from pyro_dropout.mathematics import errors
 from tests.faces.command import FEW, contents, houses, run, table_of, written
 
 ROOT = Path(__file__).parents[2]
@@ -163,6 +165,46 @@ def test_what_is_installed_is_told() -> None:
         [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (2, "pyro-dropout: there is no file 'no.csv'.\n")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "a card")
+    monkeypatch.setattr(errors, "check_device", lambda name, value: torch.device(value))
+    assert cli_options.place(asked) == torch.device("cuda" if gpu else "cpu")
+    assert cli_options.place("cpu") == torch.device("cpu")
+    assert cli_data._device().startswith("cuda (a card)" if gpu else "cpu")
+
+
+def test_a_run_does_not_remember_where_it_was_fitted(fitted: Path) -> None:
+    # so that what was fitted on a GPU predicts on a machine without one
+    record = json.loads((fitted / "houses" / "run.json").read_text("utf-8"))
+    assert "device" not in {key for section in record.values() if isinstance(section, dict) for key in section}
+    model, guide = runs_on_disk.Run.read(fitted / "houses").trained(fitted / "houses")
+    assert {tensor.device.type for part in (model, guide) for tensor in part.state_dict().values()} == {"cpu"}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_what_was_fitted_on_a_gpu_predicts_without_one(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    done = run("fit", data, "--out", tmp_path / "run", "--device", "cuda", *FEW)
+    assert done.exit_code == 0, done.stderr
+    command = [sys.executable, "-m", "pyro_dropout", "predict", tmp_path / "run", data, "--out", tmp_path / "new.csv"]
+    alone = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    told = subprocess.run([str(part) for part in command], env=alone, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert len(table_of(tmp_path / "new.csv")) == 30
+
+
+def test_threads_that_wait_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    main(["info", "--json"])
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # what a person has chosen stays
+    main(["info", "--json"])
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pyro
 import pytest
@@ -68,6 +69,28 @@ def found() -> Comparison:
 @pytest.fixture(scope="module")
 def text(found: Comparison) -> str:
     return page(found)
+
+
+def test_the_legend_of_the_scores_lies_over_nothing(found: Comparison) -> None:
+    figure = found.plot_scores()
+    figure.canvas.draw()
+    assert [ax.get_legend() for ax in figure.axes] == [None] * len(figure.axes)
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert [ax for ax in figure.axes if box.overlaps(ax.get_tightbbox())] == []
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    plt.close(figure)
+
+
+def test_the_legend_of_the_bands_speaks_of_all_colours(found: Comparison) -> None:
+    figure = found.plot()
+    (legend,) = figure.legends
+    colours = [patch.get_facecolor() for patch in legend.get_patches()]
+    assert len({colour[:3] for colour in colours}) == 1
+    assert len(set(colours)) == 2  # a light band and a dark one
+    assert len({colours[0][0], colours[0][1], colours[0][2]}) == 1  # grey
+    plt.close(figure)
 
 
 def made(*rows: Row, **settings: Any) -> Comparison:

@@ -28,6 +28,7 @@ from pyro_dropout import (
     ShapeError,
 )
 from tests.contracts.models import mlp
+from tests.oracles.both_types import digits, dtypes
 
 N = 6
 
@@ -104,12 +105,13 @@ def test_targets_are_drawn_in_the_shape_they_are_observed_in(name: str) -> None:
     assert trace.nodes["y"]["value"].shape == targets().shape
 
 
-@given(tau=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31))
-def test_a_precision_for_each_output(tau: float, seed: int) -> None:
+@given(tau=st.floats(1e-3, 1e3), seed=st.integers(0, 2**31), dtype=dtypes)
+def test_a_precision_for_each_output(tau: float, seed: int, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
-    f, y = torch.randn(2, N, 2, dtype=torch.float64)
-    found = density(Gaussian(torch.tensor([tau, 1.0], dtype=torch.float64)), f, y)
-    np.testing.assert_allclose(found, stats.norm.logpdf(y, f, [tau**-0.5, 1.0]).sum(-1), rtol=1e-12, atol=1e-12)
+    f, y = torch.randn(2, N, 2, dtype=dtype)
+    found = density(Gaussian(torch.tensor([tau, 1.0], dtype=dtype)), f, y)
+    expected = stats.norm.logpdf(y.double(), f.double(), [tau**-0.5, 1.0]).sum(-1)
+    np.testing.assert_allclose(found, expected, rtol=digits(dtype, 1e-12), atol=digits(dtype, 1e-12))
 
 
 def test_a_learned_precision_is_trained() -> None:

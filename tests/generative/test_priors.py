@@ -12,6 +12,7 @@ from torch import nn
 
 from pyro_dropout import BayesianNet, Prior, PyroDropoutError, RangeError
 from tests.contracts.models import Recurrent, Tied, Words, mlp
+from tests.oracles.both_types import digits, dtypes
 
 
 def widths(prior: Prior, net: nn.Module) -> dict[str, float]:
@@ -75,10 +76,11 @@ def test_without_width_scaling_all_weights_are_alike(case: str) -> None:
     assert found == {name: 0.5 if name in expected else 1.0 for name in found}
 
 
-@given(l=st.floats(1e-3, 1e3), bias=st.floats(1e-3, 1e3), inputs=st.integers(1, 20), hidden=st.integers(1, 20))
-def test_the_rule_for_any_size(l: float, bias: float, inputs: int, hidden: int) -> None:  # noqa: E741
-    found = widths(Prior(l, bias), nn.Sequential(nn.Linear(inputs, hidden), nn.Linear(hidden, 1)))
-    assert found == pytest.approx({"0.weight": 1 / l, "0.bias": 1 / bias, "1.weight": hidden**-0.5, "1.bias": 1 / bias})
+@given(st.floats(1e-3, 1e3), st.floats(1e-3, 1e3), st.integers(1, 20), st.integers(1, 20), dtypes)
+def test_the_rule_for_any_size(l: float, bias: float, inputs: int, hidden: int, dtype: torch.dtype) -> None:  # noqa: E741
+    found = widths(Prior(l, bias), nn.Sequential(nn.Linear(inputs, hidden), nn.Linear(hidden, 1)).to(dtype))
+    expected = {"0.weight": 1 / l, "0.bias": 1 / bias, "1.weight": hidden**-0.5, "1.bias": 1 / bias}
+    assert found == pytest.approx(expected, rel=digits(dtype, 1e-15, 1e-7))
 
 
 def test_length_scales_by_name() -> None:

@@ -1,4 +1,4 @@
-"""A training that is killed again and again: ``python -m tests.inference.kills 10``.
+"""A training that is killed again and again: ``python -m tests.inference.kills 10 --device cpu``.
 
 Children are forked from one process that has imported everything, train, and are killed at a random moment; the next
 child goes on. What is printed is whether the last one's parameters are those of a training that nobody killed.
@@ -22,7 +22,7 @@ import pyro_dropout as pd
 STEPS = 120
 
 
-def train(folder: Path | None, compiled: bool, case: int) -> str:
+def train(folder: Path | None, compiled: bool, case: int, device: str = "cpu") -> str:
     """Train on mini-batches, with a schedule or early stopping by the case; return a hash of what was learned."""
     torch.manual_seed(case)
     x = torch.linspace(-1, 1, 90).unsqueeze(-1)
@@ -31,6 +31,7 @@ def train(folder: Path | None, compiled: bool, case: int) -> str:
     model = pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True))
     guide = pd.AutoDropout(model, keep=0.9) if case % 2 else pd.AutoMeanField(model)
     options: Any = {"validation": (x[::7], y[::7]), "patience": 50, "check_every": 37} if case % 2 else {}
+    model.to(device), guide.to(device)  # before an optimiser takes hold of the parameters
     if case % 3 == 2:
         options["optim"] = torch.optim.NAdam([*guide.parameters(), *model.likelihood.parameters()], lr=1e-2)
     else:
@@ -46,23 +47,24 @@ def train(folder: Path | None, compiled: bool, case: int) -> str:
         compile=compiled,
         progress=False,
         seed=case,
+        device=device,
         checkpoint=None if folder is None else pd.Checkpoint(folder, every=20, seconds=1e9, keep=2),
         **options,
     )
     found = hashlib.sha256(history.losses.numpy().tobytes())
     for _, value in sorted((*guide.state_dict().items(), *model.state_dict().items())):
-        found.update(value.numpy().tobytes())
+        found.update(value.cpu().numpy().tobytes())
     return found.hexdigest()
 
 
-def child(folder: Path | None, compiled: bool, case: int, said: Path) -> int:
+def child(folder: Path | None, compiled: bool, case: int, said: Path, device: str) -> int:
     """Fork a child that trains and writes its hash to ``said``; return its process number."""
     number = os.fork()
     if number:
         return number
     try:
         beside = said.with_suffix(".part")
-        beside.write_text(train(folder, compiled, case))
+        beside.write_text(train(folder, compiled, case, device))
         beside.rename(said)
     finally:
         os._exit(0 if said.exists() else 1)
@@ -74,16 +76,20 @@ def main() -> None:
     parser.add_argument("kills", type=int)
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.device != "cpu":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
     dice, kills, endings, case = random.Random(args.seed), 0, [], args.seed
     while kills < args.kills:
         root = Path(tempfile.mkdtemp())
         start = time.monotonic()
-        os.waitpid(child(None, args.compiled, case, root / "whole"), 0)
+        os.waitpid(child(None, args.compiled, case, root / "whole", args.device), 0)
         length = time.monotonic() - start
         while not (root / "said").exists():
-            number = child(root / "checkpoints", args.compiled, case, root / "said")
+            number = child(root / "checkpoints", args.compiled, case, root / "said", args.device)
             time.sleep(dice.uniform(0.02, 1.0) * length)
             if os.waitpid(number, os.WNOHANG)[0]:
                 break

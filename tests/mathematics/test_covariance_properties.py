@@ -18,6 +18,7 @@ from pyro_dropout.mathematics.finite_rank import (
     SecondLayer,
     finite_rank_log_marginal,
 )
+from tests.oracles.both_types import digits, dtypes
 from tests.oracles.covariances import (
     POINTS,
     SCALES,
@@ -35,51 +36,64 @@ from tests.oracles.covariances import (
 # --- properties -------------------------------------------------------------------------------------------------------
 
 
-@given(kernels, points, points)
-def test_a_covariance_is_symmetric(build, x, z):
-    kernel = build()
+@given(kernels, points, points, dtypes)
+def test_a_covariance_is_symmetric(build, x, z, dtype):
+    x, z = x.to(dtype), z.to(dtype)
+    kernel = build().to(dtype)
     whole = kernel(torch.cat([x, z]))
-    torch.testing.assert_close(whole, whole.mT, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(kernel(x, z), whole[: len(x), len(x) :], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(whole, whole.mT, rtol=digits(dtype, 1e-12), atol=digits(dtype, 1e-12))
+    torch.testing.assert_close(
+        kernel(x, z), whole[: len(x), len(x) :], rtol=digits(dtype, 1e-12), atol=digits(dtype, 1e-12)
+    )
 
 
-@given(kernels, points)
-def test_a_gram_matrix_is_positive_semi_definite(build, x):
-    kernel = build()
+@given(kernels, points, dtypes)
+def test_a_gram_matrix_is_positive_semi_definite(build, x, dtype):
+    x = x.to(dtype)
+    kernel = build().to(dtype)
     gram = kernel(x)
-    assert torch.linalg.eigvalsh(gram).min() >= -1e-10 * gram.trace()
+    assert torch.linalg.eigvalsh(gram).min() >= -digits(dtype, 1e-10, 1e-5) * gram.trace()
 
 
-@given(kernels, points)
-def test_covariances_obey_cauchy_and_schwarz(build, x):
-    gram = build()(x)
-    assert (gram.square() <= gram.diagonal() * gram.diagonal()[:, None] * (1 + 1e-12) + 1e-24).all()
+@given(kernels, points, dtypes)
+def test_covariances_obey_cauchy_and_schwarz(build, x, dtype):
+    x = x.to(dtype)
+    gram = build().to(dtype)(x)
+    assert (gram.square() <= gram.diagonal() * gram.diagonal()[:, None] * (1 + digits(dtype, 1e-12)) + 1e-24).all()
 
 
-@given(kernels, points)
-def test_the_diagonal_is_the_diagonal(build, x):
-    kernel = build()
-    torch.testing.assert_close(kernel(x, diag=True), kernel(x).diagonal(), rtol=1e-12, atol=1e-14)
+@given(kernels, points, dtypes)
+def test_the_diagonal_is_the_diagonal(build, x, dtype):
+    x = x.to(dtype)
+    kernel = build().to(dtype)
+    torch.testing.assert_close(
+        kernel(x, diag=True), kernel(x).diagonal(), rtol=digits(dtype, 1e-12), atol=digits(dtype, 1e-14)
+    )
 
 
-@given(kernels, points, st.randoms(use_true_random=False))
-def test_points_may_come_in_any_order(build, x, random):
-    kernel = build()
+@given(kernels, points, st.randoms(use_true_random=False), dtypes)
+def test_points_may_come_in_any_order(build, x, random, dtype):
+    x = x.to(dtype)
+    kernel = build().to(dtype)
     order = random.sample(range(len(x)), len(x))
-    torch.testing.assert_close(kernel(x[order]), kernel(x)[order][:, order], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(
+        kernel(x[order]), kernel(x)[order][:, order], rtol=digits(dtype, 1e-12), atol=digits(dtype, 1e-13)
+    )
 
 
-@given(kinds, points, scales, scales, scales)
-def test_a_length_scale_is_a_unit_of_the_inputs(kind, x, first, other, bias_length_scale):
-    unit = torch.tensor([first, other], dtype=torch.float64)
+@given(kinds, points, scales, scales, scales, dtypes)
+def test_a_length_scale_is_a_unit_of_the_inputs(kind, x, first, other, bias_length_scale, dtype):
+    x = x.to(dtype)
+    unit = torch.tensor([first, other], dtype=dtype)
     torch.testing.assert_close(kind(2, 1.0, unit, bias_length_scale)(x), kind(2, 1.0, 1.0, bias_length_scale)(x / unit))
 
 
-@given(kinds, points, st.floats(0, 2 * math.pi), scales)
-def test_a_shared_length_scale_sees_no_rotation(kind, x, angle, length_scale):
+@given(kinds, points, st.floats(0, 2 * math.pi), scales, dtypes)
+def test_a_shared_length_scale_sees_no_rotation(kind, x, angle, length_scale, dtype):
+    x = x.to(dtype)
     c, s = math.cos(angle), math.sin(angle)
-    kernel, turned = kind(2, None, length_scale).double(), x @ torch.tensor([[c, s], [-s, c]], dtype=torch.float64)
-    torch.testing.assert_close(kernel(turned), kernel(x), rtol=1e-9, atol=1e-9)
+    kernel, turned = kind(2, None, length_scale).to(dtype), x @ torch.tensor([[c, s], [-s, c]], dtype=dtype)
+    torch.testing.assert_close(kernel(turned), kernel(x), rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9))
 
 
 @given(points, st.floats(0.01, 100), scales)
@@ -88,20 +102,21 @@ def test_relu_units_without_a_bias_are_homogeneous(x, factor, length_scale):
     torch.testing.assert_close(kernel(factor * x), factor**2 * kernel(x), rtol=1e-9, atol=1e-12 * factor**2)
 
 
-@given(wide, points, points)
-def test_wide_layers_keep_their_bounds(build, x, z):
-    kernel = build()
+@given(wide, points, points, dtypes)
+def test_wide_layers_keep_their_bounds(build, x, z, dtype):
+    x, z = x.to(dtype), z.to(dtype)
+    kernel = build().to(dtype)
     covariance = kernel(x, z) / kernel.variance
     assert (covariance >= 0).all() if isinstance(kernel, ArcCosine) else (covariance.abs() < 1).all()
 
 
-@given(wide, st.floats(0, 10), st.floats(0, 10), st.floats(-1, 1), st.floats(-1, 1))
-def test_a_wide_layer_grows_with_the_correlation_below(build, k_xx, k_yy, one, other):
-    kernel = build()
+@given(wide, st.floats(0, 10), st.floats(0, 10), st.floats(-1, 1), st.floats(-1, 1), dtypes)
+def test_a_wide_layer_grows_with_the_correlation_below(build, k_xx, k_yy, one, other, dtype):
+    kernel = build().to(dtype)
     root = math.sqrt(k_xx * k_yy)
-    below = torch.tensor(sorted([one * root, other * root]), dtype=torch.float64)
+    below = torch.tensor(sorted([one * root, other * root]), dtype=dtype)
     low, high = kernel.of_gram(below, torch.full_like(below, k_xx), torch.full_like(below, k_yy)).tolist()
-    assert low <= high + 1e-14 * (1 + k_xx + k_yy) * kernel.variance.item()
+    assert low <= high + digits(dtype, 1e-14, 1e-5) * (1 + k_xx + k_yy) * kernel.variance.item()
 
 
 @given(wide, points, st.floats(1.01, 5))
@@ -112,34 +127,40 @@ def test_a_weaker_bias_leaves_less_variance(build, x, factor):
     assert (weaker(x, diag=True) < kernel(x, diag=True)).all()
 
 
-@given(featured, points)
-def test_the_rank_is_at_most_the_width(build, x):
-    kernel = build()
+@given(featured, points, dtypes)
+def test_the_rank_is_at_most_the_width(build, x, dtype):
+    x = x.to(dtype)
+    kernel = build().to(dtype)
     x = torch.cat([x, x + 0.7, x - 1.3])
     values = torch.linalg.eigvalsh(kernel(x)).flip(0)
     assert kernel.features(x).shape == (len(x), kernel.width)
-    assert (values[kernel.width :].abs() <= 1e-12 * values.sum()).all()
+    assert (values[kernel.width :].abs() <= digits(dtype, 1e-12, 1e-5) * values.sum()).all()
 
 
-@given(st.integers(1, 5), st.integers(1, 5), st.floats(0.01, 100), seeds)
-def test_the_log_marginal_does_not_see_which_side_is_inverted(n, k, tau, seed):
+@given(st.integers(1, 5), st.integers(1, 5), st.floats(0.01, 100), seeds, dtypes)
+def test_the_log_marginal_does_not_see_which_side_is_inverted(n, k, tau, seed, dtype):
     generator = torch.Generator().manual_seed(seed)
-    y, phi = (torch.randn(n, m, dtype=torch.float64, generator=generator) for m in (2, k))
-    padded = torch.cat([phi, torch.zeros(n, n, dtype=torch.float64)], -1)  # the same ΦΦᵀ, and now K ≥ N
-    turn = torch.linalg.qr(torch.randn(k, k, dtype=torch.float64, generator=generator)).Q
+    y, phi = (torch.randn(n, m, dtype=dtype, generator=generator) for m in (2, k))
+    padded = torch.cat([phi, torch.zeros(n, n, dtype=dtype)], -1)  # the same ΦΦᵀ, and now K ≥ N
+    turn = torch.linalg.qr(torch.randn(k, k, dtype=dtype, generator=generator)).Q
     found = finite_rank_log_marginal(y, phi, tau)
-    torch.testing.assert_close(finite_rank_log_marginal(y, padded, tau), found, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(finite_rank_log_marginal(y, phi @ turn, tau), found, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        finite_rank_log_marginal(y, padded, tau), found, rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9)
+    )
+    torch.testing.assert_close(
+        finite_rank_log_marginal(y, phi @ turn, tau), found, rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9)
+    )
     apart = sum(finite_rank_log_marginal(y[:, d], phi, tau) for d in range(2))
-    torch.testing.assert_close(apart, found, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(apart, found, rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9))
 
 
-@given(second, points, points)
-def test_the_exact_second_layer_is_a_covariance_too(build, x, z):
-    kernel = build()
+@given(second, points, points, dtypes)
+def test_the_exact_second_layer_is_a_covariance_too(build, x, z, dtype):
+    x, z = x.to(dtype), z.to(dtype)
+    kernel = build().to(dtype)
     exact, between = kernel.exact(torch.cat([x, z]), nodes=8), kernel.exact(x, z, nodes=8)
     torch.testing.assert_close(between, exact[: len(x), len(x) :])
-    assert torch.linalg.eigvalsh(exact).min() >= -1e-10 * exact.trace()
+    assert torch.linalg.eigvalsh(exact).min() >= -digits(dtype, 1e-10, 1e-5) * exact.trace()
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pyro_dropout import BernoulliMixture, MultiplicativeNormal, RowMixture
+from tests.oracles.both_types import digits, dtypes
 from tests.oracles.mixtures import mixture_log_density
 
 F64 = torch.float64
@@ -102,30 +103,40 @@ def test_moments_fit_the_draws(family: str) -> None:
     assert ((squares.mean(0) - q.variance).abs() <= 4 * squares.std(0) / math.sqrt(len(draws))).all()
 
 
-@given(seeds, st.integers(1, 3), st.integers(0, 2), st.booleans())
-def test_log_prob_against_full_covariances(seed: int, components: int, rank: int, shared: bool) -> None:
-    q = mixture(seed, components, rank, shared, shape=(3, 2))
-    w = torch.randn(3, 2, dtype=F64)
+@given(seeds, st.integers(1, 3), st.integers(0, 2), st.booleans(), dtypes)
+def test_log_prob_against_full_covariances(
+    seed: int, components: int, rank: int, shared: bool, dtype: torch.dtype
+) -> None:
+    q = mixture(seed, components, rank, shared, shape=(3, 2), dtype=dtype)
+    w = torch.randn(3, 2, dtype=dtype)
     expected = 0.0
     for row in range(2):
-        means = [q.locs[k, :, row].numpy() for k in range(components)]
+        means = [q.locs[k, :, row].double().numpy() for k in range(components)]
         covariances = []
         for k in range(components):
             c = 0 if shared else k
-            cov = np.diag(q.scale[c, :, row].numpy() ** 2)
+            cov = np.diag(q.scale[c, :, row].double().numpy() ** 2)
             if q.cov_factor is not None:
-                cov = cov + q.cov_factor[c, row].numpy() @ q.cov_factor[c, row].numpy().T
+                cov = cov + q.cov_factor[c, row].double().numpy() @ q.cov_factor[c, row].double().numpy().T
             covariances.append(cov)
-        expected += mixture_log_density(w[:, row].numpy(), means, covariances, list(q.probs[row].numpy()))
-    assert q.log_prob(w).item() == pytest.approx(float(expected), rel=1e-9, abs=1e-9)
+        expected += mixture_log_density(
+            w[:, row].double().numpy(), means, covariances, list(q.probs[row].double().numpy())
+        )
+    assert q.log_prob(w).item() == pytest.approx(
+        float(expected), rel=digits(dtype, 1e-9), abs=digits(dtype, 1e-9, 1e-3)
+    )
 
 
-@given(seeds, st.integers(1, 3), st.integers(0, 2), st.booleans())
-def test_log_prob_of_a_draw_is_that_of_its_copy(seed: int, components: int, rank: int, shared: bool) -> None:
-    """In float64 at moderate scales nothing is lost by rounding, so the two ways of computing it agree."""
-    q = mixture(seed, components, rank, shared, shape=(3, 2))
+@given(seeds, st.integers(1, 3), st.integers(0, 2), st.booleans(), dtypes)
+def test_log_prob_of_a_draw_is_that_of_its_copy(
+    seed: int, components: int, rank: int, shared: bool, dtype: torch.dtype
+) -> None:
+    """At moderate scales little is lost by rounding, so the two ways of computing it agree."""
+    q = mixture(seed, components, rank, shared, shape=(3, 2), dtype=dtype)
     w = q.rsample((4,))
-    torch.testing.assert_close(q.log_prob(w), q.log_prob(w.clone()), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        q.log_prob(w), q.log_prob(w.clone()), rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9, 1e-3)
+    )
 
 
 def test_a_draw_at_a_tiny_scale_keeps_its_density() -> None:
@@ -137,43 +148,43 @@ def test_a_draw_at_a_tiny_scale_keeps_its_density() -> None:
     assert q.expand((2,)).log_prob(w).shape == (2,)
 
 
-@given(seeds, st.integers(0, 2), st.sampled_from([None, 0, 1, 2]))
-def test_rows_come_back_as_they_went(seed: int, rank: int, row_dim: int | None) -> None:
-    q = mixture(seed, 2, 0, shape=(2, 3, 4), row_dim=row_dim)
-    w = torch.randn(5, 2, 3, 4)
+@given(seeds, st.integers(0, 2), st.sampled_from([None, 0, 1, 2]), dtypes)
+def test_rows_come_back_as_they_went(seed: int, rank: int, row_dim: int | None, dtype: torch.dtype) -> None:
+    q = mixture(seed, 2, 0, shape=(2, 3, 4), row_dim=row_dim, dtype=dtype)
+    w = torch.randn(5, 2, 3, 4, dtype=dtype)
     torch.testing.assert_close(q.from_rows(q.to_rows(w)), w)
     assert q.to_rows(w).shape == (5, q.rows, q.rest)
 
 
-@given(seeds, st.floats(0.05, 1.0), st.sampled_from([0, 1, 2, None]))
-def test_draws_at_scale_zero_are_masked_means(seed: int, keep: float, row_dim: int | None) -> None:
+@given(seeds, st.floats(0.05, 1.0), st.sampled_from([0, 1, 2, None]), dtypes)
+def test_draws_at_scale_zero_are_masked_means(seed: int, keep: float, row_dim: int | None, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
-    loc = torch.randn(2, 3, 4)
+    loc = torch.randn(2, 3, 4, dtype=dtype)
     q = BernoulliMixture(loc, keep, row_dim=row_dim)
     z = q.to_rows(q.sample((7,)) / loc)
     assert ((z == 0) | (z == 1)).all()
     assert (z == z[..., :1]).all()  # one label for all weights of a row
 
 
-@given(seeds, st.integers(1, 3), st.integers(0, 2))
-def test_shapes_follow_torchs_rules(seed: int, components: int, rank: int) -> None:
-    q = mixture(seed, components, rank, shape=(3, 2))
+@given(seeds, st.integers(1, 3), st.integers(0, 2), dtypes)
+def test_shapes_follow_torchs_rules(seed: int, components: int, rank: int, dtype: torch.dtype) -> None:
+    q = mixture(seed, components, rank, shape=(3, 2), dtype=dtype)
     big = q.expand((4, 5))
     assert (q.batch_shape, q.event_shape, big.batch_shape, big.event_shape) == ((), (3, 2), (4, 5), (3, 2))
     w = big.rsample((6,))
     assert w.shape == (6, 4, 5, 3, 2)
     assert big.log_prob(w).shape == (6, 4, 5)
-    assert big.log_prob(torch.zeros(3, 2, dtype=F64)).shape == (4, 5)
+    assert big.log_prob(torch.zeros(3, 2, dtype=dtype)).shape == (4, 5)
     assert big.mean.shape == big.variance.shape == big.stddev.shape == (4, 5, 3, 2)
     assert big.support.check(w).all()
-    torch.testing.assert_close(q.log_prob(w), big.log_prob(w))
+    torch.testing.assert_close(q.log_prob(w), big.log_prob(w), rtol=digits(dtype, 1e-7), atol=digits(dtype, 1e-7, 1e-3))
 
 
-@given(seeds)
-def test_draws_are_differentiable_in_means_and_widths(seed: int) -> None:
+@given(seeds, dtypes)
+def test_draws_are_differentiable_in_means_and_widths(seed: int, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
-    loc = torch.randn(3, 2, dtype=F64, requires_grad=True)
-    scale = torch.rand(3, 2, dtype=F64).add(0.1).requires_grad_()
+    loc = torch.randn(3, 2, dtype=dtype, requires_grad=True)
+    scale = torch.rand(3, 2, dtype=dtype).add(0.1).requires_grad_()
     w = BernoulliMixture(loc, 0.7, scale).rsample()
     kept = torch.autograd.grad(w.sum(), loc, retain_graph=True)[0]
     assert ((kept == 0) | (kept == 1)).all()
@@ -181,9 +192,9 @@ def test_draws_are_differentiable_in_means_and_widths(seed: int) -> None:
     torch.testing.assert_close(w, kept * loc + scale * noise)
 
 
-@given(st.integers(1, 4), st.integers(1, 4))
-def test_every_number_of_rows_and_weights_works(rows: int, rest: int) -> None:
-    q = BernoulliMixture(torch.randn(rest, rows), 0.5, 0.1)
+@given(st.integers(1, 4), st.integers(1, 4), dtypes)
+def test_every_number_of_rows_and_weights_works(rows: int, rest: int, dtype: torch.dtype) -> None:
+    q = BernoulliMixture(torch.randn(rest, rows, dtype=dtype), 0.5, 0.1)
     assert torch.isfinite(q.log_prob(q.sample()))
 
 

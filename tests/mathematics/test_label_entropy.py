@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyro_dropout import label_entropy
+from tests.oracles.both_types import digits, dtypes
 
 keeps = st.floats(1e-6, 1 - 1e-6)
 distances = st.floats(0, 40)
@@ -48,38 +49,42 @@ def test_against_mpmath(keep: float, d: float) -> None:
     assert entropy(keep, d) == pytest.approx(mixture_entropy_oracle(keep, d), abs=1e-13)
 
 
-@given(keeps, distances)
-def test_lies_between_zero_and_the_entropy_of_the_label(keep: float, d: float) -> None:
-    assert -1e-15 <= entropy(keep, d) <= binary_entropy(keep) + 1e-14
+@given(keeps, distances, dtypes)
+def test_lies_between_zero_and_the_entropy_of_the_label(keep: float, d: float, dtype: torch.dtype) -> None:
+    most = binary_entropy(keep) * (1 + digits(dtype, 0.0, 1e-5)) + digits(dtype, 1e-14, 0.0)
+    assert -1e-15 <= entropy(keep, d, dtype) <= most
 
 
-@given(keeps, distances, st.floats(1e-3, 5))
-def test_falls_as_the_components_part(keep: float, d: float, further: float) -> None:
-    assert entropy(keep, d + further) <= entropy(keep, d) + 1e-15
+@given(keeps, distances, st.floats(1e-3, 5), dtypes)
+def test_falls_as_the_components_part(keep: float, d: float, further: float, dtype: torch.dtype) -> None:
+    assert entropy(keep, d + further, dtype) <= entropy(keep, d, dtype) * (1 + digits(dtype, 0.0, 1e-5)) + 1e-15
 
 
-@given(keeps, distances)
-def test_does_not_care_which_component_is_which(keep: float, d: float) -> None:
-    probs = torch.tensor([keep, 1 - keep], dtype=torch.float64)
-    d2 = torch.tensor(d * d, dtype=torch.float64)
-    torch.testing.assert_close(label_entropy(probs, d2), label_entropy(probs.flip(0), d2), rtol=1e-12, atol=1e-16)
+@given(keeps, distances, dtypes)
+def test_does_not_care_which_component_is_which(keep: float, d: float, dtype: torch.dtype) -> None:
+    probs = torch.tensor([keep, 1 - keep], dtype=dtype)
+    d2 = torch.tensor(d * d, dtype=dtype)
+    rtol = digits(dtype, 1e-12, 1e-5 * max(1, d * d / 8))  # exp(-d²/8), as below
+    torch.testing.assert_close(label_entropy(probs, d2), label_entropy(probs.flip(0), d2), rtol=rtol, atol=1e-16)
 
 
-@given(keeps)
-def test_is_the_entropy_of_the_label_where_the_components_coincide(keep: float) -> None:
-    assert entropy(keep, 0) == pytest.approx(binary_entropy(keep), rel=1e-12)
+@given(keeps, dtypes)
+def test_is_the_entropy_of_the_label_where_the_components_coincide(keep: float, dtype: torch.dtype) -> None:
+    assert entropy(keep, 0, dtype) == pytest.approx(binary_entropy(keep), rel=digits(dtype, 1e-12, 1e-5))
 
 
-@given(keeps, st.floats(0, 20))
-def test_slopes_are_those_of_information_theory(keep: float, d: float) -> None:
+@given(keeps, st.floats(0, 20), dtypes)
+def test_slopes_are_those_of_information_theory(keep: float, d: float, dtype: torch.dtype) -> None:
     """Slope in d² is -½E[Var(z|w)], so it lies in [-p(1-p)/2, 0]; slopes in p are mean surprises, at least 0."""
-    probs = torch.tensor([keep, 1 - keep], dtype=torch.float64, requires_grad=True)
-    d2 = torch.tensor(d * d, dtype=torch.float64, requires_grad=True)
+    probs = torch.tensor([keep, 1 - keep], dtype=dtype, requires_grad=True)
+    d2 = torch.tensor(d * d, dtype=dtype, requires_grad=True)
     by_probs, by_d2 = torch.autograd.grad(label_entropy(probs, d2), (probs, d2))
-    assert -keep * (1 - keep) / 2 - 1e-14 <= by_d2.item() <= 0
+    assert -keep * (1 - keep) / 2 * (1 + digits(dtype, 0.0, 1e-5)) - 1e-14 <= by_d2.item() <= 0
     assert (by_probs >= 0).all()
     # Euler's identity for a function homogeneous of degree one
-    assert (by_probs * probs).sum().item() == pytest.approx(entropy(keep, d), rel=1e-10, abs=1e-300)
+    assert (by_probs * probs).sum().item() == pytest.approx(
+        entropy(keep, d, dtype), rel=digits(dtype, 1e-10), abs=digits(dtype, 1e-300, 1e-37)
+    )
 
 
 @given(keeps, distances)

@@ -1,0 +1,146 @@
+"""One bad call and what must be said of it, and the small models that bad calls are made to."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+
+RANGE, SHAPE, OTHER = pd.RangeError, pd.ShapeError, pd.PyroDropoutError
+NAN, INF = float("nan"), float("inf")
+X = torch.linspace(-1, 1, 12).unsqueeze(-1)
+Y = X**2
+LABELS = torch.arange(12) % 3
+QUIET: Any = {"steps": 1, "compile": False, "progress": False}
+
+
+class Row(NamedTuple):
+    """A bad call.
+
+    Attributes:
+        door: the public name that is called.
+        call: the call; of a file, a function of the folder to put it in.
+        error: the class of the error, to the letter.
+        argument: the word for what is wrong, as the message has it.
+        given: what was given, in its words.
+        remedy: what is allowed, or what to do.
+    """
+
+    door: str
+    call: Callable[..., object]
+    error: type[Exception]
+    argument: str
+    given: str
+    remedy: str
+
+
+def names(rows: Sequence[Row]) -> list[str]:
+    """Return a name for each row; rows of one door that sound alike are numbered."""
+    plain = [f"{row.door}: {row.argument}, {row.given}" for row in rows]
+    met: Counter[str] = Counter()
+    found = []
+    for name in plain:
+        met[name] += 1
+        found.append(f"{name} ({met[name]})" if met[name] > 1 else name)
+    return found
+
+
+def refused(row: Row, *where: Path) -> None:
+    """Check that the call raises what it must, in one line (Pyro may add the shapes of a trace) that says it all."""
+    with pytest.raises(pd.PyroDropoutError) as caught:
+        row.call(*where)
+    assert type(caught.value) is row.error
+    said, *traced = str(caught.value).splitlines()
+    assert not traced or traced[0].startswith("Trace Shapes")
+    for word in (row.argument, row.given, row.remedy):
+        assert word in said, said
+
+
+@contextmanager
+def nothing_lost(*parts: nn.Module) -> Iterator[None]:
+    """Check that a call leaves every parameter and buffer as it was, however it ends."""
+    before = [{name: value.clone() for name, value in part.state_dict().items()} for part in parts]
+    try:
+        yield
+    finally:
+        for part, values in zip(parts, before, strict=True):
+            after = part.state_dict()
+            assert after.keys() == values.keys()
+            assert all(torch.equal(after[name], value) for name, value in values.items())
+
+
+# --- what is called ---------------------------------------------------------------------------------------------------
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def model(likelihood: pd.Likelihood | None = None) -> pd.BayesianNet:
+    return pd.BayesianNet(net(), likelihood=likelihood or pd.Gaussian(tau=4.0))
+
+
+def pair(keep: float = 0.9) -> tuple[Any, Any]:
+    """A regression with dropout."""
+    made = model()
+    return made, pd.AutoDropout(made, keep=keep)
+
+
+def dense() -> tuple[Any, Any]:
+    """A regression with a guide that has a density."""
+    made = model()
+    return made, pd.AutoMeanField(made)
+
+
+def classes() -> tuple[Any, Any]:
+    """Three classes."""
+    made = pd.BayesianNet(nn.Linear(1, 3), likelihood=pd.Categorical())
+    return made, pd.AutoDropout(made)
+
+
+def build(seed: int = 0, keep: float = 0.9) -> tuple[Any, Any]:
+    """One replica of a fleet."""
+    return pair(keep)
+
+
+def fleet() -> pd.Fleet:
+    return pd.Fleet(build, {"seed": [0, 1]})
+
+
+def fit(x: Any = X, y: Any = Y, **options: Any) -> None:
+    own = pair()
+    with nothing_lost(*own):
+        pd.fit(*own, x, y, **{**QUIET, **options})
+
+
+def class_fit(x: Any, y: Any) -> None:
+    own = classes()
+    with nothing_lost(*own):
+        pd.fit(*own, x, y, **QUIET)
+
+
+def fleet_fit(x: Any = X, y: Any = Y, **options: Any) -> None:
+    own = fleet()
+    with nothing_lost(*(part for replica in own for part in replica)):
+        own.fit(x, y, **{**QUIET, **options})
+
+
+def predict(x: Any = X, **options: Any) -> pd.Prediction:
+    own = pair()
+    with nothing_lost(*own):
+        return pd.predict(*own, x, **{"samples": 3, **options})
+
+
+def answer() -> pd.Prediction:
+    return pd.predict(*pair(), X, samples=4, seed=0)
+
+
+def class_answer() -> pd.Prediction:
+    return pd.predict(*classes(), X, samples=4, seed=0)

@@ -1,0 +1,112 @@
+"""Bad input to the comparison and to the estimators."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pyro_dropout as pd
+from tests.bad_input.row import LABELS, NAN, OTHER, RANGE, SHAPE, Row, X, Y, classes, model, names, net, pair, refused
+
+QUICK: Any = {"steps": 1, "seeds": 1, "samples": 3, "compile": False, "progress": False}
+
+
+def compare(**given: Any) -> Any:
+    given = {"model": model(), "guides": {"dropout": pd.AutoDropout}, "train": (X, Y), "test": (X, Y), **QUICK, **given}
+    return pd.compare(**given)
+
+
+def regressor(**settings: Any) -> Any:
+    return pd.DropoutRegressor(**{"max_steps": 2, "samples": 3, **settings}).fit(X.numpy(), Y.numpy()[:, 0])
+
+
+def classifier(y: Any = None, **settings: Any) -> Any:
+    labels = LABELS.numpy() if y is None else y
+    return pd.DropoutClassifier(**{"max_steps": 2, "samples": 3, **settings}).fit(X.numpy(), labels)
+
+
+ROWS = [
+    Row("plot_kl_gap", lambda: pd.plot_kl_gap(keeps=(1.5,)), RANGE, "keeps", "got 1.5", "lie in (0, 1]"),
+    Row("compare", lambda: compare(guides="dropout"),
+        OTHER, "guides", "got str", "be a dict {name: function of the model} or a list"),
+    Row("compare", lambda: compare(guides={}),
+        OTHER, "guides", "there is none", "functions that make a guide of a model"),
+    Row("compare", lambda: compare(guides={"a": pair()[1]}),
+        OTHER, "guides", "'a' is AutoDropout", "functions that make a guide of a model"),
+    Row("compare", lambda: compare(guides={"reference": pd.AutoDropout}),
+        OTHER, "a guide", "'reference'", "cannot be called"),
+    Row("compare", lambda: compare(train=X), SHAPE, "train", "got Tensor", "be a pair of tensors (x, y)"),
+    Row("compare", lambda: compare(test=(X, Y[:3])),
+        SHAPE, "test", "got 12 points and 3 points", "be tensors with the same number of points, at"),
+    Row("compare", lambda: compare(test=(X, Y[:, 0])),
+        SHAPE, "y", "got (12,)", "have shape (N, D) = (12, 1), as the model's"),
+    Row("compare", lambda: compare(train=(X, Y * NAN)),
+        RANGE, "y", "got a tensor of shape (12, 1) with no", "be finite"),
+    Row("compare", lambda: compare(train=(X * NAN, Y)),
+        RANGE, "x", "got a tensor of shape (12, 1) with no", "be finite"),
+    Row("compare", lambda: compare(seeds=0), RANGE, "seeds", "got 0", "be a whole number of at least 1"),
+    Row("compare", lambda: compare(seeds=[]), RANGE, "seeds", "got 0", "be a whole number of at least 1"),
+    Row("compare", lambda: compare(seeds="abc"), RANGE, "seed", "got 'a'", "be a whole number or None"),
+    Row("compare", lambda: compare(steps=0), RANGE, "steps", "got 0", "be a whole number of at least 1"),
+    Row("compare", lambda: compare(samples=0), RANGE, "samples", "got 0", "be a whole number of at least 1"),
+    Row("compare", lambda: compare(lr=-1.0), RANGE, "lr", "got -1.0", "be positive and finite"),
+    Row("compare", lambda: compare(batch_size=0), RANGE, "batch_size", "got 0", "be a whole number of at least 1"),
+    Row("compare", lambda: compare(compile="a"), RANGE, "compile", "got 'a'", "be 'auto', True or False"),
+    Row("compare", lambda: compare(reference="hmc"),
+        RANGE, "reference", "got 'hmc'", "be 'nuts' or a posterior that predict takes"),
+    Row("compare", lambda: compare(model="m"),
+        OTHER, "model", "got 'm'", "be a model to copy, or a function of the seed"),
+    Row("compare", lambda: compare(model=net()), OTHER, "model", "Sequential has no likelihood", "or use BayesianNet"),
+    Row("compare", lambda: compare(labels="a"), OTHER, "labels", "got 'a'", "be a dict such as {'title': ...}"),
+    Row("compare", lambda: pd.compare(classes()[0], {"d": pd.AutoDropout}, (X, LABELS + 1), (X, LABELS), steps=1,
+        seeds=1, progress=False),
+        RANGE, "y", "got 1 to 3", "hold class indices from 0 to 2"),
+    Row("compare", lambda: compare(train=(torch.ones(12, 3), Y)),
+        SHAPE, "x", "got (12, 3): mat1 and mat2 shapes cannot be", "have the shape that net takes, (N, ...)"),
+    Row("DropoutRegressor", lambda: regressor(hidden_layer_sizes=0),
+        RANGE, "hidden_layer_sizes", "got 0", "hold whole numbers of at least 1, such as (50,),"),
+    Row("DropoutRegressor", lambda: regressor(activation="swish"),
+        RANGE, "activation", "got 'swish'", "be one of 'relu', 'tanh'"),
+    Row("DropoutRegressor", lambda: regressor(guide="laplace"),
+        RANGE, "guide", "got 'laplace'", "be one of 'dropout', 'concrete',"),
+    Row("DropoutRegressor", lambda: regressor(keep=0.0), RANGE, "keep", "got 0.0", "lie in (0, 1]"),
+    Row("DropoutRegressor", lambda: regressor(length_scale=-1.0),
+        RANGE, "length_scale", "got -1.0", "be positive and finite"),
+    Row("DropoutRegressor", lambda: regressor(tau="high"),
+        RANGE, "tau", "got 'high'", "be 'auto' or a positive number, 1/noise variance"),
+    Row("DropoutRegressor", lambda: regressor(max_steps=0),
+        RANGE, "max_steps", "got 0", "be a whole number of at least 1"),
+    Row("DropoutRegressor", lambda: regressor(batch_size=0),
+        RANGE, "batch_size", "got 0", "be a whole number of at least 1"),
+    Row("DropoutRegressor", lambda: regressor(learning_rate=0.0),
+        RANGE, "learning_rate", "got 0.0", "be positive and finite"),
+    Row("DropoutRegressor", lambda: regressor(samples=0), RANGE, "samples", "got 0", "be a whole number of at least 1"),
+    Row("DropoutRegressor", lambda: regressor(validation_fraction=1.0),
+        RANGE, "validation_fraction", "got 1.0", "lie strictly between 0 and 1"),
+    Row("DropoutRegressor", lambda: regressor(patience=0),
+        RANGE, "patience", "got 0", "be a whole number of at least 1"),
+    Row("DropoutRegressor", lambda: regressor(device="abacus"),
+        OTHER, "device", "got 'abacus'", "be a torch device that can be used here, such as"),
+    Row("DropoutRegressor", lambda: regressor(compile="a"), RANGE, "compile", "got 'a'", "be 'auto', True or False"),
+    Row("DropoutRegressor", lambda: regressor(early_stopping="yes"),
+        RANGE, "early_stopping", "got 'yes'", "be True or False"),
+    Row("DropoutRegressor", lambda: regressor(refit=3), RANGE, "refit", "got 3", "be True or False"),
+    Row("DropoutRegressor", lambda: regressor(tau=-1.0), RANGE, "tau", "got -1.0", "be positive and finite"),
+    Row("DropoutRegressor", lambda: regressor(keep=[0.9]),
+        RANGE, "keep", "got 1 numbers", "be a number, or one for each of the 2 weight"),
+    Row("DropoutRegressor", lambda: regressor().interval(X.numpy(), level=2.0),
+        RANGE, "level", "got 2.0", "lie strictly between 0 and 1"),
+    Row("DropoutRegressor", lambda: regressor().sample_y(X.numpy(), n_samples=0),
+        RANGE, "n_samples", "got 0", "be a whole number of at least 1"),
+    Row("DropoutClassifier", lambda: classifier(np.zeros(12)),
+        OTHER, "y", "got one class, 0.0", "have at least two classes"),
+    Row("DropoutClassifier", lambda: classifier(guide="x"),
+        RANGE, "guide", "got 'x'", "be one of 'dropout', 'concrete',"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("row", ROWS, ids=names(ROWS))
+def test_bad_input_is_refused(row: Row) -> None:
+    refused(row)

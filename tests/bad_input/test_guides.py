@@ -1,0 +1,168 @@
+"""Bad input to guides: what all of them refuse, what each refuses, and networks that from_dropout cannot read."""
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import nn, tensor
+
+import pyro_dropout as pd
+from pyro_dropout.guides import GUIDES
+from tests.bad_input.row import INF, NAN, OTHER, RANGE, SHAPE, Row, X, model, names, net, refused
+
+
+def plain(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
+    slope = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(slope * x[:, 0], 1.0), obs=y)
+
+
+def discrete(x: torch.Tensor) -> None:
+    pyro.sample("k", dist.Bernoulli(0.5))
+
+
+def whatever(guide: Any) -> list[Row]:
+    """What every guide refuses, whichever it is."""
+    name, biases = guide.__name__, "one of map, gaussian"
+    rows = [
+        Row(name, lambda: guide("model"), OTHER, "model", "got 'model'", "be a Pyro model, a function or a module"),
+        Row(name, lambda: guide(None), OTHER, "model", "got None", "be a Pyro model, a function or a module"),
+        Row(name, lambda: guide(model(), init="zeros"), RANGE, "init", "got 'zeros'", "'paper' or a function"),
+        Row(name, lambda: guide(model(), init=lambda site, shape: torch.zeros(1)),
+            RANGE, "init", "gave shape (1,) for '0.weight'", "it needs (4, 1)"),
+        Row(name, lambda: guide(model(), init=lambda site, shape: None),
+            SHAPE, "init('0.weight', shape)", "got NoneType", "must be a tensor"),
+        Row(name, lambda: guide(model(), init=lambda site, shape: torch.full(shape, NAN)),
+            RANGE, "init('0.weight', shape)", "got [[nan], [nan], [nan], [nan]]", "must be finite"),
+        Row(name, lambda: guide(model(), init_scale=0.0), RANGE, "init_scale", "got 0.0", "be positive and finite"),
+        Row(name, lambda: guide(model(), init_scale=INF), RANGE, "init_scale", "got inf", "be positive and finite"),
+        Row(name, lambda: guide(model(), init_scale="wide"), RANGE, "init_scale", "got str 'wide'", "a real number"),
+        Row(name, lambda: guide(model(), bias="none"), RANGE, "bias", "got 'none'", biases),
+        Row(name, lambda: guide(model()).posterior("w"), OTHER, "site of this guide", "'w'", "the sites are 0.weight"),
+        Row(name, lambda: guide(model()).sample_weights(0), RANGE, "n", "got 0", "a whole number of at least 1"),
+        Row(name, lambda: guide(model()).sample_weights(1.5), RANGE, "n", "got 1.5", "a whole number of at least 1"),
+    ]  # fmt: skip
+    if guide in (pd.AutoMeanField, pd.AutoLowRank):  # which have no rows
+        return rows
+    return [
+        *rows,
+        Row(name, lambda: guide(model(), row_dim=7), RANGE, "row_dim of '0.weight'", "got 7", "its 2 dimensions"),
+        Row(name, lambda: guide(model(), row_dim="a"), RANGE, "row_dim of '0.weight'", "got 'a'", "be a whole number"),
+        Row(name, lambda: guide(model(), row_dim=0.5), RANGE, "row_dim of '0.weight'", "got 0.5", "be a whole number"),
+    ]  # fmt: skip
+
+
+ROWS = [
+    *(row for guide in GUIDES for row in whatever(guide)),
+    Row("AutoDropout", lambda: pd.AutoDropout(plain).posterior("w"),
+        OTHER, "AutoDropout", "has not seen its model's sites", "call it once with the model's arguments"),
+    Row("AutoDropout", lambda: pd.AutoDropout(plain).mean(),
+        OTHER, "AutoDropout", "has not seen its model's sites", "call it once with the model's arguments"),
+    Row("AutoDropout", lambda: pd.AutoDropout(plain).sample_weights(3),
+        OTHER, "AutoDropout", "has not seen its model's sites", "call it once with the model's arguments"),
+    Row("AutoDropout", lambda: pd.AutoDropout(discrete)(X),
+        OTHER, "site 'k'", "is discrete", "hide it with pyro.poutine.block"),
+    Row("AutoDropout", lambda: pd.AutoDropout(lambda x: x)(X),
+        OTHER, "the model", "no latent site", "hidden or observed?"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=0.0), RANGE, "keep", "got 0.0", "lie in (0, 1]"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep="0.9"),
+        RANGE, "keep", "got str '0.9'", "be a real number or a real tensor"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=None),
+        RANGE, "keep", "got NoneType None", "be a real number or a real tensor"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=NAN), RANGE, "keep", "got nan", "lie in (0, 1]"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep={"9.weight": 0.9}),
+        OTHER, "keep", "'9.weight'", "the sites are 0.weight, 0.bias"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep={"0.weight": 1.5}),
+        RANGE, "keep of 0.weight", "got 1.5", "lie in (0, 1]"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=lambda s: 2.0),
+        RANGE, "keep of 0.weight", "got 2.0", "lie in (0, 1]"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=[0.9, 0.9]),
+        RANGE, "keep", "got list [0.9, 0.9]", "be a real number or a real tensor"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=tensor([0.9, 0.8])),
+        SHAPE, "keep of 0.weight", "got shape (2,)", "be a number or one for each of 1 rows"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), scale=-1.0),
+        RANGE, "scale", "got -1.0", "be zero or positive, and finite"),
+    Row("AutoDropout", lambda: pd.AutoDropout(model(), scale=torch.ones(9)).posterior("0.weight"),
+        SHAPE, "scale", "got (9,)", "broadcast to the components, shape (2, 4, 1)"),
+    Row("AutoConcreteDropout", lambda: pd.AutoConcreteDropout(model(), keep=1.0),
+        RANGE, "keep of 0.weight", "got 1", "start below 1 to be learned"),
+    Row("AutoConcreteDropout", lambda: pd.AutoConcreteDropout(model(), keep=0.0),
+        RANGE, "keep", "got 0.0", "lie in (0, 1]"),
+    Row("AutoConcreteDropout", lambda: pd.AutoConcreteDropout(model(), keep=lambda s: "a"),
+        RANGE, "keep of 0.weight", "got str 'a'", "be a real number or a real tensor"),
+    Row("AutoConcreteDropout", lambda: pd.AutoConcreteDropout(model(), temperature=0.0),
+        RANGE, "temperature", "got 0.0", "be positive and finite"),
+    Row("AutoConcreteDropout", lambda: pd.AutoConcreteDropout(model(), keep=tensor([0.9, 0.8])),
+        SHAPE, "keep of 0.weight", "got shape (2,)", "be a number or one for each of 1 rows"),
+    Row("AutoMultiplicative", lambda: pd.AutoMultiplicative(model(), alpha=0.0),
+        RANGE, "alpha", "got 0.0", "be positive and finite"),
+    Row("AutoMultiplicative", lambda: pd.AutoMultiplicative(model(), alpha={"x": 1.0}),
+        OTHER, "alpha", "'x'", "the sites are 0.weight, 0.bias"),
+    Row("AutoMultiplicative", lambda: pd.AutoMultiplicative(model(), per="layer"),
+        RANGE, "per", "got 'layer'", "be 'row' or 'weight'"),
+    Row("AutoMultiplicative", lambda: pd.AutoMultiplicative(model(), scale=INF),
+        RANGE, "scale", "got inf", "be zero or positive, and finite"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), components=1),
+        RANGE, "components", "got 1", "be a whole number of at least 2"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), components=True),
+        RANGE, "components", "got True", "be a whole number of at least 2"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), components=2.0),
+        RANGE, "components", "got 2.0", "be a whole number of at least 2"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), weights="free"),
+        RANGE, "weights", "got 'free'", "be 'fixed' or 'learned'"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, -0.5])),
+        RANGE, "probs", "got [0.5, -0.5]", "be positive and finite"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=tensor([0.5, 0.2, 0.3])),
+        SHAPE, "probs", "got [0.5, 0.20000000298023224,", "be a tensor of 2 numbers"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=[0.5, 0.5]),
+        RANGE, "probs", "got list [0.5, 0.5]", "be a real number or a real tensor"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=tensor([NAN, 0.5])),
+        RANGE, "probs", "got [nan, 0.5]", "be positive and finite"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), probs=tensor([INF, 0.5])),
+        RANGE, "probs", "got [inf, 0.5]", "be positive and finite"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), scale=0.0),
+        RANGE, "scale", "got 0.0", "be positive and finite"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), spread=NAN),
+        RANGE, "spread", "got nan", "be zero or positive, and finite"),
+    Row("AutoRowMixture", lambda: pd.AutoRowMixture(model(), spread="a"),
+        RANGE, "spread", "got str 'a'", "be a real number or a real tensor"),
+    Row("AutoLowRank", lambda: pd.AutoLowRank(model(), rank=0),
+        RANGE, "rank", "got 0", "be a whole number of at least 1"),
+    Row("AutoLowRank", lambda: pd.AutoLowRank(model(), rank=2.5),
+        RANGE, "rank", "got 2.5", "be a whole number of at least 1"),
+    Row("AutoLowRank", lambda: pd.AutoLowRank(model(), per="row"), RANGE, "per", "got 'row'", "be 'layer' or 'net'"),
+    Row("from_dropout", lambda: pd.from_dropout("net"),
+        OTHER, "net", "got 'net'", "be a torch nn.Module with nn.Dropout layers"),
+    Row("from_dropout", lambda: pd.from_dropout(net(), tau=-1.0), RANGE, "tau", "got -1.0", "be positive and finite"),
+    Row("from_dropout", lambda: pd.from_dropout(net(), length_scale=0.0),
+        RANGE, "length_scale", "got 0.0", "be positive and finite"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5), nn.Tanh(),
+        nn.Linear(4, 1))),
+        OTHER, "Dropout '1'", "before Tanh '2'", "Move it to stand right before a weight layer"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5))),
+        OTHER, "Dropout '1'", "before the network's output", "Move it to stand right before a weight layer"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.Dropout(1.0), nn.Linear(4, 1))),
+        OTHER, "Dropout '1'", "p=1.0", "no weights to be uncertain of"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.AlphaDropout(0.5), nn.Linear(4, 1))),
+        OTHER, "AlphaDropout '1'", "does not give 0 or x/keep", "cannot be read"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Conv2d(1, 2, 3), nn.Flatten(),
+        nn.Linear(8, 1))),
+        OTHER, "Dropout '0'", "before the Conv2d layer '1'", "Use nn.Dropout2d"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.LSTM(1, 2, 2, dropout=0.5)),
+        OTHER, "LSTM.forward", "torch.fx cannot follow", "or build the pair by hand"),
+    Row("from_dropout", lambda: pd.from_dropout(net(), likelihood="cat"),
+        OTHER, "likelihood", "got 'cat'", "be a pyro_dropout.Likelihood, such as"),
+    Row("from_dropout", lambda: pd.from_dropout(net(), prior=3),
+        OTHER, "prior", "got 3", "be a pyro_dropout.Prior, such as"),
+    Row("from_dropout", lambda: pd.from_dropout(nn.Sequential(nn.Linear(1, 4), nn.ReLU(), nn.Dropout(0.5),
+        nn.Linear(4, 1)), prior=pd.Prior(hide=lambda name, module: name == "3.weight")),
+        OTHER, "prior", "hides '3.weight'", "it must be random"),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("row", ROWS, ids=names(ROWS))
+def test_bad_input_is_refused(row: Row) -> None:
+    refused(row)

@@ -1,0 +1,33 @@
+"""The tables of bad input taken together: how many rows they have, and that no public door is left out."""
+
+import pyro_dropout as pd
+from tests.bad_input import (
+    test_answers,
+    test_faces,
+    test_files,
+    test_guides,
+    test_mathematics,
+    test_models,
+    test_training,
+)
+from tests.bad_input.row import names
+
+TABLES = (test_mathematics, test_models, test_guides, test_training, test_files, test_answers, test_faces)
+# What the package makes and users only read; and functions that take nothing.
+MADE = {
+    "Cascade", "Comparison", "CoverageCurve", "ElboReport", "FleetPrediction", "GaussianPosterior", "History", "LOO",
+    "Likelihood", "PredictiveDistance", "RejectionCurve", "Reliability", "SBC", "co2",
+}  # fmt: skip
+
+
+def test_there_are_many_rows_and_each_has_a_name_of_its_own() -> None:
+    rows = [row for table in TABLES for row in table.ROWS]
+    assert len(rows) >= 500
+    assert all(len(set(names(table.ROWS))) == len(table.ROWS) for table in TABLES)
+
+
+def test_every_public_door_has_a_row() -> None:
+    met = {row.door.split(".")[0] for table in TABLES for row in table.ROWS}
+    public = {name for name in pd.__all__ if callable(getattr(pd, name))}
+    errors = {name for name in public if name.endswith("Error")}
+    assert public - errors - MADE - met == set()

@@ -1,0 +1,172 @@
+"""The door of the package: every name is there, comes when it is asked for, and is on the API page where it belongs."""
+
+import ast
+import importlib
+import inspect
+import pydoc
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pyro_dropout as pd
+
+ROOT = Path(__file__).parents[1]
+TREE = ast.parse((ROOT / "pyro_dropout" / "__init__.py").read_text("utf-8"))
+FLOORS = ("mathematics", "generative", "guides", "inference", "answers", "faces")
+COMMANDS = ("compare", "fit", "predict", "resume", "reproduce", "datasets", "info")
+
+
+def imports_for_type_checkers() -> dict[str, str]:
+    """{name: module} of the imports that only type checkers follow."""
+    (block,) = [node for node in TREE.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    assert all(isinstance(node, ast.ImportFrom) for node in block.body)
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def written_names() -> list[str]:
+    (found,) = [
+        node for node in TREE.body if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    names: list[str] = ast.literal_eval(found.value)
+    return names
+
+
+def api_entries() -> dict[str, tuple[str, str]]:
+    """{name: (heading of the floor, directive)} on the API page."""
+    found, floor = {}, ""
+    for line in (ROOT / "docs" / "api.md").read_text("utf-8").splitlines():
+        floor = line[3:].strip() if line.startswith("## ") else floor
+        entry = re.match(r"\.\. (auto\w+):: (\w+)$", line)
+        if entry:
+            found[entry[2]] = (floor.lower(), entry[1])
+    return found
+
+
+def fresh(source: str) -> str:
+    """What a program prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- four lists are one -----------------------------------------------------------------------------------------------
+
+
+def test_the_table_the_imports_and_the_list_are_the_same() -> None:
+    table = {name: f"pyro_dropout.{home}" for name, home in pd._HOMES.items()}
+    assert table == imports_for_type_checkers()
+    assert sorted(table) == sorted(written_names()) == sorted(pd.__all__)  # the tests have every extra
+    assert len(table) == sum(len(names.split()) for names in pd._NAMES.values())  # none stands there twice
+
+
+@pytest.mark.parametrize("name", written_names())
+def test_a_name_lives_where_the_table_and_the_api_page_say(name: str) -> None:
+    thing = getattr(pd, name)
+    home = f"pyro_dropout.{pd._HOMES[name]}"
+    assert getattr(importlib.import_module(home), name) is thing
+    assert thing.__module__ == home or thing.__module__.startswith(f"pyro_dropout.{home.split('.')[1]}.")
+    assert (inspect.getdoc(thing) or "").strip()
+    floor, directive = api_entries()[name]
+    assert floor == home.split(".")[1]
+    assert directive == ("autoclass" if inspect.isclass(thing) else "autofunction")
+
+
+@pytest.mark.parametrize("name", [name for name in written_names() if inspect.isclass(getattr(pd, name))])
+def test_the_methods_of_a_public_class_are_described(name: str) -> None:
+    kind = getattr(pd, name)
+    own = {key: value for key, value in vars(kind).items() if not key.startswith("_")}
+    methods = {
+        key
+        for key, value in own.items()
+        if isinstance(value, property | classmethod)
+        or (inspect.isfunction(value) and value.__name__ == key)  # not a lambda that is a field's default
+    }
+    assert [key for key in methods if not (inspect.getdoc(getattr(kind, key)) or "").strip()] == []
+
+
+# --- names come when they are asked for -------------------------------------------------------------------------------
+
+
+def test_neither_the_package_nor_any_help_waits_for_torch() -> None:
+    said = fresh(
+        "import sys, io, contextlib\n"
+        "import pyro_dropout, pyro_dropout.faces.cli as cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
+        f"    codes = [cli.main([*words, '--help']) for words in ([], *([each] for each in {COMMANDS!r}))]\n"
+        "print(codes, len(out.getvalue()) > 5000, {'torch', 'numpy', 'pyro', 'matplotlib'} & set(sys.modules))\n"
+    )
+    assert said.split("\n")[0] == f"{[0] * (1 + len(COMMANDS))} True set()"
+
+
+def test_a_word_is_completed_without_torch() -> None:
+    program = (
+        "import os, sys, io, contextlib\n"
+        "os.environ.update(_PYRO_DROPOUT_COMPLETE='complete_bash', COMP_CWORD='3')\n"
+        "os.environ.update(COMP_WORDS='pyro-dropout fit --guide lo')\n"
+        "from pyro_dropout.faces.cli import app\n"
+        "try:\n"
+        "    app(prog_name='pyro-dropout')\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print('torch' in sys.modules)\n"
+    )
+    assert fresh(program).split() == ["low-rank", "False"]
+
+
+def test_a_program_meets_the_package_as_if_it_were_imported_whole() -> None:
+    said = fresh(
+        "import torch, pyro_dropout as pd\n"
+        "q = pd.BernoulliMixture(torch.ones(2, 3), keep=0.9)\n"
+        "p = torch.distributions.Normal(torch.zeros(2, 3), 1.0)\n"
+        "import sys\n"
+        "print(torch.distributions.kl_divergence(q, torch.distributions.Independent(p, 2)).shape == ())\n"
+        "print('pyro_dropout.faces.comparison' in sys.modules)\n"  # nothing that was not asked for
+        "print(pd.answers.__name__, pd.faces.__name__)\n"
+        "from pyro_dropout import *\n"
+        "print(fit is pd.fit, set(pd.__all__) - set(globals()))\n"
+    )
+    assert said.splitlines() == ["True", "False", "pyro_dropout.answers pyro_dropout.faces", "True set()"]
+
+
+def test_without_scikit_learn_the_estimators_say_what_to_install() -> None:
+    said = fresh(
+        "import importlib.util, sys\n"
+        "real = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'sklearn' else real(name, *rest)\n"
+        "sys.modules['sklearn'] = None\n"
+        "import pyro_dropout as pd\n"
+        "from pyro_dropout import *\n"
+        "print('DropoutRegressor' in dir(pd), 'fit' in globals())\n"
+        "try:\n"
+        "    pd.DropoutRegressor\n"
+        "except ImportError as mistake:\n"
+        "    print(mistake)\n"
+    )
+    wanted = 'DropoutRegressor needs scikit-learn; pip install "pyro-dropout[sklearn]"'
+    assert said.splitlines() == ["False True", wanted]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"), [("autodropout", "AutoDropout"), ("Elbo", "ELBO"), ("predit", "predict"), ("guide", "guides")]
+)
+def test_a_name_that_is_not_there_is_an_attribute_error_with_the_nearest(wrong: str, meant: str) -> None:
+    with pytest.raises(AttributeError, match=rf"^module 'pyro_dropout' has no .* '{wrong}'; did you mean '{meant}'\?"):
+        getattr(pd, wrong)
+
+
+def test_what_is_like_nothing_gets_no_suggestion() -> None:
+    for wrong in ("qqqqqqqq", "_fit", "__wrapped__"):
+        with pytest.raises(AttributeError, match=rf"has no attribute '{wrong}'$"):
+            getattr(pd, wrong)
+    with pytest.raises(ImportError, match="cannot import name 'qqq'"):
+        exec("from pyro_dropout import qqq", {})
+
+
+def test_dir_and_help_show_everything() -> None:
+    assert {*pd.__all__, *FLOORS, "__version__"} <= set(dir(pd))
+    text = pydoc.render_doc(pd, renderer=pydoc.plaintext)
+    assert [name for name in pd.__all__ if name not in text] == []
