@@ -86,7 +86,7 @@ def joint_draws(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, 
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(model, posterior)]
     for each, q in pairs:
         likelihood_of(each)
-        if not callable(q) and not hasattr(q, "weights"):
+        if not (callable(q) or hasattr(q, "weights") or hasattr(q, "sample_weights")):
             raise PyroDropoutError(
                 f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
             )

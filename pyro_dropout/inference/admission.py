@@ -14,8 +14,8 @@ from pyro_dropout.mathematics.errors import (
     ShapeError,
     check_count,
     check_device,
+    check_number,
     check_pairs,
-    check_positive,
     check_seed,
 )
 
@@ -35,7 +35,9 @@ def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> No
 def check_how(clip_norm: Any, seed: Any, device: Any) -> None:
     """Raise an error unless these can be used."""
     if clip_norm is not None:
-        check_positive("clip_norm", clip_norm)
+        check_number("clip_norm", clip_norm)
+        if not 0 < clip_norm < float("inf"):
+            raise RangeError(f"clip_norm must be positive, or None for no limit; got {clip_norm!r}.")
     check_seed(seed, 0, _LARGEST_SEED)
     if device is not None:
         check_device("device", device)
@@ -88,6 +90,6 @@ def check_owned(optim: Any, model: Any, guide: Any) -> None:
     held = {id(p) for group in optim.param_groups for p in group["params"]}
     if own and not own & held:
         raise PyroDropoutError(
-            f"optim must be an optimiser of the guide's parameters; this {type(optim).__name__} holds"
-            f" {len(held)} others and none of them. Write optim=torch.optim.{type(optim).__name__}(guide.parameters())."
+            f"optim must be an optimiser of the guide's parameters; this {type(optim).__name__} holds none of"
+            " them. Make it with guide.parameters()."
         )

@@ -22,6 +22,13 @@ Step = Callable[..., Any]
 Place = tuple[dict[str, Any], str]
 
 
+def check_programs(model: Any, guide: Any) -> None:
+    """Raise an error unless both can be run."""
+    for label, value in (("model", model), ("guide", guide)):
+        if not callable(value):
+            raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
+
+
 class Parameters:
     """The trained tensors of a model and a guide, by their names in Pyro's store.
 
@@ -34,11 +41,6 @@ class Parameters:
     """
 
     def __init__(self, model: Any, guide: Any, loss: Any, args: Any, kwargs: Any) -> None:
-        for label, value in (("model", model), ("guide", guide)):
-            if not callable(value):
-                raise PyroDropoutError(
-                    f"{label} must be a Pyro program, a function or a module; got {describe(value)}."
-                )
         if not hasattr(loss, "differentiable_loss"):
             raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
         with contextlib.ExitStack() as stack:

@@ -17,6 +17,7 @@ from pyro_dropout.inference.facts import told_loss, told_update
 from pyro_dropout.inference.functional import (
     Buffers,
     Parameters,
+    check_programs,
     loss_and_gradients,
     make_gradients,
     make_step,
@@ -108,6 +109,7 @@ def fit(
         >>> history.steps, bool(history.losses[-20:].mean() < history.losses[:20].mean())
         (100, True)
     """
+    check_programs(model, guide)
     check_compile(compile)
     check_length(x, y, steps, epochs, batch_size)
     check_how(clip_norm, seed, device)

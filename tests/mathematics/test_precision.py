@@ -161,7 +161,7 @@ BAD = {
     "keep above one": (lambda: BernoulliMixture(ONES, 1.5), RangeError, r"keep must lie in \(0, 1\]; got 1.5"),
     "keep NaN": (lambda: BernoulliMixture(ONES, NAN), RangeError, "keep.*nan"),
     "keep a bool": (lambda: BernoulliMixture(ONES, True), RangeError, "keep must be a real number"),
-    "keep for wrong rows": (lambda: BernoulliMixture(ONES, torch.full((3,), 0.5)), ShapeError, "probs must have shape"),
+    "keep for wrong rows": (lambda: BernoulliMixture(ONES, torch.full((3,), 0.5)), ShapeError, "keep.* 2 rows"),
     "loc with infinity": (lambda: BernoulliMixture(ONES * float("inf"), 0.5), RangeError, "loc must be finite"),
     "alpha zero": (lambda: MultiplicativeNormal(ONES, 0.0), RangeError, "alpha must be positive"),
     "alpha of a wrong shape": (lambda: MultiplicativeNormal(ONES, torch.ones(3)), ShapeError, "alpha.*2 rows"),

@@ -158,7 +158,7 @@ def verdicts(relu: Any, tanh: Any, held: float = 0.1, deeper: float = 1.0, more:
         )
         f = spread * torch.randn(200, len(x))
         row = {"in ±2σ": held, "error / σ": 5.0}
-        at = spread[questions.points].tolist()
+        at = dict(zip((co2.NEAR, co2.FAR, co2.LIMIT), spread[questions.points].tolist(), strict=True))
         return SimpleNamespace(f=f, mean=torch.zeros_like(x), spread=spread, at=at, row=row)
 
     keys = [(d, k, p) for d in co2.DEPTHS for k in co2.KINDS for p in co2.DROPPED]

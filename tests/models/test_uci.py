@@ -58,6 +58,7 @@ def test_the_weight_decay_is_that_of_the_objective(script: ModuleType) -> None:
 def test_every_kind_has_its_guide(script: ModuleType, kind: str) -> None:
     grid = {key: values[0] for key, values in script.GRIDS[kind].items()}
     x, y = torch.randn(20, 3), torch.randn(20, 1)
+    assert grid.pop("lr") > 0  # goes to the training, and not to the model
     model = script.model(x, y, kind, 1, 6, **grid)
     guide = script.guide(model, kind, grid["drop"])
     wanted = {"dropout": "AutoDropout", "concrete": "AutoConcreteDropout"}.get(kind)
