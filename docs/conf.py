@@ -34,6 +34,8 @@ bibtex_reference_style = "author_year"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# scikit-learn writes these into its estimators, with links into its own manual.
+autodoc_default_options = {"exclude-members": "set_fit_request, set_predict_request, set_score_request"}
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.faces.command import FEW, contents, houses, run, trees, written
+from tests.faces.command import contents, houses, run, trees, written
 
 Make = Callable[[Path, Path], Sequence[object]]
 
@@ -162,16 +162,6 @@ MISTAKES = {
     "a command in capitals": Mistake(plain("FIT"), "command", "'FIT'", "No such"),
     "an option and no command": Mistake(plain("--fast"), "option", "--fast", "No such"),
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run on houses, a run on trees, and both tables; not to be written to."""
-    folder = tmp_path_factory.mktemp("fitted")
-    for name, text in (("houses", houses()), ("trees", trees())):
-        done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, *FEW)
-        assert done.exit_code == 0, done.stderr
-    return folder
 
 
 def one_line(stderr: str) -> str:
