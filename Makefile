@@ -15,10 +15,13 @@ PARALLEL := -n 2 --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help test test-deep bench lint format docs compare clean distclean
+.PHONY: help install test test-deep bench lint format docs compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## Make .venv and install the library and its commands into it.
+	@echo "Now: . $(VENV)/bin/activate, and pyro-dropout --help"
 
 test: $(VENV)/.installed-dev ## Run the tests (and set everything up first, on a fresh machine).
 	$(PYTEST) $(PARALLEL) $(ARGS)

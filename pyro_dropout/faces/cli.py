@@ -4,6 +4,7 @@
 """
 
 import errno
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -21,7 +22,7 @@ HELP = (
     + cli_options.examples(
         "compare",
         "fit houses.csv --target price --out run",
-        "predict run new.csv --out predictions.csv",
+        "predict run new.csv --plot predictions.png",
         "resume run",
     )
 )
@@ -57,6 +58,8 @@ class Commands(TyperGroup):
         # take the time of each other's work, and of any other program's: on a busy machine that doubled the time of a
         # step.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # It warns of CUDA's folder on machines that have no GPU, which is no matter of a command's.
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         more["standalone_mode"] = False
         try:

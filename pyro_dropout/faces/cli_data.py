@@ -113,7 +113,7 @@ def report() -> str:
         'pyro_dropout'
     """
     versions = {name: str(what) for name, what in _versions().items()}
-    floors = {floor: ", ".join(_modules(floor)) or "not there" for floor in FLOORS}
+    floors = {floor: f"{len(_modules(floor))} modules" for floor in FLOORS}
     lines = [f"{name:<13} {what}" for name, what in (versions | floors).items()]
     lines.insert(len(versions), "")
     return "\n".join([*lines, "", f"To compare posterior approximations: {PROGRAM} compare --help"])

@@ -24,11 +24,13 @@ HELP = (
     "Predict with a fitted run for the rows of a table, into a CSV file."
     "\n\nFor numbers: mean, std (noise included), epistemic_std, and the ends of the central interval, lower and upper."
     " For classes: the most probable class, its probability, entropy and mutual information in nats, and the"
-    " probability of each class, p=NAME. The first column is the row of the table."
-    + options.examples("predict run new.csv --out predictions.csv", "predict run new.csv --level 0.9 --samples 2000")
+    " probability of each class, p=NAME. The first column is the row of the table; in a CSV file that is its"
+    " line, and the header is line 1."
+    + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --level 0.9 --samples 2000")
 )
 
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
+_DRAWN = 2000  # rows in a picture
 
 
 def predict(
@@ -37,6 +39,13 @@ def predict(
     out: Annotated[Path, typer.Option(metavar="FILE", help="For the predictions.", rich_help_panel="Output")] = Path(
         "predictions.csv"
     ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For a picture of them (PNG, PDF, SVG).", rich_help_panel="Output"),
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Draw it over this column.", rich_help_panel="Output")
+    ] = None,
     samples: options.Samples = 500,
     level: options.Level = 0.95,
     ignore_extra: Annotated[
@@ -55,6 +64,7 @@ def predict(
 
     run = Run.read(folder)
     _check_file(out, data)
+    _check_picture(plot, over, [column.name for column in run.encoding.inputs])
     model, guide = run.trained(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra)
@@ -68,16 +78,23 @@ def predict(
             for _ in found:  # its share of each piece; the first process writes
                 pass
             return
-        count = _write(out, found, progress=not quiet)
+        shown = _Shown(plot is not None)
+        count = _write(out, shown.passing(found), progress=not quiet)
+    if plot is not None:
+        drawn = shown.draw(run, plot, over, level)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
     record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
-    answer(record, as_json, [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"])
+    said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"]
+    if plot is not None:
+        record |= {"plot": str(plot)}
+        said.append(f"picture, over {drawn}: {os.path.relpath(plot)}")
+    answer(record, as_json, said)
 
 
 def _answers(
     run: "Run", model: Any, guide: Any, pieces: "Iterable[tuple[Table, Tensor]]", level: float, asked: dict[str, Any]
-) -> Iterator[dict[str, list[Any]]]:
-    """Yield a dict of columns for one piece of the rows after the other; all of them from the same draws."""
+) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
+    """Yield a dict of columns for one piece of the rows after the other, and the piece; all from the same draws."""
     from pyro_dropout.answers.predictive import predict as ask
 
     classes = run.encoding.classes
@@ -92,7 +109,63 @@ def _answers(
             columns = {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-        yield {"row": table.rows} | columns
+        yield {"row": table.rows} | columns, table
+
+
+class _Shown:
+    """The first rows that went by, for a picture of them."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._left = _DRAWN if wanted else 0
+        self._answers: dict[str, list[Any]] = {}
+        self._cells: dict[str, list[Any]] = {}
+
+    def passing(self, pieces: "Iterable[tuple[dict[str, list[Any]], Table]]") -> Iterator[dict[str, list[Any]]]:
+        """Yield the answers of each piece, and keep some."""
+        for columns, table in pieces:
+            if self._left:
+                for kept, seen in ((self._answers, columns), (self._cells, table.columns)):
+                    for name, values in seen.items():
+                        kept.setdefault(name, []).extend(values[: self._left])
+                self._left -= min(self._left, len(table))
+            yield columns
+
+    def draw(self, run: "Run", path: Path, over: str | None, level: float) -> str:
+        """Write the picture, with the data that were learned from where they still are; return over which column."""
+        from pyro_dropout.faces.prediction_figure import plot_predictions, widest
+        from pyro_dropout.faces.table_files import read_file
+        from pyro_dropout.mathematics.errors import PyroDropoutError
+
+        target = run.encoding.target
+        over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
+        try:
+            known = read_file(run.file).columns
+            measured = (known[over][:_DRAWN], known[target][:_DRAWN])
+        except (PyroDropoutError, KeyError, OSError):  # moved or changed since; the picture does without
+            measured = None
+        figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured)
+        with whole_file(path) as beside:
+            figure.savefig(beside, dpi=150, format=path.suffix[1:])
+        return over
+
+
+def _check_picture(path: Path | None, over: str | None, inputs: list[str]) -> None:
+    if path is None:
+        if over is not None:
+            raise typer.BadParameter(
+                "it says over which column to draw; give --plot FILE as well.", param_hint="'--over'"
+            )
+        return
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise typer.BadParameter(f"{str(path)!r} must end in .png, .pdf or .svg.", param_hint="'--plot'")
+    if path.is_dir() or not path.parent.is_dir():
+        raise typer.BadParameter(
+            f"{str(path)!r} cannot be a file: it is a folder, or its folder is not there.", param_hint="'--plot'"
+        )
+    if over is not None and over not in inputs:
+        raise typer.BadParameter(
+            f"{over!r} is no input of the run; they are {', '.join(inputs)}.", param_hint="'--over'"
+        )
 
 
 def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -> int:
@@ -100,7 +173,7 @@ def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -
     from tqdm.auto import tqdm
 
     done, first = 0, next(pieces)  # a table that is refused from the start is refused without a bar
-    bar = tqdm(disable=not progress, unit="row", unit_scale=True, leave=False)
+    bar = tqdm(disable=not progress, unit="row", unit_scale=True, leave=False, delay=1)
     with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file, bar:
         writer = csv.writer(file)
         for columns in itertools.chain([first], pieces):

@@ -40,7 +40,10 @@ COLUMNS: dict[str, Column] = {
         3,
     ),
     "between": Column(
-        "in-between", "Epistemic standard deviation in the widest holes of the data, over that at the data.", "", 2
+        "in-between",
+        "Epistemic standard deviation in the widest holes of the data, over that at the data; should be above 1.",
+        "",
+        2,
     ),
     "outside": Column("outside", "The same at three times the data's distance from its middle.", "", 2),
     "elbo": Column("ELBO", "Evidence lower bound with the exact KL, in nats over the training data.", "more", 1),

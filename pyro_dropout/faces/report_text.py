@@ -35,7 +35,7 @@ def findings(comparison: Any) -> list[str]:
     if any("d_w1" in row.scores for row in comparison.rows):
         order = " · ".join(_said(name) for name in comparison.ranking)
         found.append(f"From nearest to farthest from the reference's predictive distribution: {order}.")
-    found += _intervals(comparison)
+    found += _intervals(comparison) + _holes(comparison)
     undefined = [_said(row.name) for row in comparison.rows if _without_density(row)]
     if undefined:
         found.append(
@@ -61,6 +61,18 @@ def _intervals(comparison: Any) -> list[str]:
             share = f"{100 * cover.mean:.0f} % of the held-back targets"
             found.append(f"{_said(row.name)}: its 95 % intervals hold {share}, {verdict}.")
     return found
+
+
+def _holes(comparison: Any) -> list[str]:
+    """Name the posteriors that are surer where there are no data than where there are."""
+    sure = [row for row in comparison.rows if "between" in row.scores and row.scores["between"].values]
+    told = [f"{_said(row.name)} ({row.scores['between'].mean:.2f})" for row in sure if row.scores["between"].mean < 1]
+    if not told:
+        return []
+    return [
+        "In the widest holes of the data these are less in doubt about the mean than at the data itself, so do not"
+        f" trust their intervals there: {', '.join(told)}. The numbers are ratios of the two, and should be above 1."
+    ]
 
 
 def _said(name: str) -> str:

@@ -1,0 +1,80 @@
+"""The picture of predictions: every row is in it, numbers and classes, over numbers and categories."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pyro_dropout as pd
+from pyro_dropout.faces.prediction_figure import plot_predictions, widest
+from tests.faces.command import run
+
+ANSWERS: dict[str, Any] = {
+    "mean": [1.0, 2.0, 4.0],
+    "std": [0.5, 0.5, 0.7],
+    "epistemic_std": [0.1, 0.2, 0.3],
+    "lower": [0.0, 1.0, 2.5],
+    "upper": [2.0, 3.0, 5.5],
+}
+CLASSES: dict[str, Any] = {
+    "class": ["oak", "ash", "oak"],
+    "probability": [0.9, 0.6, 0.7],
+    "entropy": [0.3, 0.6, 0.5],
+    "mutual_information": [0.1, 0.2, 0.1],
+}
+
+
+def points(axes: Any, label: str) -> list[tuple[float, float]]:
+    (line,) = [line for line in axes.lines if line.get_label() == label]
+    return list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def test_each_row_stands_where_its_cell_says() -> None:
+    figure = plot_predictions("age", ["7", "3", 5.0], ANSWERS, "height", 0.9, (["1", "2"], ["10", "20"]))
+    upper, lower = figure.axes
+    assert points(upper, "prediction") == [(7.0, 1.0), (3.0, 2.0), (5.0, 4.0)]
+    assert points(upper, "height, learned from") == [(1.0, 10.0), (2.0, 20.0)]
+    assert points(lower, "epistemic std") == [(7.0, 0.1), (3.0, 0.2), (5.0, 0.3)]
+    intervals, doubt = (group.get_segments() for group in upper.collections)
+    assert [tuple(ends[:, 1]) for ends in intervals] == [(0.0, 2.0), (1.0, 3.0), (2.5, 5.5)]
+    assert [tuple(ends[:, 1].round(6)) for ends in doubt] == [(0.8, 1.2), (1.6, 2.4), (3.4, 4.6)]
+    assert "90% interval" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert lower.get_xlabel() == "age"
+
+
+def test_categories_have_places_of_their_own() -> None:
+    figure = plot_predictions("soil", ["sand", "clay", None], CLASSES, "tree")
+    upper, lower = figure.axes
+    assert [text.get_text() for text in lower.get_xticklabels()] == ["clay", "sand"]
+    assert points(upper, "tree: ash") == [(0.0, 0.6)]
+    assert points(upper, "tree: oak")[0] == (1.0, 0.9)
+    with pytest.raises(pd.PyroDropoutError, match="no predictions to draw"):
+        plot_predictions("soil", [], {}, "tree")
+
+
+def test_it_is_drawn_over_what_varies_most() -> None:
+    assert widest({"a": ["1", "1", "2"], "b": ["x", "y", "z"]}, ["a", "b"]) == "b"
+
+
+@pytest.mark.parametrize("name", ["houses", "trees"])
+def test_the_command_writes_it(fitted: Path, tmp_path: Path, name: str) -> None:
+    asked = ["predict", fitted / name, fitted / f"{name}.csv", "--out", tmp_path / "p.csv", "--samples", 20]
+    done = run(*asked, "--plot", tmp_path / "p.png", "--quiet", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(done.stdout)["plot"].endswith("p.png")
+
+
+def test_bad_wishes_are_refused_and_nothing_is_written(fitted: Path, tmp_path: Path) -> None:
+    asked = ["predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "p.csv"]
+    for wish, said in (
+        (["--plot", tmp_path / "p.txt"], "must end in .png, .pdf or .svg"),
+        (["--plot", tmp_path / "no" / "p.png"], "its folder is not there"),
+        (["--plot", tmp_path / "p.png", "--over", "colour"], "'colour' is no input of the run; they are"),
+        (["--over", "rooms"], "give --plot FILE as well"),
+    ):
+        done = run(*asked, *wish)
+        assert done.exit_code == 2
+        assert said in " ".join(done.stderr.split())
+        assert not list(tmp_path.iterdir())
