@@ -12,6 +12,7 @@ from scipy import integrate, stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.oracles.both_types import digits, dtypes
 from tests.oracles.predictions import F64, close_by_chance
 
 TAU, LENGTH, BIAS_LENGTH = 3.0, 0.7, 1.4
@@ -37,22 +38,23 @@ def by_conditioning(x: Tensor, y: Tensor, bias: bool) -> tuple[Any, Any, float]:
     return (gain @ targets).T, prior - gain @ design @ prior, float(evidence)
 
 
-@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 7), st.booleans())
-def test_it_is_the_posterior(inputs: int, outputs: int, points: int, bias: bool) -> None:
-    x, y = torch.randn(points, inputs, dtype=F64), torch.randn(points, outputs, dtype=F64)
-    posterior = pd.conjugate(linear(inputs, outputs, bias), x, y)
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(1, 7), st.booleans(), dtypes)
+def test_it_is_the_posterior(inputs: int, outputs: int, points: int, bias: bool, dtype: torch.dtype) -> None:
+    x, y = torch.randn(points, inputs, dtype=dtype), torch.randn(points, outputs, dtype=dtype)
+    posterior = pd.conjugate(linear(inputs, outputs, bias, dtype), x, y)
+    slack = digits(dtype, 1e-10)
     mean, covariance, evidence = by_conditioning(x, y, bias)
     found = posterior.mean()
-    np.testing.assert_allclose(found["weight"], mean[:, :inputs], atol=1e-10)
+    np.testing.assert_allclose(found["weight"], mean[:, :inputs], atol=slack)
     if bias:
-        np.testing.assert_allclose(found["bias"], mean[:, inputs], atol=1e-10)
+        np.testing.assert_allclose(found["bias"], mean[:, inputs], atol=slack)
     # Weights lie output by output; biases follow all of them.
     weights = posterior.covariance[: outputs * inputs, : outputs * inputs].numpy()
-    np.testing.assert_allclose(weights, np.kron(np.eye(outputs), covariance[:inputs, :inputs]), atol=1e-10)
+    np.testing.assert_allclose(weights, np.kron(np.eye(outputs), covariance[:inputs, :inputs]), atol=slack)
     if bias:
         across = posterior.covariance[: outputs * inputs, outputs * inputs :].numpy()
-        np.testing.assert_allclose(across, np.kron(np.eye(outputs), covariance[:inputs, inputs:]), atol=1e-10)
-    assert posterior.log_evidence == pytest.approx(evidence, abs=1e-9)
+        np.testing.assert_allclose(across, np.kron(np.eye(outputs), covariance[:inputs, inputs:]), atol=slack)
+    assert posterior.log_evidence == pytest.approx(evidence, abs=digits(dtype, 1e-9))
 
 
 def test_the_density_is_that_of_scipy_and_draws_follow_it(dtype: torch.dtype) -> None:

@@ -9,14 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
+from tests.oracles.both_types import dtypes
 
 F64 = torch.float64
 FEW = st.lists(st.integers(0, 4), min_size=1, max_size=25)  # with many ties
 
 
-@given(values=FEW, budget=st.floats(0, 1))
-def test_a_budget_is_met_exactly_by_the_most_uncertain(values: list[int], budget: float) -> None:
-    uncertainty = torch.tensor(values, dtype=torch.float32)
+@given(values=FEW, budget=st.floats(0, 1), dtype=dtypes)
+def test_a_budget_is_met_exactly_by_the_most_uncertain(values: list[int], budget: float, dtype: torch.dtype) -> None:
+    uncertainty = torch.tensor(values, dtype=dtype)
     found = pd.defer(uncertainty, budget=budget)
     assert found.dtype == torch.bool
     assert found.sum() == round(budget * len(values))
@@ -46,15 +47,15 @@ def test_the_curve_is_a_mean_over_random_orders_of_ties() -> None:
     assert curve.error[-1].item() == pytest.approx(score.std(correction=0).item() / 5**0.5)
 
 
-@given(seed=st.integers(0, 2**31), points=st.integers(2, 30), higher=st.booleans())
-def test_the_oracle_is_the_best_order(seed: int, points: int, higher: bool) -> None:
+@given(seed=st.integers(0, 2**31), points=st.integers(2, 30), higher=st.booleans(), dtype=dtypes)
+def test_the_oracle_is_the_best_order(seed: int, points: int, higher: bool, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
-    score = torch.randn(points, dtype=F64, generator=generator)
-    any_order = torch.randn(points, dtype=F64, generator=generator)
+    score = torch.randn(points, dtype=dtype, generator=generator)
+    any_order = torch.randn(points, dtype=dtype, generator=generator)
     sign = 1 if higher else -1
     curve = pd.rejection_curve(any_order, score, higher_is_better=higher)
     assert (sign * (curve.oracle - curve.score) >= -1e-12).all()
-    assert curve.score[-1].item() == pytest.approx(score.mean().item())
+    assert curve.score[-1].item() == pytest.approx(score.double().mean().item())
     perfect = pd.rejection_curve(-sign * score, score, higher_is_better=higher)
     torch.testing.assert_close(perfect.score, perfect.oracle)
     assert perfect.ratio == pytest.approx(1.0)

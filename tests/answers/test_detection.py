@@ -10,18 +10,19 @@ from sklearn.metrics import roc_auc_score
 
 import pyro_dropout as pd
 from pyro_dropout.answers.detection import auroc, envelopes_overlap, loss_gradient, turned
+from tests.oracles.both_types import dtypes
 
 FEW = st.lists(st.integers(0, 5), min_size=1, max_size=20)  # with many ties
 
 
-@given(odd=FEW, ordinary=FEW)
-def test_an_area_counts_pairs(odd: list[int], ordinary: list[int]) -> None:
-    found = auroc(torch.tensor(odd).float(), torch.tensor(ordinary).float())
+@given(odd=FEW, ordinary=FEW, dtype=dtypes)
+def test_an_area_counts_pairs(odd: list[int], ordinary: list[int], dtype: torch.dtype) -> None:
+    found = auroc(torch.tensor(odd, dtype=dtype), torch.tensor(ordinary, dtype=dtype))
     pairs = [(a > b) + 0.5 * (a == b) for a in odd for b in ordinary]
     assert found.value == pytest.approx(sum(pairs) / len(pairs))
     labels = [1] * len(odd) + [0] * len(ordinary)
     assert found.value == pytest.approx(roc_auc_score(labels, odd + ordinary))
-    mirrored = auroc(torch.tensor(ordinary).float(), torch.tensor(odd).float())
+    mirrored = auroc(torch.tensor(ordinary, dtype=dtype), torch.tensor(odd, dtype=dtype))
     assert found.value + mirrored.value == pytest.approx(1)
     assert math.isnan(found.error) == (min(len(odd), len(ordinary)) < 2)
     assert mirrored.error == pytest.approx(found.error, nan_ok=True)

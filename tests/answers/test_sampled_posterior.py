@@ -12,17 +12,21 @@ from scipy import stats
 from torch import nn
 
 import pyro_dropout as pd
+from tests.oracles.both_types import dtypes
 
 
-def posterior(chains: int = 3, draws: int = 10, **options: Any) -> pd.SampledPosterior:
-    number = torch.arange(chains * draws, dtype=torch.float32).reshape(chains, draws)
+def posterior(
+    chains: int = 3, draws: int = 10, dtype: torch.dtype = torch.float32, **options: Any
+) -> pd.SampledPosterior:
+    number = torch.arange(chains * draws, dtype=dtype).reshape(chains, draws)
     return pd.SampledPosterior({"weight": number[..., None, None], "bias": number[..., None]}, **options)
 
 
-@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 60))
-def test_no_draw_comes_twice_before_all_came_once(chains: int, draws: int, n: int) -> None:
+@given(st.integers(1, 4), st.integers(1, 9), st.integers(1, 60), dtypes)
+def test_no_draw_comes_twice_before_all_came_once(chains: int, draws: int, n: int, dtype: torch.dtype) -> None:
     total = chains * draws
-    found = posterior(chains, draws).sample_weights(n)
+    found = posterior(chains, draws, dtype).sample_weights(n)
+    assert found["weight"].dtype == found["bias"].dtype == dtype
     assert torch.equal(found["weight"].flatten(), found["bias"].flatten())  # one draw has all sites
     counts = found["bias"].flatten().long().bincount(minlength=total)
     assert counts.sum() == n

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyro_dropout.faces.stacking import best_noise, log_mixture, noises, stacked
+from tests.oracles.both_types import dtypes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -19,14 +20,15 @@ def test_the_density_is_that_of_a_mixture_of_normals(dtype: torch.dtype) -> None
     torch.testing.assert_close(log_mixture(log_tau, (y - means).square()), expected)
 
 
-@given(st.floats(0.05, 20.0), st.integers(0, 100))
-def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int) -> None:
+@given(st.floats(0.05, 20.0), st.integers(0, 100), dtypes)
+def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int, dtype: torch.dtype) -> None:
     """With one draw the best precision is 1 over the mean square, which the parabola finds between grid points."""
     torch.manual_seed(seed)
-    square = (spread * 0.3 * torch.randn(200)).square()
-    tried = noises(True, torch.tensor([spread**2]))
+    square = (spread * 0.3 * torch.randn(200, dtype=dtype)).square()
+    tried = noises(True, torch.tensor([spread**2], dtype=dtype))
     scores = torch.stack([log_mixture(g, square.unsqueeze(0)).mean() for g in tried[0]]).view(1, 1, -1)
     found, height = best_noise(tried, scores)
+    assert found.dtype == height.dtype == dtype
     best = -square.mean().log()
     assert found.item() == pytest.approx(best.item(), abs=5e-3)
     assert height.item() == pytest.approx(log_mixture(best, square.unsqueeze(0)).mean().item(), abs=1e-4)
@@ -46,10 +48,10 @@ def test_scores_that_are_no_numbers_are_never_best() -> None:
 
 
 @settings(max_examples=40)  # each climbs a hill of its own, six hundred steps long
-@given(st.integers(0, 1000))
-def test_stacking_is_no_worse_than_any_member(seed: int) -> None:
+@given(st.integers(0, 1000), dtypes)
+def test_stacking_is_no_worse_than_any_member(seed: int, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
-    log_p = torch.randn(1, 4, 50).double() * 2
+    log_p = torch.randn(1, 4, 50, dtype=dtype) * 2
     weights = stacked(log_p, most=4).double()
     assert weights.sum().item() == pytest.approx(1.0, abs=1e-5)
     mixture = torch.logsumexp(log_p + weights.clamp_min(1e-30).log().unsqueeze(-1), 1).mean(-1)

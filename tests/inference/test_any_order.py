@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.oracles.both_types import dtypes
 
 Values = dict[str, Tensor]
 SEEDS = st.integers(0, 2**31)
@@ -61,7 +62,7 @@ class AnyOrder(RuleBasedStateMachine):
     files = Bundle("files")
     halted = Bundle("halted")
 
-    @initialize(dtype=st.sampled_from([torch.float32, torch.float64]), kind=st.sampled_from(sorted(GUIDES)), seed=SEEDS)
+    @initialize(dtype=dtypes, kind=st.sampled_from(sorted(GUIDES)), seed=SEEDS)
     def begin(self, dtype: torch.dtype, kind: str, seed: int) -> None:
         self.dtype, self.kind, self.count = dtype, kind, 0
         self.folder = tempfile.TemporaryDirectory()

@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 
 from pyro_dropout import DamagedFileError, PyroDropoutError
 from pyro_dropout.inference.tensor_file import digest, read_facts, read_tensors, write_tensors
+from tests.oracles.both_types import dtypes
 
-TYPES = [torch.float32, torch.float64, torch.int64, torch.uint8, torch.bool, torch.bfloat16]
+OTHERS = [torch.int64, torch.uint8, torch.bool, torch.bfloat16]
 
 
 def made(path: Path) -> bytes:
@@ -31,7 +32,7 @@ def made(path: Path) -> bytes:
 
 @given(
     shape=st.lists(st.integers(0, 4), max_size=3),
-    dtype=st.sampled_from(TYPES),
+    dtype=dtypes | st.sampled_from(OTHERS),
     facts=st.dictionaries(st.text(max_size=5), st.one_of(st.integers(), st.floats(allow_nan=False), st.text())),
 )
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, shape: Any, dtype: Any, facts: Any) -> None:

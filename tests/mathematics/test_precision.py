@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from pyro_dropout import BernoulliMixture, MultiplicativeNormal, RangeError, RowMixture, ShapeError, kl, kl_gap
+from tests.oracles.both_types import digits, dtypes
 from tests.oracles.memory import peak_allocated
 
 SCALES = [1e-38, 1e-30, 1e-20, 1e-12, 1e-6, 1e-3, 1.0, 30.0, 1e3]
@@ -69,24 +70,24 @@ def test_float32_is_finite_and_follows_float64(name: str, scale: float) -> None:
             assert ((s.double() - e).abs() <= 1e-4 * e.abs().max() + 1e-6 / scale).all(), what
 
 
-@given(st.floats(-38, 3), st.integers(0, 2**31))
-@example(-38.0, 2951295)  # slopes past the range of float32: in σ,
-@example(-38.0, 183)  # and in the means, where they cancel
-@example(-38.0, 915)  # and summed over components that hang on one σ
-def test_draws_are_finite_at_every_scale(exponent: float, seed: int) -> None:
-    check_draws(exponent, seed)
+@given(st.floats(-38, 3), st.integers(0, 2**31), dtypes)
+@example(-38.0, 2951295, torch.float32)  # slopes past the range of float32: in σ,
+@example(-38.0, 183, torch.float32)  # and in the means, where they cancel
+@example(-38.0, 915, torch.float32)  # and summed over components that hang on one σ
+def test_draws_are_finite_at_every_scale(exponent: float, seed: int, dtype: torch.dtype) -> None:
+    check_draws(exponent, seed, dtype)
 
 
-@given(st.integers(0, 2**31))
-def test_draws_are_finite_at_the_smallest_scale(seed: int) -> None:
-    """Where the largest slopes lie past the range of float32."""
-    check_draws(-38.0, seed)
+@given(st.integers(0, 2**31), dtypes)
+def test_draws_are_finite_at_the_smallest_scale(seed: int, dtype: torch.dtype) -> None:
+    """Where the largest slopes lie past the range of the type."""
+    check_draws(digits(dtype, -307.0, -38.0), seed, dtype)
 
 
-def check_draws(exponent: float, seed: int) -> None:
+def check_draws(exponent: float, seed: int, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
-    scale = 10.0**exponent
-    leaves = [t.requires_grad_() for t in (torch.randn(4, 3), torch.full((4, 3), scale), torch.randn(1, 3, 4, 2))]
+    scale = torch.full((4, 3), 10.0**exponent, dtype=dtype)
+    leaves = [t.requires_grad_() for t in (torch.randn(4, 3, dtype=dtype), scale, torch.randn(1, 3, 4, 2, dtype=dtype))]
     for q in families(*leaves).values():
         w = q.rsample()
         value = q.log_prob(w)
