@@ -143,7 +143,8 @@ class _Shown:
             measured = (known[over][:_DRAWN], known[target][:_DRAWN])
         except (PyroDropoutError, KeyError, OSError):  # moved or changed since; the picture does without
             measured = None
-        figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured)
+        title = f"{target} by {run.guide}, with {level:.0%} intervals; rows differ in their other columns too"
+        figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured, title)
         with whole_file(path) as beside:
             figure.savefig(beside, dpi=150, format=path.suffix[1:])
         return over

@@ -158,7 +158,7 @@ def _train(
     lines = [data.note, f"{run.guide}: {history.steps} steps, loss {record['last_loss']:.4g} at the last."]
     if scores:
         lines.append("Held back: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) + ".")
-    lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv")
+    lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
     named = {"folder": str(folder), "about": data.note, "guide": run.guide}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
 

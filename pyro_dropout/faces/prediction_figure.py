@@ -3,6 +3,8 @@
 Rows differ in their other columns too, so each is drawn by itself, with its own interval, and no line joins them.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_ENOUGH = 12  # values from which on a hole among them means something
 
 
 def widest(columns: Mapping[str, Sequence[Cell]], names: Sequence[str]) -> str:
@@ -25,6 +29,20 @@ def widest(columns: Mapping[str, Sequence[Cell]], names: Sequence[str]) -> str:
     return max(names, key=lambda name: len(set(columns[name])))
 
 
+def holes(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the stretches between values in which there are none: a twelfth of their range, or longer.
+
+    Example:
+        >>> holes([0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0])
+        [(3.0, 8.0)]
+    """
+    known = sorted(value for value in values if math.isfinite(value))
+    if len(known) < _ENOUGH:
+        return []
+    least = (known[-1] - known[0]) / 12
+    return [(a, b) for a, b in itertools.pairwise(known) if b - a > least]
+
+
 def plot_predictions(
     over: str,
     cells: Sequence[Cell],
@@ -32,6 +50,7 @@ def plot_predictions(
     target: str,
     level: float = 0.95,
     measured: tuple[Sequence[Cell], Sequence[Cell]] | None = None,
+    title: str = "",
 ) -> "Figure":
     """Draw predictions over one column of their table.
 
@@ -42,7 +61,9 @@ def plot_predictions(
             entropy and mutual_information.
         target: what is predicted.
         level: of the interval.
-        measured: the same column and the target in the data that were learned from, to be shown behind.
+        measured: the same column and the target in the data that were learned from, to be shown behind; where there
+            were none is shaded.
+        title: of the picture.
 
     Example:
         >>> answers = {"mean": [1.0, 2.0], "std": [0.2, 0.4], "epistemic_std": [0.1, 0.3], "lower": [0.6, 1.2],
@@ -60,6 +81,11 @@ def plot_predictions(
     known = [] if measured is None else list(measured[0])
     labels = _labels([*cells, *known])
     at, behind = _places(cells, labels), _places(known, labels)
+    for k, (low, high) in enumerate(holes(behind) if labels is None else ()):
+        for axes in (upper, lower):
+            label = "no data here: do not trust little doubt" if k == 0 and axes is upper else None
+            axes.axvspan(low, high, color="0.93", lw=0, zorder=-1, label=label)
+    upper.set_title(title, fontsize=10)
     if "mean" in answers:
         if measured is not None:
             heights = [as_number(cell) for cell in measured[1]]
@@ -72,7 +98,7 @@ def plot_predictions(
         lower.set_xticks(range(len(labels)), labels)
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 

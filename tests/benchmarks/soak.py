@@ -2,6 +2,7 @@
 
 The training has mini-batches, a schedule, early stopping that never stops it, and checkpoints; a thread beside it looks
 at the memory and the open files of the process. Printed: what it saw, and by how much memory grew after the warm-up.
+Ctrl-C ends it early, and tells what was seen until then.
 """
 
 import argparse
@@ -74,8 +75,14 @@ def main() -> None:
     over = threading.Event()
     watcher = threading.Thread(target=watch, args=(seen, over, max(0.2, args.minutes * 60 / 240)))
     watcher.start()
+    begun, steps = time.monotonic(), int(speed * args.minutes * 60)
     with tempfile.TemporaryDirectory() as folder:
-        history = train(int(speed * args.minutes * 60), Path(folder), not args.eager)
+        try:
+            train(steps, Path(folder), not args.eager)
+            whole = True
+        except KeyboardInterrupt:
+            whole = False
+    minutes = (time.monotonic() - begun) / 60
     over.set()
     watcher.join()
     warm = [row for row in seen if row[0] > WARM_UP * seen[-1][0]]
@@ -85,9 +92,10 @@ def main() -> None:
     print(
         json.dumps(
             {
-                "minutes": round(history.seconds / 60, 2),
-                "steps": history.steps,
-                "compiled": history.compiled,
+                "minutes": round(minutes, 2),
+                "steps asked for": steps,
+                "all of them taken": whole,
+                "compiled": not args.eager,
                 "megabytes after warm-up": round(early / 1e6, 2),
                 "megabytes at the end": round(late / 1e6, 2),
                 "growth %": round(100 * (late / early - 1), 3),

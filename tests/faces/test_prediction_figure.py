@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.faces.prediction_figure import plot_predictions, widest
+from pyro_dropout.faces.prediction_figure import holes, plot_predictions, widest
 from tests.faces.command import run
 
 ANSWERS: dict[str, Any] = {
@@ -51,6 +51,20 @@ def test_categories_have_places_of_their_own() -> None:
     assert points(upper, "tree: oak")[0] == (1.0, 0.9)
     with pytest.raises(pd.PyroDropoutError, match="no predictions to draw"):
         plot_predictions("soil", [], {}, "tree")
+
+
+def test_where_there_were_no_data_is_shaded() -> None:
+    known = [*range(10), *range(20, 30)]
+    assert holes([float(value) for value in known]) == [(9.0, 20.0)]
+    assert holes([float(value) for value in range(30)]) == []
+    assert holes([1.0, 9.0]) == []
+    assert holes([3.0] * 20) == []
+    behind = ([str(value) for value in known], ["1"] * 20)
+    figure = plot_predictions("age", ["7", "3", "15"], ANSWERS, "height", measured=behind, title="heights")
+    assert figure.axes[0].get_title() == "heights"
+    for axes in figure.axes:
+        (shade,) = axes.patches
+        assert (shade.get_x(), shade.get_x() + shade.get_width()) == (9.0, 20.0)
 
 
 def test_it_is_drawn_over_what_varies_most() -> None:
