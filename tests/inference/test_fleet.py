@@ -194,7 +194,7 @@ def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Modu
         pd.Fleet(build, {"k": [0, 1]})
 
 
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path: Path, compile: bool) -> None:
     x, y = data()
 
