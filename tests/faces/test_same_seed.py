@@ -61,6 +61,7 @@ def test_eager_twice(eager: list[dict[str, str]], tmp_path: Path) -> None:
     assert other[0]["log_lik"] != eager[0]["log_lik"]
 
 
+@pytest.mark.deep
 def test_compiled_twice_and_nearly_as_eager(eager: list[dict[str, str]], tmp_path: Path) -> None:
     one, two = (compared(tmp_path / name, compile=True, seeds=[3, 4]) for name in ("one", "two"))
     assert one == two
