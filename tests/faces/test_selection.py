@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import pyro_dropout as pd
+from pyro_dropout.faces import selection
 from pyro_dropout.faces.selection import _folds, choose
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
@@ -60,6 +62,39 @@ def test_the_test_targets_choose_nothing() -> None:
     assert torch.equal(first.tau, second.tau)
     assert torch.equal(first.validation, second.validation)
     assert second.rmse.item() > 50
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPatch, noisy: bool) -> None:
+    """All that follows the training, by hand: masks, network, units, the mixture of normals, its mean over points."""
+    kept: list[Any] = []
+
+    class Kept(selection.Fleet):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            kept.append(self)
+
+    monkeypatch.setattr(selection, "Fleet", Kept)
+    x, y, train, test = data()
+    grid = {"drop": [0.2], "noisy": [noisy]}
+    found = choose(build, grid, x, y, train[:1], test[:1], **{**QUICK, "samples": 20_000})
+    guide = kept[0][2][1]  # two folds, and then the whole
+    learned = {name.split(".", 1)[1]: value.numpy().astype(float) for name, value in guide.state_dict().items()}
+    first, last = (learned[f"{layer}/weight.loc"] for layer in (0, 2))
+    own = y[train[0]].numpy().astype(float)
+    inputs = x.numpy().astype(float)
+    scaled = (inputs[test[0]] - inputs[train[0]].mean(0)) / inputs[train[0]].std(0, ddof=1)
+    random = np.random.default_rng(0)
+    masks = [random.random((40_000, 1, width)) < 0.8 for width in (2, 8)]  # of a row of weights in, by unit and by draw
+    hidden = np.maximum((scaled * masks[0]) @ first.T + learned["0/bias.loc"], 0)
+    out = (hidden * masks[1]) @ last.T + learned["2/bias.loc"]  # (T, n, 1 or 2)
+    mean = own.mean() + own.std(ddof=1) * out[..., 0]
+    tau = found.tau.item() * (np.exp(out[..., 1]) / own.var(ddof=1) if noisy else np.ones_like(mean))
+    target = y[test[0], 0].numpy()
+    density = np.sqrt(tau / (2 * np.pi)) * np.exp(-0.5 * tau * (target - mean) ** 2)
+    by_point = np.log(density.mean(0))
+    assert found.log_likelihood.item() == pytest.approx(by_point.mean(), abs=0.01)
+    assert found.rmse.item() == pytest.approx(np.sqrt(((mean.mean(0) - target) ** 2).mean()), rel=0.01)
 
 
 def test_noise_that_depends_on_the_input() -> None:
