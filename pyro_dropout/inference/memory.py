@@ -53,7 +53,10 @@ def explained(work: Callable[[], Result], step: Callable[[int], Any], points: in
 
 
 def _largest(step: Callable[[int], Any], points: int) -> int | None:
-    """Return the largest power of two below ``points`` that a step can take; None if none can."""
+    """Return the largest power of two below ``points`` that a step can take, with a quarter to spare; None if none can.
+
+    The quarter is for what a training holds beside its step: a pool in pieces, a batch that waits, compiled graphs.
+    """
     size = 1 << max(points - 1, 1).bit_length() - 1
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     while size:
@@ -61,7 +64,7 @@ def _largest(step: Callable[[int], Any], points: int) -> int | None:
             torch.cuda.empty_cache()
         try:
             with torch.random.fork_rng(devices):
-                step(size)
+                step(size + size // 4)
             return size
         except torch.OutOfMemoryError:
             size //= 2

@@ -223,11 +223,14 @@ class _Task:
 
     def try_step(self, points: int) -> None:
         """Take the gradient of the first ``points`` points, and throw it away: to see whether it fits into memory."""
-        first = (self.x[:points], self.y[:points], len(self.x))
+        index = torch.arange(points, device=self.x.device) % len(self.x)
+        batch = (self.x[index], self.y[index], len(self.x))
         parts = (self.model, self.guide, self.loss)
-        parameters = Parameters(*parts, first, {})
+        parameters = Parameters(*parts, batch, {})
+        moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
         with quietly(self.model, self.guide):
-            loss_and_gradients(*parts, parameters, parameters.values, first, {})
+            loss_and_gradients(*parts, parameters, parameters.values, batch, {})
+        del moments
 
     def facts(self) -> dict[str, Any]:
         """Return what must be the same in a training that is taken up again."""

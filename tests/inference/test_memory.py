@@ -32,8 +32,10 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
     monkeypatch.setattr(pd.ELBO, "differentiable_loss", loss)
 
 
-@pytest.mark.parametrize(("most", "fits"), [(999, 512), (100, 64), (64, 64), (1, 1)])
-def test_the_message_names_a_batch_that_fits(monkeypatch: pytest.MonkeyPatch, most: int, fits: int) -> None:
+@pytest.mark.parametrize(("most", "fits"), [(999, 512), (100, 64), (80, 64), (79, 32), (1, 1)])
+def test_the_message_names_a_batch_with_a_quarter_to_spare(
+    monkeypatch: pytest.MonkeyPatch, most: int, fits: int
+) -> None:
     model, guide = pair()
     before = {name: value.clone() for name, value in guide.state_dict().items()}
     short_of_memory(monkeypatch, most)
