@@ -81,13 +81,13 @@ def predict(
         shown = _Shown(plot is not None)
         count = _write(out, shown.passing(found), progress=not quiet)
     if plot is not None:
-        drawn = shown.draw(run, plot, over, level)
+        drawn, remark = shown.draw(run, plot, over, level)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
     record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"]
     if plot is not None:
         record |= {"plot": str(plot)}
-        said.append(f"picture, over {drawn}: {os.path.relpath(plot)}")
+        said.append(f"picture, over {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
     answer(record, as_json, said)
 
 
@@ -113,41 +113,61 @@ def _answers(
 
 
 class _Shown:
-    """The first rows that went by, for a picture of them."""
+    """Rows that went by, evenly spaced over all of them, for a picture."""
 
     def __init__(self, wanted: bool) -> None:
-        self._left = _DRAWN if wanted else 0
+        self._every = 1 if wanted else 0  # how many rows go by for one that is kept; 0 keeps none
+        self._next = 0  # rows of the coming piece before the first that is kept
         self._answers: dict[str, list[Any]] = {}
         self._cells: dict[str, list[Any]] = {}
 
     def passing(self, pieces: "Iterable[tuple[dict[str, list[Any]], Table]]") -> Iterator[dict[str, list[Any]]]:
         """Yield the answers of each piece, and keep some."""
         for columns, table in pieces:
-            if self._left:
-                for kept, seen in ((self._answers, columns), (self._cells, table.columns)):
-                    for name, values in seen.items():
-                        kept.setdefault(name, []).extend(values[: self._left])
-                self._left -= min(self._left, len(table))
+            if self._every:
+                self._keep(columns, table.columns, len(table))
             yield columns
 
-    def draw(self, run: "Run", path: Path, over: str | None, level: float) -> str:
-        """Write the picture, with the data that were learned from where they still are; return over which column."""
+    def _keep(self, columns: dict[str, list[Any]], cells: dict[str, list[Any]], rows: int) -> None:
+        for kept, seen in ((self._answers, columns), (self._cells, cells)):
+            for name, values in seen.items():
+                kept.setdefault(name, []).extend(values[self._next :: self._every])
+        self._next = (self._next - rows) % self._every
+        while (count := len(self._answers["row"])) >= 2 * _DRAWN:
+            for kept in (self._answers, self._cells):
+                for name, values in kept.items():
+                    kept[name] = values[::2]
+            self._next += self._every * (count % 2)  # the next that would have been kept may now be one between
+            self._every *= 2
+
+    def draw(self, run: "Run", path: Path, over: str | None, level: float) -> tuple[str, str]:
+        """Write the picture, with the table of the fit where it still is; return over which column, and a remark."""
         from pyro_dropout.faces.prediction_figure import plot_predictions, widest
-        from pyro_dropout.faces.table_files import read_file
-        from pyro_dropout.mathematics.errors import PyroDropoutError
 
         target = run.encoding.target
         over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
-        try:
-            known = read_file(run.file).columns
-            measured = (known[over][:_DRAWN], known[target][:_DRAWN])
-        except (PyroDropoutError, KeyError, OSError):  # moved or changed since; the picture does without
-            measured = None
+        known, remark = _fitted_to(run)
+        measured = (known[over], known[target]) if known else None
         title = f"{target} by {run.guide}, with {level:.0%} intervals; rows differ in their other columns too"
         figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured, title)
         with whole_file(path) as beside:
             figure.savefig(beside, dpi=150, format=path.suffix[1:])
-        return over
+        return over, remark
+
+
+def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
+    """Return the columns of the table that a run was fitted to; none, and why, if it is gone or another."""
+    from pyro_dropout.faces.runs_on_disk import sha256_of
+    from pyro_dropout.faces.table_files import read_file
+
+    path = Path(run.file)
+    try:
+        same = sha256_of(path) == run.sha256
+    except OSError:
+        return {}, f"{run.file} is not there any more, so the data of the fit are not in the picture."
+    if not same:
+        return {}, f"{run.file} has changed since the fit, so its data are not in the picture."
+    return read_file(path).columns, ""
 
 
 def _check_picture(path: Path | None, over: str | None, inputs: list[str]) -> None:

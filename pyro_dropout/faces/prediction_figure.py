@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_DOTS = 2000  # measurements in a picture, at most
 _ENOUGH = 12  # values from which on a hole among them means something
 
 
@@ -61,8 +62,8 @@ def plot_predictions(
             entropy and mutual_information.
         target: what is predicted.
         level: of the interval.
-        measured: the same column and the target in the data that were learned from, to be shown behind; where there
-            were none is shaded.
+        measured: the same column and the target in the table that was fitted to, to be shown behind, some of them if
+            they are many; where there are none is shaded.
         title: of the picture.
 
     Example:
@@ -88,8 +89,9 @@ def plot_predictions(
     upper.set_title(title, fontsize=10)
     if "mean" in answers:
         if measured is not None:
-            heights = [as_number(cell) for cell in measured[1]]
-            upper.plot(behind, heights, ".", color="0.75", ms=4, zorder=0, label=f"{target}, learned from")
+            some = slice(None, None, -(-len(behind) // _DOTS) or 1)
+            heights = [as_number(cell) for cell in measured[1][some]]
+            upper.plot(behind[some], heights, ".", color="0.75", ms=4, zorder=0, label=f"{target} in the fit's table")
         _numbers(upper, lower, at, answers, target, level)
     else:
         _classes(upper, lower, at, answers, target)

@@ -84,39 +84,17 @@ def read_table(
     )
 
 
-def read_inputs(path: str | Path, encoding: Encoding, *, ignore_extra: bool = False) -> tuple[Table, Tensor]:
-    r"""Return new data as an encoding that was learned from older ones reads them: the table, and inputs (N, Q).
+def read_input_pieces(
+    path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
+) -> Iterator[tuple[Table, Tensor]]:
+    r"""Yield new data as an encoding that was learned from older ones reads them: tables, and inputs (N, Q).
 
     Columns may come in any order; the target may be among them, and is not looked at.
 
     Args:
         path: a CSV or Parquet file.
         encoding: of the data that a network was trained on.
-        ignore_extra: whether columns that were not there then are left out instead of refused.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "trees.csv")
-        ...     _ = path.write_text("age,height\n" + "12,3\n30,8\n" * 10)
-        ...     encoding = read_table(path).encoding
-        ...     table, x = read_inputs(path, encoding)
-        >>> x[:2].tolist()
-        [[12.0], [30.0]]
-    """
-    ((table, x),) = read_input_pieces(path, encoding, None, ignore_extra=ignore_extra)
-    return table, x
-
-
-def read_input_pieces(
-    path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
-) -> Iterator[tuple[Table, Tensor]]:
-    r"""Yield new data as ``read_inputs`` returns them, so many rows at a time: for files that are larger than memory.
-
-    Args:
-        path: a CSV or Parquet file.
-        encoding: of the data that a network was trained on.
-        size: rows in a piece.
+        size: rows in a piece, for files that are larger than memory; None for all at once.
         ignore_extra: whether columns that were not there then are left out instead of refused.
 
     Example:

@@ -1,13 +1,20 @@
 """The picture of predictions: every row is in it, numbers and classes, over numbers and categories."""
 
+import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import pyro_dropout as pd
+from pyro_dropout.faces import cli_predict
+from pyro_dropout.faces.cli_predict import _Shown
 from pyro_dropout.faces.prediction_figure import holes, plot_predictions, widest
+from pyro_dropout.faces.table_files import Table
 from tests.faces.command import run
 
 ANSWERS: dict[str, Any] = {
@@ -34,7 +41,7 @@ def test_each_row_stands_where_its_cell_says() -> None:
     figure = plot_predictions("age", ["7", "3", 5.0], ANSWERS, "height", 0.9, (["1", "2"], ["10", "20"]))
     upper, lower = figure.axes
     assert points(upper, "prediction") == [(7.0, 1.0), (3.0, 2.0), (5.0, 4.0)]
-    assert points(upper, "height, learned from") == [(1.0, 10.0), (2.0, 20.0)]
+    assert points(upper, "height in the fit's table") == [(1.0, 10.0), (2.0, 20.0)]
     assert points(lower, "epistemic std") == [(7.0, 0.1), (3.0, 0.2), (5.0, 0.3)]
     intervals, doubt = (group.get_segments() for group in upper.collections)
     assert [tuple(ends[:, 1]) for ends in intervals] == [(0.0, 2.0), (1.0, 3.0), (2.5, 5.5)]
@@ -78,6 +85,50 @@ def test_the_command_writes_it(fitted: Path, tmp_path: Path, name: str) -> None:
     assert done.exit_code == 0, done.stderr
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(done.stdout)["plot"].endswith("p.png")
+
+
+def test_a_picture_says_why_the_data_of_the_fit_are_not_in_it(fitted: Path, tmp_path: Path) -> None:
+    copy, table = tmp_path / "run", tmp_path / "houses.csv"
+    shutil.copytree(fitted / "houses", copy)
+    table.write_bytes((fitted / "houses.csv").read_bytes())
+    record = json.loads((copy / "run.json").read_text("utf-8"))
+    record["data"]["file"] = str(table)
+    (copy / "run.json").write_text(json.dumps(record), "utf-8")
+    asked = ["predict", copy, fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 20]
+    asked += ["--plot", tmp_path / "p.png"]
+    assert "not in the picture" not in run(*asked).stdout
+    with table.open("a") as file:
+        file.write("# a remark\n")
+    assert "houses.csv has changed since the fit, so its data are not in the picture" in run(*asked).stdout
+    table.unlink()
+    assert "houses.csv is not there any more, so the data of the fit are not in the picture" in run(*asked).stdout
+
+
+@given(st.lists(st.integers(1, 23), min_size=1, max_size=40))
+def test_rows_of_a_picture_are_spaced_evenly_over_all(sizes: list[int]) -> None:
+    total, shown = 0, _Shown(True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli_predict, "_DRAWN", 10)
+        for size in sizes:
+            rows = list(range(total, total + size))
+            piece = Table("new.csv", {"age": [str(row) for row in rows]}, rows)
+            assert list(shown.passing([({"row": rows}, piece)])) == [{"row": rows}]
+            total += size
+    kept = shown._answers["row"]
+    (step,) = {b - a for a, b in itertools.pairwise(kept)} or {1}
+    assert kept == list(range(0, total, step))
+    assert shown._cells["age"] == [str(row) for row in kept]
+    assert min(10, total) <= len(kept) < 20
+
+
+def test_many_measurements_are_thinned_evenly_and_no_hole_is_lost() -> None:
+    known = [0.1 * k for k in range(9000) if not 300 < k % 4500 < 3000]
+    behind = ([str(value) for value in known], ["1"] * len(known))
+    figure = plot_predictions("age", ["7", "3", "15"], ANSWERS, "height", measured=behind)
+    dots = [place for place, _ in points(figure.axes[0], "height in the fit's table")]
+    assert len(dots) <= 2000
+    assert (dots[0], dots[-1]) == (known[0], pytest.approx(known[-1], abs=1))
+    assert len(figure.axes[0].patches) == 2
 
 
 def test_bad_wishes_are_refused_and_nothing_is_written(fitted: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import pyro_dropout as pd
 from pyro_dropout.faces.encoding import Encoding, Input, learn
 from pyro_dropout.faces.table_files import Table, as_label, as_number, read_file
-from pyro_dropout.faces.tables import read_inputs, read_table
+from pyro_dropout.faces.tables import read_input_pieces, read_table
 
 COLOURS = ("red", "blue", "green")
 
@@ -36,6 +36,11 @@ def rows(count: int = 12, gap: str = "") -> str:
             cells[gap] = ""
         lines.append(",".join(cells.values()))
     return "\n".join(lines) + "\n"
+
+
+def read_inputs(path: Path, encoding: Encoding, **options: bool) -> tuple[Table, torch.Tensor]:
+    (piece,) = read_input_pieces(path, encoding, None, **options)
+    return piece
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
