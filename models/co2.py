@@ -28,7 +28,7 @@ SURE = 0.5  # ±2σ promise 95 %: who holds less than half of what happened was 
 GROWS, BOUNDED = 1.25, 1.25  # std at FAR over that at NEAR, and at LIMIT over FAR; a line through 0: 1.49 and 2.69
 AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, tell the same story
 ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
-DEPTHS, KINDS, DROPPED = (4, 5), ("ReLU", "TanH"), (0.1, 0.2)
+DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides")
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
 
 
@@ -70,16 +70,17 @@ def train(x, y, args, device):
         return net, guide(net, dropped)
 
     found, rate = {}, RATE / (TAU * len(x))
-    for depth in args.depths:
-        keys = list(product([depth], KINDS, DROPPED))
+    for part in args.parts:
+        how["checkpoint"] = args.checkpoints and args.checkpoints / part
+        if part == "guides":
+            found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], OTHERS, x, y, steps=args.guide_steps, **how)
+            continue
+        keys = list(product([int(part)], KINDS, DROPPED))
         fleet = pd.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
-        how["checkpoint"] = args.checkpoints and args.checkpoints / str(depth)
         fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
-    if len(args.depths) < len(DEPTHS):
-        return None  # a part, kept in checkpoints for a run that joins them
-    how |= {"checkpoint": None, "steps": args.guide_steps}
-    found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], OTHERS, x, y, **how)
+    if set(args.parts) < set(PARTS):
+        return None  # kept in checkpoints, for a run that joins them
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 
@@ -155,8 +156,7 @@ def spreads(mc, questions):
         curves[kind][f"{depth} layers, dropout {dropped}"] = x, answer.spread[questions.grid]
     figure = curve_panels(curves, xlabel="x (dashed: the data's end)", ylabel="std of f", size=(4.5, 3.8), share=True)
     for axes in figure.axes:
-        axes.axvline(questions.x[questions.data].max(), color="black", ls="--", lw=0.8)
-        axes.set(yscale="log")
+        axes.axvline(questions.x[questions.data].max(), color="black", ls="--", lw=0.8), axes.set(yscale="log")
     return figure
 
 
@@ -167,14 +167,14 @@ def main(argv=None):
     experiment.option("--gp-steps", type=int, default=300, quick=20, help="of Adam for the GP (300)")
     experiment.option("--width", type=int, default=1024, quick=16, help="hidden units in each layer (1024)")
     experiment.option("--samples", type=int, default=1000, quick=40, help="draws T for each prediction (1000)")
-    experiment.option("--depths", nargs="+", type=int, choices=DEPTHS, default=DEPTHS, help="one: learn, and stop")
+    experiment.option("--parts", nargs="+", choices=PARTS, default=PARTS, help="not all: learn them, and stop")
     experiment.option("--checkpoints", type=Path, metavar="FOLDER", help="to go on from, and to join parts")
     args, data = experiment.start(argv), co2_paper()
     if experiment.device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32: its rounding is nothing beside dropout's noise
-    questions, found = Questions(data), train(data.x, data.y, args, experiment.device)
-    if found is None:
+    if (found := train(data.x, data.y, args, experiment.device)) is None:
         return None
+    questions = Questions(data)
     answers = {name: questions.ask(*pair, args) for name, pair in found.items()}
     mc = {key: answer for key, answer in answers.items() if isinstance(key, tuple)}
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}

@@ -60,11 +60,13 @@ def compare(
     """Compare posterior approximations on one model and one set of data."""
     names = options.guides_named(guides)
     where = options.place(device)
+    from pyro_dropout.answers.arviz_export import arviz
     from pyro_dropout.faces.comparison import compare as run
     from pyro_dropout.faces.comparison_folder import check_folder, scores_of, write_folder
     from pyro_dropout.faces.standard_models import GUIDES
 
     check_folder(out)
+    arviz()  # written with at the end: an installation that is broken is told before the work
     reading: dict[str, Any] = {"target": target, "task": task, "missing": missing, "held_back": held_back, "seed": seed}
     reading |= {"categorical": tuple(options.listed(categorical)), "drop": tuple(options.listed(drop))}
     found, model = _data(data, reading, width)

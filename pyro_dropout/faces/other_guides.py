@@ -1,6 +1,7 @@
 """The posteriors that stand beside MC dropout in the experiments on series: one network and prior, five more guides."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -63,7 +64,7 @@ def fit_beside(
         guides: makers of guides by name, such as ``other_guides`` returns.
         x: inputs.
         y: targets.
-        how: for ``fit``.
+        how: for ``fit``; of ``checkpoint``, a folder, each guide has a folder inside it.
 
     Returns:
         (model, guide) by name.
@@ -78,12 +79,12 @@ def fit_beside(
         >>> list(found)
         ['mean field']
     """
-    found = {}
+    found, folder = {}, how.pop("checkpoint", None)
     for name, make in guides.items():
         model = build()
         found[name] = model, make(model)
         try:
-            fit(*found[name], x, y, **how)
+            fit(*found[name], x, y, checkpoint=folder and Path(folder, name), **how)
         except DivergedError as cause:
             print(f"{name}: {cause}", flush=True)
     return found

@@ -19,11 +19,22 @@ co2 = loaded(FOLDER / "co2.py")
 N = 30
 
 
+def states(folder: Path) -> dict[Path, int]:
+    """When each checkpoint was written."""
+    return {file.relative_to(folder / "parts"): file.stat().st_mtime_ns for file in folder.glob("parts/**/step-*")}
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     folder = tmp_path_factory.mktemp("co2")
     jaxtyping.config.update("jaxtyping_disable", True)  # checking shapes takes longer than the run
-    path = co2.main(["--quick", "--quiet", "--steps", "4", "--gp-steps", "4", "--samples", "20", "--out", str(folder)])
+    asked = ["--quick", "--quiet", "--steps", "4", "--gp-steps", "4", "--samples", "20", "--out", str(folder)]
+    asked += ["--checkpoints", str(folder / "parts")]
+    assert co2.main([*asked, "--parts", "guides", "4"]) is None
+    before = states(folder)
+    assert {file.parts[0] for file in before} == {"guides", "4"}
+    path = co2.main(asked)  # learns what is left, and joins it all
+    assert {file: state for file, state in states(folder).items() if file.parts[0] != "5"} == before
     jaxtyping.config.update("jaxtyping_disable", False)
     return json.loads(path.read_text("utf-8")), folder
 
