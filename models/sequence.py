@@ -156,7 +156,7 @@ def drawn(data, values, start, fans, scores):
         draw_fan(axes, at, fan, color=colour)
         axes.plot(past, values[start + past - 1], color="black", lw=1, marker=".", ms=3, label="what happened")
         axes.axvline(0.5, color="0.6", lw=0.8)
-        axes.set(title=ARMS[arm], xlabel="steps after the start of the test", ylabel=data.y_name)
+        axes.set(title=ARMS[arm], xlabel="steps after the start of the test", ylabel=data.y_name.replace(" (", "\n("))
         steps = scores[arm]["free-running"]
         draw_bands(last, at, steps.mean(0), standard_error(steps), multiples=[2], color=colour, label=ARMS[arm])
     panels[0].legend(frameon=False, fontsize=8, loc="upper left")

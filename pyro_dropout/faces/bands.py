@@ -99,9 +99,11 @@ def draw_fan(
     if not levels or not all(0 < level < 1 for level in levels):
         raise RangeError(f"levels are shares of the draws, each between 0 and 1; got {list(levels)!r}.")
     alpha = _DARKEST / (1 + len(levels))
-    for level in sorted(levels, reverse=True):
+    for k, level in enumerate(sorted(levels, reverse=True)):
         low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype), dim=0)
-        axes.fill_between(x, low, high, color=color, alpha=alpha, lw=0, label=f"{level:.0%} of the draws")
+        axes.fill_between(x, low, high, color=color, alpha=alpha, lw=0)
+        seen = 1 - (1 - alpha) ** (k + 1)  # over the wider bands; this one is empty, for the legend
+        axes.fill_between([], [], color=color, alpha=seen, lw=0, label=f"{level:.0%} of the draws")
     axes.plot(x, draws.mean(0), color=color, lw=1.3, label=label)
 
 

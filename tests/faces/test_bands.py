@@ -42,7 +42,9 @@ def test_a_fan_holds_its_share_of_the_draws() -> None:
     axes = Figure().subplots()
     draws = torch.linspace(0, 1, 101).unsqueeze(-1) * torch.tensor([1.0, 10.0])
     draw_fan(axes, [0.0, 1.0], draws, levels=(0.5, 0.9), label="middle")
-    wide, narrow = axes.collections
+    wide, of_wide, narrow, of_narrow = axes.collections  # each with its empty likeness for the legend
+    assert of_wide.get_alpha() == pytest.approx(wide.get_alpha())
+    assert 0 < of_wide.get_alpha() < of_narrow.get_alpha() < 1
     assert (*edges(wide, 0.0), *edges(narrow, 0.0)) == pytest.approx((0.05, 0.95, 0.25, 0.75))
     assert edges(wide, 1.0) == pytest.approx((0.5, 9.5))
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.5, 5.0])
