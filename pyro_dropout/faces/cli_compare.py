@@ -147,11 +147,12 @@ def _show(result: "Comparison") -> None:
 
 
 def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str]) -> list[str]:
-    notes = [f"{row.name}: {row.note}" for row in result.rows if row.note]
+    from pyro_dropout.faces.report_text import plain_findings
+
     shown = os.path.relpath(out)
     return [
         data.note,
-        *notes,
+        *(f"- {sentence}" for sentence in plain_findings(result)),
         f"{result.seconds:.0f} s in all. The page: {os.path.join(shown, 'report.html')}",
         f"Beside it, {len(files) - 1} files: the scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

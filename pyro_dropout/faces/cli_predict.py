@@ -26,7 +26,7 @@ HELP = (
     " For classes: the most probable class, its probability, entropy and mutual information in nats, and the"
     " probability of each class, p=NAME. The first column is the row of the table; in a CSV file that is its"
     " line, and the header is line 1."
-    + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --level 0.9 --samples 2000")
+    + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
 )
 
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
@@ -46,6 +46,9 @@ def predict(
     over: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Draw it over this column.", rich_help_panel="Output")
     ] = None,
+    with_inputs: Annotated[
+        bool, typer.Option("--with-inputs", help="Copy the table's columns too.", rich_help_panel="Output")
+    ] = False,
     samples: options.Samples = 500,
     level: options.Level = 0.95,
     ignore_extra: Annotated[
@@ -79,7 +82,8 @@ def predict(
                 pass
             return
         shown = _Shown(plot is not None)
-        count = _write(out, shown.passing(found), progress=not quiet)
+        told = _with_inputs(found) if with_inputs else found
+        count = _write(out, shown.passing(told), progress=not quiet)
     if plot is not None:
         drawn, remark = shown.draw(run, plot, over, level)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
@@ -110,6 +114,22 @@ def _answers(
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
         yield {"row": table.rows} | columns, table
+
+
+def _with_inputs(
+    found: "Iterable[tuple[dict[str, list[Any]], Table]]",
+) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
+    """Yield the same pieces, with the columns of the table after the first, which is the row."""
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+
+    for columns, table in found:
+        for name in table.columns:
+            if name in columns:
+                raise PyroDropoutError(
+                    f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or leave"
+                    " --with-inputs out."
+                )
+        yield {"row": columns["row"]} | table.columns | columns, table
 
 
 class _Shown:

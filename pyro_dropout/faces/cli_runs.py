@@ -157,7 +157,7 @@ def _train(
     shown = os.path.relpath(folder)
     lines = [data.note, f"{run.guide}: {history.steps} steps, loss {record['last_loss']:.4g} at the last."]
     if scores:
-        lines.append("Held back: " + ", ".join(f"{name} {value:.4g}" for name, value in scores.items()) + ".")
+        lines.append(_told(scores, len(data.test[0])))
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
     named = {"folder": str(folder), "about": data.note, "guide": run.guide}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
@@ -165,6 +165,7 @@ def _train(
 
 def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, float]:
     """Return how well the held-back rows are predicted, where there are any."""
+    from pyro_dropout.answers.calibration import coverage
     from pyro_dropout.answers.predictive import predict as ask
     from pyro_dropout.faces.scores import accuracy
 
@@ -175,8 +176,22 @@ def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, flo
     y = y.to(found.mean.device)
     scores = {"log_lik": float(found.log_prob(y).mean())}
     if data.classes:
-        return {**scores, "accuracy": accuracy(found, y)}
-    return {**scores, "rmse": float((found.mean - y).square().mean().sqrt())}
+        commonest = data.train[1].mode().values.to(y)
+        plainly = float((y == commonest).double().mean())
+        return {**scores, "accuracy": accuracy(found, y), "accuracy_of_commonest": plainly}
+    plainly = float((data.train[1].mean().to(y) - y).square().mean().sqrt())
+    rmse = float((found.mean - y).square().mean().sqrt())
+    return {**scores, "rmse": rmse, "rmse_of_mean": plainly, "coverage_95": coverage(found, y, 0.95)}
+
+
+def _told(scores: dict[str, float], rows: int) -> str:
+    """Say the scores in words, each beside what it would be for somebody who knows nothing."""
+    start = f"On {rows} rows that were held back: log-likelihood {scores['log_lik']:.4g} a row, "
+    if "accuracy" in scores:
+        plainly = f"{scores['accuracy_of_commonest']:.0%} for always saying the commonest class"
+        return f"{start}accuracy {scores['accuracy']:.0%} ({plainly})."
+    plainly = f"{scores['rmse_of_mean']:.4g} for always saying the mean"
+    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals hold {scores['coverage_95']:.0%} of them."
 
 
 def heard() -> AbstractContextManager[Any]:

@@ -3,6 +3,7 @@
 import html
 import math
 import platform
+import re
 from importlib.metadata import version
 from typing import Any
 
@@ -48,9 +49,16 @@ def findings(comparison: Any) -> list[str]:
     return found
 
 
+def plain_findings(comparison: Any) -> list[str]:
+    """Return the main results in sentences without markup, for a terminal."""
+    return [html.unescape(re.sub(r"</?(b|span)\b[^>]*>", "", sentence)) for sentence in findings(comparison)]
+
+
 def _intervals(comparison: Any) -> list[str]:
     """Say of each posterior whether its intervals hold what they should, as far as so few points can tell."""
-    chance = 2.6 * (0.95 * 0.05 / comparison.test[1].numel()) ** 0.5  # what honest intervals miss by, once in a hundred
+    count = comparison.test[1].numel()
+    chance = 2.6 * (0.95 * 0.05 / count) ** 0.5  # what honest intervals miss by, once in a hundred
+    drift = 0.79 / count**0.5  # the calibration error that honest ones exceed as seldom
     found = []
     for row in comparison.rows:
         cover = row.scores.get("coverage")
@@ -58,6 +66,9 @@ def _intervals(comparison: Any) -> list[str]:
             verdict = "which fits 95 %"
             if abs(cover.mean - 0.95) > chance:
                 verdict = "too sure of itself" if cover.mean < 0.95 else "too unsure"
+            elif "ece" in row.scores and row.scores["ece"].mean > drift:
+                apart = f"{100 * row.scores['ece'].mean:.0f} points"
+                verdict += f", but intervals of all levels miss theirs by {apart} on average, more than by chance"
             share = f"{100 * cover.mean:.0f} % of the held-back targets"
             found.append(f"{_said(row.name)}: its 95 % intervals hold {share}, {verdict}.")
     return found

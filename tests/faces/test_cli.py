@@ -87,7 +87,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     options = ["--width", 5, "--steps", 45, "--batch-size", 7, "--held-back", 0.2, "--no-compile", "--quiet", "--json"]
     whole = run("fit", data, "--out", tmp_path / "whole", *options)
     assert whole.exit_code == 0, whole.stderr
-    assert set(json.loads(whole.stdout)["scores"]) == {"log_lik", "rmse"}
+    assert set(json.loads(whole.stdout)["scores"]) == {"log_lik", "rmse", "rmse_of_mean", "coverage_95"}
     write = Keeper.write
 
     def interrupted(self: Keeper, step: int, losses: torch.Tensor) -> None:
@@ -184,6 +184,22 @@ def test_a_run_does_not_remember_where_it_was_fitted(fitted: Path) -> None:
     assert "device" not in {key for section in record.values() if isinstance(section, dict) for key in section}
     model, guide = runs_on_disk.Run.read(fitted / "houses").trained(fitted / "houses")
     assert {tensor.device.type for part in (model, guide) for tensor in part.state_dict().values()} == {"cpu"}
+
+
+def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Path, tmp_path: Path) -> None:
+    asked = ["predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 10]
+    assert run(*asked).exit_code == 0
+    plain = table_of(tmp_path / "p.csv")
+    assert run(*asked, "--with-inputs", "--plot", tmp_path / "p.png").exit_code == 0
+    whole, table = table_of(tmp_path / "p.csv"), table_of(fitted / "houses.csv")
+    assert list(whole[0]) == ["row", *table[0], *list(plain[0])[1:]]
+    assert whole == [{**one, **row} for one, row in zip(plain, table, strict=True)]
+    clash = tmp_path / "clash.csv"
+    clash.write_text((fitted / "houses.csv").read_text("utf-8").replace("price", "mean", 1), "utf-8")
+    done = run("predict", fitted / "houses", clash, "--out", tmp_path / "no.csv", "--with-inputs", "--ignore-extra")
+    assert done.exit_code == 2
+    assert "the column 'mean' has the name of one of the predictions" in " ".join(done.stderr.split())
+    assert not (tmp_path / "no.csv").exists()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")

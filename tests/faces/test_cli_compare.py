@@ -123,7 +123,7 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     done = run("compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out", *FEW)
     assert done.exit_code == 1
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
-    assert "dropout: diverged: the loss is nan at step 1" in done.stdout
+    assert "- dropout diverged: the loss is nan at step 1" in done.stdout
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 

@@ -25,7 +25,7 @@ from pyro_dropout.faces.comparison_figure import calibration_curve, looks, rejec
 from pyro_dropout.faces.findings import Comparison, Row
 from pyro_dropout.faces.layer_gaps import LayerGap, judged, layer_gaps, overall
 from pyro_dropout.faces.report import findings, page
-from pyro_dropout.faces.report_text import again, facts, gap_table, khat_lines
+from pyro_dropout.faces.report_text import again, facts, gap_table, khat_lines, plain_findings
 from pyro_dropout.faces.scores import Exam
 from tests.faces.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
 
@@ -226,6 +226,22 @@ def test_a_difference_within_the_errors_is_none() -> None:
     ]
     said = findings(made(*rows))
     assert said[0] == "<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within the errors of that: <b>b</b>."
+
+
+@pytest.mark.parametrize(
+    ("cover", "error", "words"),
+    [
+        (0.95, 0.02, "hold 95 % of the held-back targets, which fits 95 %."),
+        (1.0, 0.24, "which fits 95 %, but intervals of all levels miss theirs by 24 points on average"),
+        (0.5, 0.3, "hold 50 % of the held-back targets, too sure of itself."),
+    ],
+)
+def test_what_intervals_are_worth_is_said(cover: float, error: float, words: str) -> None:
+    few = made(Row("<a>", {"coverage": Score([cover]), "ece": Score([error])}))
+    few.test = (torch.zeros(40, 1), torch.zeros(40, 1))
+    (line,) = plain_findings(few)
+    assert line.startswith("<a>: its 95 % intervals hold")
+    assert words in line
 
 
 @pytest.mark.parametrize(
