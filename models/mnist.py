@@ -21,9 +21,9 @@ import pyro_dropout as pd
 from pyro_dropout.answers.detection import envelopes_overlap, loss_gradient, turned
 from pyro_dropout.answers.standard_error import standard_error
 from pyro_dropout.faces.bands import class_panels, curve_panels
-from pyro_dropout.faces.classifier_tables import cascade_table, detection_row, error_table, rejection_table
-from pyro_dropout.faces.collection import mnist
-from pyro_dropout.faces.experiment import VERDICTS, Experiment
+from pyro_dropout.faces.datasets.collection import mnist
+from pyro_dropout.faces.experiments.classifier_tables import cascade_table, detection_row, error_table, rejection_table
+from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
 
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")

@@ -22,8 +22,8 @@ import pyro_dropout as pd
 from pyro_dropout.answers.free_running import free_run
 from pyro_dropout.answers.standard_error import standard_error
 from pyro_dropout.faces.bands import PALETTE, draw_bands, draw_fan
-from pyro_dropout.faces.collection import co2_paper, solar
-from pyro_dropout.faces.experiment import VERDICTS, Experiment
+from pyro_dropout.faces.datasets.collection import co2_paper, solar
+from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
 
 TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in the order of time; the rest is the test stretch
 DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number, too few to drop

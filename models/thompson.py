@@ -19,10 +19,10 @@ from tqdm import tqdm
 
 import pyro_dropout as pd
 from pyro_dropout.faces.bands import curve_panels
-from pyro_dropout.faces.experiment import VERDICTS, Experiment
-from pyro_dropout.faces.foraging import BEST_AVERAGE, EYES, OBSERVATION, WHEELS, Foraging
-from pyro_dropout.faces.learning_curves import first_reach, running_mean
-from pyro_dropout.faces.q_learning import Replay, relu_networks
+from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
+from pyro_dropout.faces.experiments.foraging import BEST_AVERAGE, EYES, OBSERVATION, WHEELS, Foraging
+from pyro_dropout.faces.experiments.learning_curves import first_reach, running_mean
+from pyro_dropout.faces.experiments.q_learning import Replay, relu_networks
 
 ACTIONS, K = len(WHEELS), 50
 KEEP, TAU = 0.9, 1.0  # any τ gives the same steps: the learning rate is divided by it, and λ is given

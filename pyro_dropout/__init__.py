@@ -29,11 +29,11 @@ if _TYPE_CHECKING:  # the same names, for type checkers and editors
     from pyro_dropout.answers.sampled_posterior import SampledPosterior
     from pyro_dropout.answers.simulation_based import SBC, sbc
     from pyro_dropout.answers.thompson import thompson
-    from pyro_dropout.faces.comparison import compare
-    from pyro_dropout.faces.datasets import co2
-    from pyro_dropout.faces.estimators import DropoutClassifier, DropoutRegressor
-    from pyro_dropout.faces.findings import Comparison
-    from pyro_dropout.faces.gap_figure import plot_kl_gap
+    from pyro_dropout.faces.comparing.comparison import compare
+    from pyro_dropout.faces.comparing.findings import Comparison
+    from pyro_dropout.faces.comparing.gap_figure import plot_kl_gap
+    from pyro_dropout.faces.datasets.bundled import co2
+    from pyro_dropout.faces.scikit_learn.estimators import DropoutClassifier, DropoutRegressor
     from pyro_dropout.generative.exact_gp import GP
     from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
     from pyro_dropout.generative.likelihoods import (
@@ -222,11 +222,11 @@ _NAMES = {
     "answers.sampled_posterior": "SampledPosterior",
     "answers.simulation_based": "SBC sbc",
     "answers.thompson": "thompson",
-    "faces.comparison": "compare",
-    "faces.datasets": "co2",
-    "faces.estimators": "DropoutClassifier DropoutRegressor",
-    "faces.findings": "Comparison",
-    "faces.gap_figure": "plot_kl_gap",
+    "faces.comparing.comparison": "compare",
+    "faces.datasets.bundled": "co2",
+    "faces.scikit_learn.estimators": "DropoutClassifier DropoutRegressor",
+    "faces.comparing.findings": "Comparison",
+    "faces.comparing.gap_figure": "plot_kl_gap",
     "generative.exact_gp": "GP",
     "generative.gaussian_processes": "DeepGP FiniteRankGP",
     "generative.likelihoods": "Bernoulli Categorical Gaussian HeteroscedasticGaussian Likelihood Poisson",
@@ -288,7 +288,7 @@ def _imported(name: str) -> _Any:
     try:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as missing:
-        if _HOMES[name] != "faces.estimators":
+        if _HOMES[name] != "faces.scikit_learn.estimators":
             raise
         raise ImportError(f'{name} needs scikit-learn; pip install "pyro-dropout[sklearn]"') from missing
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from pyro_dropout.faces.cli import main
-from pyro_dropout.faces.cli_data import report
+from pyro_dropout.faces.commands.cli import main
+from pyro_dropout.faces.commands.data import report
 
 if __name__ == "__main__":
     if sys.argv[1:]:

@@ -94,7 +94,7 @@ def test_the_methods_of_a_public_class_are_described(name: str) -> None:
 def test_neither_the_package_nor_any_help_waits_for_torch() -> None:
     said = fresh(
         "import sys, io, contextlib\n"
-        "import pyro_dropout, pyro_dropout.faces.cli as cli\n"
+        "import pyro_dropout, pyro_dropout.faces.commands.cli as cli\n"
         "with contextlib.redirect_stdout(io.StringIO()) as out:\n"
         f"    codes = [cli.main([*words, '--help']) for words in ([], *([each] for each in {COMMANDS!r}))]\n"
         "print(codes, len(out.getvalue()) > 5000, {'torch', 'numpy', 'pyro', 'matplotlib'} & set(sys.modules))\n"
@@ -107,7 +107,7 @@ def test_a_word_is_completed_without_torch() -> None:
         "import os, sys, io, contextlib\n"
         "os.environ.update(_PYRO_DROPOUT_COMPLETE='complete_bash', COMP_CWORD='3')\n"
         "os.environ.update(COMP_WORDS='pyro-dropout fit --guide lo')\n"
-        "from pyro_dropout.faces.cli import app\n"
+        "from pyro_dropout.faces.commands.cli import app\n"
         "try:\n"
         "    app(prog_name='pyro-dropout')\n"
         "except SystemExit:\n"
@@ -124,7 +124,7 @@ def test_a_program_meets_the_package_as_if_it_were_imported_whole() -> None:
         "p = torch.distributions.Normal(torch.zeros(2, 3), 1.0)\n"
         "import sys\n"
         "print(torch.distributions.kl_divergence(q, torch.distributions.Independent(p, 2)).shape == ())\n"
-        "print('pyro_dropout.faces.comparison' in sys.modules)\n"  # nothing that was not asked for
+        "print('pyro_dropout.faces.comparing.comparison' in sys.modules)\n"  # nothing that was not asked for
         "print(pd.answers.__name__, pd.faces.__name__)\n"
         "from pyro_dropout import *\n"
         "print(fit is pd.fit, set(pd.__all__) - set(globals()))\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from pyro_dropout.faces.cli import app
+from pyro_dropout.faces.commands.cli import app
 
 FEW = ["--steps", "3", "--width", "5", "--no-compile", "--quiet"]
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces import comparison
-from pyro_dropout.faces.findings import Comparison, Row
-from pyro_dropout.faces.scores import Exam
+from pyro_dropout.faces.comparing import comparison
+from pyro_dropout.faces.comparing.findings import Comparison, Row
+from pyro_dropout.faces.comparing.scores import Exam
 
 QUICK: Any = {"steps": 25, "lr": 0.03, "compile": False, "progress": False}
 SETTINGS: Any = {

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.classifier_tables import cascade_table, detection_row, error_table, rejection_table
+from pyro_dropout.faces.experiments.classifier_tables import cascade_table, detection_row, error_table, rejection_table
 
 
 def answer(*chosen: int) -> Any:

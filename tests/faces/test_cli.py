@@ -13,10 +13,14 @@ import torch
 from typer.testing import CliRunner
 
 import pyro_dropout as pd
-from pyro_dropout.faces import cli_data, cli_options, cli_predict, download, runs_on_disk
-from pyro_dropout.faces.cli import app, main
-from pyro_dropout.faces.collection import UCI_NAMES, VARIABLE
-from pyro_dropout.faces.download import Item
+from pyro_dropout.faces.commands import data as cli_data
+from pyro_dropout.faces.commands import options as cli_options
+from pyro_dropout.faces.commands import predict as cli_predict
+from pyro_dropout.faces.commands import runs_on_disk
+from pyro_dropout.faces.commands.cli import app, main
+from pyro_dropout.faces.datasets import download
+from pyro_dropout.faces.datasets.collection import UCI_NAMES, VARIABLE
+from pyro_dropout.faces.datasets.download import Item
 from pyro_dropout.inference.resumption import Keeper
 from pyro_dropout.mathematics import errors
 from tests.faces.command import FEW, contents, houses, run, table_of, written
@@ -139,7 +143,7 @@ def test_help_has_examples_and_needs_no_torch() -> None:
     # The package without what its __init__ imports: what is left is what the help itself needs.
     script = (
         "import sys, types; package = types.ModuleType('pyro_dropout'); package.__path__ = [sys.argv[1]];"
-        "sys.modules['pyro_dropout'] = package; from pyro_dropout.faces.cli import main;"
+        "sys.modules['pyro_dropout'] = package; from pyro_dropout.faces.commands.cli import main;"
         "code = main(['fit', '--help']); sys.exit(code or 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script, str(ROOT / "pyro_dropout")], capture_output=True, text=True)
@@ -159,7 +163,7 @@ def test_what_is_installed_is_told() -> None:
     facts = json.loads(run("info", "--json").stdout)
     assert facts["pyro_dropout"] == pd.__version__
     assert facts["threads"] == torch.get_num_threads()
-    assert "comparison" in facts["floors"]["faces"]
+    assert "comparing.comparison" in facts["floors"]["faces"]
     assert f"torch         {torch.__version__}" in run("info").stdout
     done = subprocess.run(
         [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True

@@ -12,9 +12,10 @@ import torch
 import xarray
 
 import pyro_dropout as pd
-from pyro_dropout.faces import cli_options, comparison
-from pyro_dropout.faces.datasets import BUNDLED
-from pyro_dropout.faces.standard_models import DEFAULT, GUIDES, kept, regression_model, wave_model
+from pyro_dropout.faces.commands import options as cli_options
+from pyro_dropout.faces.comparing import comparison
+from pyro_dropout.faces.comparing.standard_models import DEFAULT, GUIDES, kept, regression_model, wave_model
+from pyro_dropout.faces.datasets.bundled import BUNDLED
 from tests.faces.command import FEW, contents, houses, run, table_of, trees, written
 
 

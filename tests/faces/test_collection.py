@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.faces import collection
-from pyro_dropout.faces.collection import UCI_NAMES, VARIABLE, co2_paper, mnist, solar, uci
+from pyro_dropout.faces.datasets import collection
+from pyro_dropout.faces.datasets.collection import UCI_NAMES, VARIABLE, co2_paper, mnist, solar, uci
 
 REAL = os.environ.get(VARIABLE, "")
 with_data = pytest.mark.skipif(not REAL, reason=f"{VARIABLE} names no folder")

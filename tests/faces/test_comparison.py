@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.answers.reference import function_rhat
-from pyro_dropout.faces import comparison as module
-from pyro_dropout.faces import scores
-from pyro_dropout.faces.columns import COLUMNS, Score, best
-from pyro_dropout.faces.probes import between, outside
+from pyro_dropout.faces.comparing import comparison as module
+from pyro_dropout.faces.comparing import scores
+from pyro_dropout.faces.comparing.columns import COLUMNS, Score, best
+from pyro_dropout.faces.comparing.probes import between, outside
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
 

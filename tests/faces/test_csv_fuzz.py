@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.faces.table_files import MISSING, read_file
-from pyro_dropout.faces.tables import read_table
+from pyro_dropout.faces.tables.files import MISSING, read_file
+from pyro_dropout.faces.tables.reading import read_table
 
 NAME = "t.csv"
 # Where a message says that something is wrong: a row, a column, a byte, the header or its names, or the whole file.

@@ -13,9 +13,9 @@ from urllib.request import Request
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.faces import download as module
-from pyro_dropout.faces.collection import UCI_NAMES, VARIABLE
-from pyro_dropout.faces.download import Item, download, manifest
+from pyro_dropout.faces.datasets import download as module
+from pyro_dropout.faces.datasets.collection import UCI_NAMES, VARIABLE
+from pyro_dropout.faces.datasets.download import Item, download, manifest
 
 TEXT = b"1 2 3\n" * 1000
 LABELS = b"\0\0\x08\x01\0\0\0\x02\x03\x04"

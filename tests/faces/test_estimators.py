@@ -20,10 +20,10 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import pyro_dropout as pd
-from pyro_dropout.faces import estimators as module
-from pyro_dropout.faces.estimator_inputs import held_back
-from pyro_dropout.faces.estimator_network import POSTERIORS
-from pyro_dropout.faces.estimators import DropoutClassifier, DropoutRegressor
+from pyro_dropout.faces.scikit_learn import estimators as module
+from pyro_dropout.faces.scikit_learn.estimators import DropoutClassifier, DropoutRegressor
+from pyro_dropout.faces.scikit_learn.inputs import held_back
+from pyro_dropout.faces.scikit_learn.network import POSTERIORS
 
 QUICK: Any = {"hidden_layer_sizes": (8,), "max_steps": 5, "learning_rate": 0.1, "samples": 20, "random_state": 0}
 FAMILIES = {

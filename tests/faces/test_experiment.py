@@ -9,7 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 import pyro_dropout as pd
-from pyro_dropout.faces.experiment import Experiment
+from pyro_dropout.faces.experiments.experiment import Experiment
 
 
 def started(tmp_path: Path, *words: str) -> Experiment:

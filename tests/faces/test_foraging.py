@@ -9,7 +9,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from pyro_dropout import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.faces.foraging import BEST_AVERAGE, Foraging, environment
+from pyro_dropout.faces.experiments.foraging import BEST_AVERAGE, Foraging, environment
 
 Point = tuple[float, float]
 SEGMENTS = [

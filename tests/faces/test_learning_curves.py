@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.faces.learning_curves import first_reach, running_mean
+from pyro_dropout.faces.experiments.learning_curves import first_reach, running_mean
 
 
 def test_a_running_mean_uses_what_there_is() -> None:

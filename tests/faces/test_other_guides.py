@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.other_guides import other_guides
+from pyro_dropout.faces.experiments.other_guides import other_guides
 
 
 def keep(site: str) -> float:

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.faces.paired_gains import gain, mean_and_error, plot_gains, wins
+from pyro_dropout.faces.experiments.paired_gains import gain, mean_and_error, plot_gains, wins
 
 SCORES = {
     ("a", "base"): [1.0, 10.0, 100.0],

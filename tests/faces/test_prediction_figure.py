@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.faces import cli_predict
-from pyro_dropout.faces.cli_predict import _Shown
-from pyro_dropout.faces.prediction_figure import holes, plot_predictions, widest
-from pyro_dropout.faces.table_files import Table
+from pyro_dropout.faces.commands import predict as cli_predict
+from pyro_dropout.faces.commands.predict import _Shown
+from pyro_dropout.faces.commands.prediction_figure import holes, plot_predictions, widest
+from pyro_dropout.faces.tables.files import Table
 from tests.faces.command import run
 
 ANSWERS: dict[str, Any] = {

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.q_learning import Replay, relu_networks
+from pyro_dropout.faces.experiments.q_learning import Replay, relu_networks
 
 
 def written(memory: Replay, ticks: int) -> list[tuple[np.ndarray, ...]]:

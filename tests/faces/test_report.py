@@ -20,13 +20,13 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.columns import Score
-from pyro_dropout.faces.comparison_figure import calibration_curve, looks, rejection_of
-from pyro_dropout.faces.findings import Comparison, Row
-from pyro_dropout.faces.layer_gaps import LayerGap, judged, layer_gaps, overall
-from pyro_dropout.faces.report import findings, page
-from pyro_dropout.faces.report_text import again, facts, gap_table, khat_lines, plain_findings
-from pyro_dropout.faces.scores import Exam
+from pyro_dropout.faces.comparing.columns import Score
+from pyro_dropout.faces.comparing.figure import calibration_curve, looks, rejection_of
+from pyro_dropout.faces.comparing.findings import Comparison, Row
+from pyro_dropout.faces.comparing.layer_gaps import LayerGap, judged, layer_gaps, overall
+from pyro_dropout.faces.comparing.scores import Exam
+from pyro_dropout.faces.report.page import findings, page
+from pyro_dropout.faces.report.text import again, facts, gap_table, khat_lines, plain_findings
 from tests.faces.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
 
 VOID = {"meta", "img"}

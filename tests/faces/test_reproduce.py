@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.faces import reproduce as module
-from pyro_dropout.faces.reproduce import about, reproduce, scripts
+from pyro_dropout.faces.experiments import reproduce as module
+from pyro_dropout.faces.experiments.reproduce import about, reproduce, scripts
 
 SCRIPT = '''"""How often does it run?
 
@@ -55,7 +55,9 @@ def test_without_a_repository_the_working_directory_is_looked_at(
 ) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "once.py").write_text(SCRIPT)
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "site-packages" / "pyro_dropout" / "faces" / "reproduce.py"))
+    monkeypatch.setattr(
+        module, "__file__", str(tmp_path / "site-packages" / "pyro_dropout" / "faces" / "experiments" / "reproduce.py")
+    )
     monkeypatch.chdir(tmp_path)
     reproduce("once", ["--quick", "--seed", "3"])
     assert capsys.readouterr().out == "ran with ['--quick', '--seed', '3']\n"

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.faces.runs_on_disk import POSTERIOR, RECORD, Reading, Run, Training
-from pyro_dropout.faces.standard_models import GUIDES
+from pyro_dropout.faces.commands.runs_on_disk import POSTERIOR, RECORD, Reading, Run, Training
+from pyro_dropout.faces.comparing.standard_models import GUIDES
 from pyro_dropout.inference.checkpoint import save
 
 TRAINING = Training(3, 0.01, None, 5, False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.comparison_folder import TABLE, _write_table
+from pyro_dropout.faces.comparing.folder import TABLE, _write_table
 from tests.faces.command import houses, table_of, written
 
 ROOT = Path(__file__).parents[2]

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces import selection
-from pyro_dropout.faces.selection import _folds, choose
+from pyro_dropout.faces.experiments import selection
+from pyro_dropout.faces.experiments.selection import _folds, choose
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
 

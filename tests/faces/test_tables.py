@@ -14,9 +14,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.faces.encoding import Encoding, Input, learn
-from pyro_dropout.faces.table_files import Table, as_label, as_number, read_file
-from pyro_dropout.faces.tables import read_input_pieces, read_table
+from pyro_dropout.faces.tables.encoding import Encoding, Input, learn
+from pyro_dropout.faces.tables.files import Table, as_label, as_number, read_file
+from pyro_dropout.faces.tables.reading import read_input_pieces, read_table
 
 COLOURS = ("red", "blue", "green")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.faces.two_clusters import GRID, gap_ratio, on_line, two_clusters
+from pyro_dropout.faces.experiments.two_clusters import GRID, gap_ratio, on_line, two_clusters
 
 
 @pytest.mark.parametrize("inputs", [1, 5])

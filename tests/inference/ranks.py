@@ -350,7 +350,7 @@ def predictions() -> dict[str, Any]:
 
 def commands(folder: Path) -> dict[str, Any]:
     """The command line as torchrun starts it."""
-    from pyro_dropout.faces.cli import main as command
+    from pyro_dropout.faces.commands.cli import main as command
 
     x, y = wave(41)
     if here() == 0:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.faces.two_clusters import on_line
+from pyro_dropout.faces.experiments.two_clusters import on_line
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
 script = loaded(FOLDER / "in_between.py")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.experiment import VERDICTS
+from pyro_dropout.faces.experiments.experiment import VERDICTS
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
 WIDTHS = (3, 4, 12)

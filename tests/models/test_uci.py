@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.faces.experiment import Experiment
+from pyro_dropout.faces.experiments.experiment import Experiment
 from tests.models.test_scripts import FOLDER, loaded
 
 

@@ -1,0 +1,1 @@
+"""Posterior approximations side by side: trained, scored, drawn, and kept in a folder."""

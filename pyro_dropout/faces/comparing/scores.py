@@ -1,0 +1,113 @@
+"""What every posterior of a comparison is asked, and how its answers become the cells of its row."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.answers.bound import elbo_report
+from pyro_dropout.answers.calibration import coverage
+from pyro_dropout.answers.class_calibration import brier, ece
+from pyro_dropout.answers.crps import crps
+from pyro_dropout.answers.diagnostics import khat
+from pyro_dropout.answers.distance import predictive_distance
+from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.predictive import predict
+from pyro_dropout.answers.streams import base_of, is_class, is_normal
+from pyro_dropout.faces.comparing.columns import Score
+from pyro_dropout.faces.comparing.probes import between, outside
+from pyro_dropout.generative.likelihoods import Poisson
+from pyro_dropout.mathematics.errors import SingularError
+
+_TAIL = 200  # draws at least, for the tail of the importance ratios
+_UNDEFINED = "undefined, σ = 0"  # of the whole guide, or of a site that is a point
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What every posterior is asked.
+
+    Attributes:
+        train: (x, y).
+        test: (x, y).
+        samples: draws of the weights for each answer.
+        reference: the reference's prediction at the test points, where there is one.
+        seed: of the draws.
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    samples: int
+    reference: Prediction | None = None
+    seed: int = 0
+
+    def predict(self, model: Any, posterior: Any, x: Tensor) -> Prediction:
+        """Predict with whole functions, which every posterior can draw."""
+        return predict(model, posterior, x, samples=self.samples, shared=True, seed=self.seed, keep_samples=True)
+
+    def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], Prediction]:
+        """Return the scores that need predictions only, and the prediction at the test points."""
+        x, y = self.test
+        found = self.predict(model, posterior, x)
+        scores = {"log_lik": float(found.log_prob(y).mean())}
+        if is_class(targets_of(found)):
+            scores |= {"accuracy": accuracy(found, y), "brier": float(brier(found, y).mean()), "ece": ece(found, y)}
+        else:
+            scores["rmse"] = float((found.mean - y).square().mean().sqrt())
+        if is_normal(targets_of(found)):
+            scores |= {"crps": float(crps(found, y).mean()), "coverage": coverage(found, y, 0.95), "ece": ece(found, y)}
+        here = self._doubt(model, posterior, self.train[0])
+        scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
+        scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
+        if self.reference is not None and not isinstance(found.likelihood, Poisson):
+            apart = predictive_distance(found, self.reference)
+            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+        return scores, found
+
+    def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the scores that need the guide's density, and why some of them do not exist."""
+        x, y = self.train
+        report = elbo_report(model, guide, x, y, min(100, self.samples), seed=self.seed)
+        scores = {"objective": report.objective}
+        notes = {}
+        if report.elbo is None or report.gap is None:
+            notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
+        else:
+            scores |= {"elbo": report.elbo, "gap": report.gap}
+            try:
+                scores["khat"] = khat(model, guide, x, y, max(_TAIL, self.samples), seed=self.seed)
+            except SingularError:
+                notes["khat"] = _UNDEFINED
+        return scores, notes
+
+    def _doubt(self, model: Any, posterior: Any, x: Tensor) -> float:
+        """Return the mean epistemic standard deviation at some points."""
+        return float(self.predict(model, posterior, x[:500]).epistemic.sum(-1).sqrt().mean()) + 1e-12
+
+
+def targets_of(prediction: Prediction) -> Any:
+    """Return p(y | f) of a prediction, for its kind."""
+    return prediction.likelihood.distribution(prediction.samples[0])
+
+
+def accuracy(prediction: Prediction, y: Tensor) -> float:
+    """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
+    several = isinstance(base_of(targets_of(prediction)), torch.distributions.Categorical)
+    best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
+    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
+
+
+def count_parameters(guide: Any) -> int:
+    """Return how many numbers a guide trains."""
+    return sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
+
+
+def collect(each: Iterable[dict[str, float]], notes: dict[str, str]) -> dict[str, Score]:
+    """Return the cells of a row from the scores of its seeds."""
+    found: dict[str, Score] = {name: Score(note=note) for name, note in notes.items()}
+    for scores in each:
+        for name, value in scores.items():
+            found.setdefault(name, Score()).values.append(value)
+    return found

@@ -1,0 +1,1 @@
+"""Data that come along, and data that can be fetched."""

@@ -1,0 +1,1 @@
+"""Tables from files: what is in them, and how columns become numbers."""
