@@ -1,6 +1,5 @@
 """The picture of predictions: every row is in it, numbers and classes, over numbers and categories."""
 
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.faces.commands import predict as cli_predict
+from pyro_dropout.faces.commands import predict
 from pyro_dropout.faces.commands.predict import _Shown
 from pyro_dropout.faces.commands.prediction_figure import holes, plot_predictions, widest
 from pyro_dropout.faces.tables.files import Table
@@ -105,29 +104,42 @@ def test_a_picture_says_why_the_data_of_the_fit_are_not_in_it(fitted: Path, tmp_
 
 
 @given(st.lists(st.integers(1, 23), min_size=1, max_size=40))
-def test_rows_of_a_picture_are_spaced_evenly_over_all(sizes: list[int]) -> None:
+def test_rows_of_a_picture_are_all_or_a_choice_from_all(sizes: list[int]) -> None:
     total, shown = 0, _Shown(True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli_predict, "_DRAWN", 10)
+        patch.setattr(predict, "_DRAWN", 10)
         for size in sizes:
             rows = list(range(total, total + size))
             piece = Table("new.csv", {"age": [str(row) for row in rows]}, rows)
             assert list(shown.passing([({"row": rows}, piece)])) == [{"row": rows}]
             total += size
     kept = shown._answers["row"]
-    (step,) = {b - a for a, b in itertools.pairwise(kept)} or {1}
-    assert kept == list(range(0, total, step))
+    assert kept == sorted(set(kept))  # in order, none twice
     assert shown._cells["age"] == [str(row) for row in kept]
-    assert min(10, total) <= len(kept) < 20
+    assert kept == list(range(total)) if total <= 20 else 0 < len(kept) <= 20
 
 
-def test_many_measurements_are_thinned_evenly_and_no_hole_is_lost() -> None:
+def test_every_row_is_as_likely_to_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "_DRAWN", 500)
+    shown = _Shown(True)
+    for start in range(0, 20_000, 250):
+        rows = list(range(start, start + 250))
+        list(shown.passing([({"row": rows}, Table("new.csv", {"town": ["A", "B"] * 125}, rows))]))
+    kept = shown._answers["row"]
+    assert 400 < len(kept) <= 1000
+    for part in range(4):  # quarters of the file, each within four standard errors of its share
+        assert abs(sum(row // 5000 == part for row in kept) / len(kept) - 0.25) < 4 * (0.1875 / len(kept)) ** 0.5
+    assert abs(shown._cells["town"].count("A") / len(kept) - 0.5) < 4 * (0.25 / len(kept)) ** 0.5
+
+
+def test_many_measurements_are_thinned_and_no_hole_is_lost() -> None:
     known = [0.1 * k for k in range(9000) if not 300 < k % 4500 < 3000]
     behind = ([str(value) for value in known], ["1"] * len(known))
     figure = plot_predictions("age", ["7", "3", "15"], ANSWERS, "height", measured=behind)
     dots = [place for place, _ in points(figure.axes[0], "height in the fit's table")]
-    assert len(dots) <= 2000
-    assert (dots[0], dots[-1]) == (known[0], pytest.approx(known[-1], abs=1))
+    assert len(dots) == len(set(dots)) == 2000
+    assert set(dots) <= set(known)
+    assert abs(sum(place < 450 for place in dots) / 2000 - 0.5) < 0.05
     assert len(figure.axes[0].patches) == 2
 
 

@@ -3,6 +3,7 @@
 import csv
 import itertools
 import os
+import random
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,7 +31,7 @@ HELP = (
 )
 
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
-_DRAWN = 2000  # rows in a picture
+_DRAWN = 250  # rows in a picture, about, and up to twice as many
 
 
 def predict(
@@ -85,7 +86,7 @@ def predict(
         told = _with_inputs(found) if with_inputs else found
         count = _write(out, shown.passing(told), progress=not quiet)
     if plot is not None:
-        drawn, remark = shown.draw(run, plot, over, level)
+        drawn, remark = shown.draw(run, plot, over, level, count)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
     record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"]
@@ -133,34 +134,38 @@ def _with_inputs(
 
 
 class _Shown:
-    """Rows that went by, evenly spaced over all of them, for a picture."""
+    """Some of the rows that went by, for a picture: all while they are few, else a random choice of them."""
 
     def __init__(self, wanted: bool) -> None:
-        self._every = 1 if wanted else 0  # how many rows go by for one that is kept; 0 keeps none
-        self._next = 0  # rows of the coming piece before the first that is kept
+        self._share = 1.0 if wanted else 0.0  # of the rows that is kept
+        self._random = random.Random(0)
+        self._lots: list[float] = []  # each kept row's number, below the share
         self._answers: dict[str, list[Any]] = {}
         self._cells: dict[str, list[Any]] = {}
 
     def passing(self, pieces: "Iterable[tuple[dict[str, list[Any]], Table]]") -> Iterator[dict[str, list[Any]]]:
         """Yield the answers of each piece, and keep some."""
         for columns, table in pieces:
-            if self._every:
+            if self._share:
                 self._keep(columns, table.columns, len(table))
             yield columns
 
     def _keep(self, columns: dict[str, list[Any]], cells: dict[str, list[Any]], rows: int) -> None:
+        drawn = [self._random.random() for _ in range(rows)]
+        chosen = [row for row, lot in enumerate(drawn) if lot < self._share]
+        self._lots += [drawn[row] for row in chosen]
         for kept, seen in ((self._answers, columns), (self._cells, cells)):
             for name, values in seen.items():
-                kept.setdefault(name, []).extend(values[self._next :: self._every])
-        self._next = (self._next - rows) % self._every
-        while (count := len(self._answers["row"])) >= 2 * _DRAWN:
+                kept.setdefault(name, []).extend(values[row] for row in chosen)
+        while len(self._lots) > 2 * _DRAWN:
+            self._share /= 2
+            stay = [lot < self._share for lot in self._lots]
             for kept in (self._answers, self._cells):
                 for name, values in kept.items():
-                    kept[name] = values[::2]
-            self._next += self._every * (count % 2)  # the next that would have been kept may now be one between
-            self._every *= 2
+                    kept[name] = list(itertools.compress(values, stay))
+            self._lots = list(itertools.compress(self._lots, stay))
 
-    def draw(self, run: "Run", path: Path, over: str | None, level: float) -> tuple[str, str]:
+    def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
         """Write the picture, with the table of the fit where it still is; return over which column, and a remark."""
         from pyro_dropout.faces.commands.prediction_figure import plot_predictions, widest
 
@@ -168,7 +173,8 @@ class _Shown:
         over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
         known, remark = _fitted_to(run)
         measured = (known[over], known[target]) if known else None
-        title = f"{target} by {run.guide}, with {level:.0%} intervals; rows differ in their other columns too"
+        some = "" if len(self._lots) == rows else f" for {len(self._lots)} of {rows} rows"
+        title = f"{target} by {run.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
         figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured, title)
         with whole_file(path) as beside:
             figure.savefig(beside, dpi=150, format=path.suffix[1:])

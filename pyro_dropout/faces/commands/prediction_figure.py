@@ -5,6 +5,7 @@ Rows differ in their other columns too, so each is drawn by itself, with its own
 
 import itertools
 import math
+import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -89,9 +90,9 @@ def plot_predictions(
     upper.set_title(title, fontsize=10)
     if "mean" in answers:
         if measured is not None:
-            some = slice(None, None, -(-len(behind) // _DOTS) or 1)
-            heights = [as_number(cell) for cell in measured[1][some]]
-            upper.plot(behind[some], heights, ".", color="0.75", ms=4, zorder=0, label=f"{target} in the fit's table")
+            some = sorted(random.Random(0).sample(range(len(behind)), min(_DOTS, len(behind))))
+            places, heights = [behind[row] for row in some], [as_number(measured[1][row]) for row in some]
+            upper.plot(places, heights, ".", color="0.75", ms=4, zorder=0, label=f"{target} in the fit's table")
         _numbers(upper, lower, at, answers, target, level)
     else:
         _classes(upper, lower, at, answers, target)
@@ -108,15 +109,15 @@ def _numbers(
     upper: "Axes", lower: "Axes", at: list[Any], answers: Mapping[str, Any], target: str, level: float
 ) -> None:
     mean, doubt = answers["mean"], answers["epistemic_std"]
-    upper.vlines(
-        at, answers["lower"], answers["upper"], color=PALETTE[0], alpha=0.3, lw=2, label=f"{level:.0%} interval"
-    )
+    wide, dot = (min(most, max(least, 200 / len(mean))) for least, most in ((0.6, 2.0), (1.5, 3.0)))  # no solid ink
+    bar: dict[str, Any] = {"color": PALETTE[0], "lw": wide}
+    upper.vlines(at, answers["lower"], answers["upper"], alpha=0.3, label=f"{level:.0%} interval", **bar)
     low, high = ([m + k * s for m, s in zip(mean, doubt, strict=True)] for k in (-2, 2))
-    upper.vlines(at, low, high, color=PALETTE[0], lw=2, label="±2 epistemic std: doubt about the mean")
-    upper.plot(at, mean, "o", color="black", ms=3, label="prediction")
+    upper.vlines(at, low, high, alpha=0.8, label="±2 epistemic std: doubt about the mean", **bar)
+    upper.plot(at, mean, "o", color="black", ms=dot, label="prediction")
     upper.set_ylabel(target)
-    lower.plot(at, answers["std"], "o", color=PALETTE[5], ms=3, label="std, noise included")
-    lower.plot(at, doubt, "o", color=PALETTE[0], ms=3, label="epistemic std")
+    lower.plot(at, answers["std"], "o", color=PALETTE[5], ms=dot, label="std, noise included")
+    lower.plot(at, doubt, "o", color=PALETTE[0], ms=dot, label="epistemic std")
     lower.set_ylabel("std")
 
 

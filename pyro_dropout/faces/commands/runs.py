@@ -191,7 +191,12 @@ def _told(scores: dict[str, float], rows: int) -> str:
         plainly = f"{scores['accuracy_of_commonest']:.0%} for always saying the commonest class"
         return f"{start}accuracy {scores['accuracy']:.0%} ({plainly})."
     plainly = f"{scores['rmse_of_mean']:.4g} for always saying the mean"
-    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals hold {scores['coverage_95']:.0%} of them."
+    held, verdict = scores["coverage_95"], ""
+    if abs(held - 0.95) > 2.6 * (0.95 * 0.05 / rows) ** 0.5:  # which honest intervals miss by once in a hundred
+        verdict = (
+            f": they are too {'wide' if held > 0.95 else 'narrow'}, and {PROGRAM} compare shows which guide's are not"
+        )
+    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals hold {held:.0%} of them{verdict}."
 
 
 def heard() -> AbstractContextManager[Any]:
