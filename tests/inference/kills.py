@@ -84,23 +84,31 @@ def main() -> None:
         torch.use_deterministic_algorithms(True)
     dice, kills, endings, case = random.Random(args.seed), 0, [], args.seed
     while kills < args.kills:
-        root = Path(tempfile.mkdtemp())
-        start = time.monotonic()
-        os.waitpid(child(None, args.compiled, case, root / "whole", args.device), 0)
-        length = time.monotonic() - start
-        while not (root / "said").exists():
-            number = child(root / "checkpoints", args.compiled, case, root / "said", args.device)
-            time.sleep(dice.uniform(0.02, 1.0) * length)
-            if os.waitpid(number, os.WNOHANG)[0]:
-                break
-            os.kill(number, signal.SIGKILL)
-            os.waitpid(number, 0)
-            kills += 1
-        left = sorted(path.name for path in (root / "checkpoints").iterdir() if not path.name.startswith("."))
-        same = (root / "said").exists() and (root / "said").read_text() == (root / "whole").read_text()
-        endings.append({"case": case, "same": same, "files": left})
-        case += 1
+        with tempfile.TemporaryDirectory() as name:
+            ending, more = killed_until_done(Path(name), dice, args.compiled, case, args.device)
+        endings.append({"case": case, **ending})
+        kills, case = kills + more, case + 1
     print(json.dumps({"kills": kills, "endings": endings}))
+
+
+def killed_until_done(
+    root: Path, dice: random.Random, compiled: bool, case: int, device: str
+) -> tuple[dict[str, object], int]:
+    """Train once undisturbed, and once with kills until it is done; return how it ended, and how many kills it took."""
+    start = time.monotonic()
+    os.waitpid(child(None, compiled, case, root / "whole", device), 0)
+    leash, kills = time.monotonic() - start, 0
+    while not (root / "said").exists():
+        number = child(root / "checkpoints", compiled, case, root / "said", device)
+        time.sleep(dice.uniform(0.02, 1.0) * leash)
+        if os.waitpid(number, os.WNOHANG)[0]:
+            break
+        os.kill(number, signal.SIGKILL)
+        os.waitpid(number, 0)
+        kills, leash = kills + 1, 1.05 * leash  # longer and longer, or a machine that grows busy would never be done
+    left = sorted(path.name for path in (root / "checkpoints").iterdir() if not path.name.startswith("."))
+    same = (root / "said").exists() and (root / "said").read_text() == (root / "whole").read_text()
+    return {"same": same, "files": left}, kills
 
 
 if __name__ == "__main__":
