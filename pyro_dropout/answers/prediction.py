@@ -215,12 +215,15 @@ class Prediction:
             )
 
     def _checked(self, y: Tensor) -> Tensor:
-        """Return ``y`` as the likelihood wants it; class indices are looked at, for torch would crash on a GPU."""
+        """Return ``y`` as the likelihood wants it, or say what is wrong with it or with one of its values."""
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
+        if y.layout is not torch.strided:
+            raise ShapeError(f"y must be a dense tensor; got one of layout {y.layout}. Write y.to_dense().")
         f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
         checked: Tensor = self._likelihood.checked(f, y.to(f.device))
-        classes = f.shape[-1]
+        self._likelihood.check_values(f, checked)
+        classes = f.shape[-1]  # looked at whatever the likelihood says of them, for torch would crash on a GPU
         if self._one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
             low, high = int(checked.min()), int(checked.max())
             raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")

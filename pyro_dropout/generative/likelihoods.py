@@ -21,6 +21,7 @@ from pyro_dropout.mathematics.errors import (
     RangeError,
     ShapeError,
     check_count,
+    check_flag,
     check_positive,
     describe,
 )
@@ -48,6 +49,8 @@ class Likelihood(nn.Module):
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` as the distribution wants it, or say what is wrong with it."""
+        if y.is_complex():
+            raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
         if y.shape != f.shape[-2:]:
             raise ShapeError(
                 f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have; got {tuple(y.shape)}."
@@ -111,6 +114,7 @@ class Gaussian(Likelihood):
     def __init__(self, tau: float | Tensor = 1.0, learn: bool = False) -> None:
         super().__init__()
         check_positive("tau", tau)
+        check_flag("learn", learn)
         log_tau = buffered(tau).log()
         if learn:
             self.log_tau = nn.Parameter(log_tau.to(torch.get_default_dtype()))
@@ -141,6 +145,10 @@ class Gaussian(Likelihood):
             ) from None
         return dist.Normal(f, scale).to_event(1)
 
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` if it holds numbers, as many as ``f``."""
+        return super().checked(f, _numbers(y))
+
 
 class HeteroscedasticGaussian(Likelihood):
     """Targets whose noise depends on the input: the network gives D means and then D log precisions.
@@ -166,7 +174,15 @@ class HeteroscedasticGaussian(Likelihood):
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""
-        return super().checked(self.split(f)[0], y)
+        return super().checked(self.split(f)[0], _numbers(y))
+
+
+def _numbers(y: Tensor) -> Tensor:
+    if y.dtype == torch.bool:
+        raise RangeError(
+            f"y must hold numbers; got {y.dtype}. Write y.float(), or Bernoulli() as the likelihood of yes and no."
+        )
+    return y
 
 
 class _Classes(dist.Categorical):
@@ -200,7 +216,7 @@ class Categorical(Likelihood):
             raise ShapeError(
                 f"y must hold one class index a point, shape {tuple(f.shape[-2:-1])}; got {tuple(y.shape)}."
             )
-        if y.is_floating_point():
+        if y.is_floating_point() or y.is_complex():
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
         return y.long()
 

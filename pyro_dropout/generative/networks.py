@@ -118,7 +118,7 @@ class BayesianNet(nn.Module):
             with written_out(self.net, weights):
                 f: Any = functional_call(self.net, weights, (x,))
         except (RuntimeError, TypeError) as cause:
-            wrong = _wrong_with(x, weights, cause)
+            wrong = _wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
@@ -169,13 +169,18 @@ class BayesianNet(nn.Module):
 _SUCH_AS = {"prior": "Prior(length_scale=1.0)", "likelihood": "Gaussian(tau=1.0)"}
 
 
-def _wrong_with(x: Any, weights: dict[str, Tensor], cause: Exception) -> PyroDropoutError | None:
+def _wrong_with(x: Any, weights: dict[str, Tensor], net: nn.Module, cause: Exception) -> PyroDropoutError | None:
     """Return what it was about x that a network could not take; None where the fault lies elsewhere."""
     if not isinstance(x, Tensor):
         return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")
+    if x.layout is not torch.strided:
+        return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
     ours = next(iter(weights.values())).dtype
-    if "dtype" in str(cause) and x.is_floating_point() and x.dtype != ours:
-        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write x.to({ours}) or model.to(x).")
+    numbers = x.is_floating_point() or x.is_complex() or not any(isinstance(m, nn.Embedding) for m in net.modules())
+    if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
+        way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
+        way += " or model.to(x)" if x.is_floating_point() else ""
+        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write {way}.")
     if re.search(r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)", str(cause)):
         first = str(cause).splitlines()[0]
         return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")

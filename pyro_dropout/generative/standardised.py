@@ -109,11 +109,15 @@ class Standardised(nn.Module):
 
     def standard_x(self, x: Tensor) -> Tensor:
         """Return (x - mean)/σ_x."""
+        _check_alike("x", x, self.x_mean)
         return (x - self.x_mean.to(x)) / self.x_std.to(x)
 
     def standard_y(self, y: Tensor) -> Tensor:
         """Return (y - mean)/σ_y; classes and counts as they are."""
-        return (y - self.y_mean.to(y)) / self.y_std.to(y) if self._scales_targets else y
+        if not self._scales_targets or y.dtype == torch.bool:  # of which the likelihood says what is wrong with it
+            return y
+        _check_alike("y", y, self.y_mean)
+        return (y - self.y_mean.to(y)) / self.y_std.to(y)
 
     def raw(self, f: Tensor) -> Tensor:
         """Return outputs in the units of y: means are shifted and scaled, log precisions shifted."""
@@ -129,3 +133,12 @@ class Standardised(nn.Module):
         """Draw the weights, run the network and observe ``y``; returns the outputs in the units of y."""
         observed = None if y is None else self.standard_y(y)
         return self.raw(self.model(self.standard_x(x), observed, num_data))
+
+
+def _check_alike(name: str, value: Tensor, mean: Tensor) -> None:
+    """Raise unless a point has the shape of those that the means are of; one column would be broadcast to all."""
+    if value.shape[1:] != mean.shape:
+        raise ShapeError(
+            f"{name} must have shape (N, {', '.join(map(str, mean.shape))}), as in the data that the model was"
+            f" standardised with; got {tuple(value.shape)}."
+        )

@@ -142,6 +142,11 @@ class SiteGuide(AutoGuide):
     ) -> None:
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
+        if create_plates is not None and not callable(create_plates):
+            raise PyroDropoutError(
+                "create_plates must be a function of the model's arguments that returns plates, or None; got"
+                f" {describe(create_plates)}."
+            )
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
         self.prototype_trace: Any
         if bias not in self.biases:

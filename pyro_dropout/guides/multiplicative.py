@@ -9,7 +9,7 @@ from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, trained
 from pyro_dropout.guides.dropout import is_number
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
-from pyro_dropout.mathematics.errors import RangeError, check_non_negative, check_positive
+from pyro_dropout.mathematics.errors import RangeError, check_flag, check_non_negative, check_positive
 
 
 class AutoMultiplicative(SiteGuide):
@@ -59,6 +59,7 @@ class AutoMultiplicative(SiteGuide):
         )
         if per not in ("row", "weight"):
             raise RangeError(f"per must be 'row' or 'weight'; got {per!r}.")
+        check_flag("learn_alpha", learn_alpha)
         for name, value, check in (("alpha", alpha, check_positive), ("scale", scale, check_non_negative)):
             if not callable(value) and not isinstance(value, dict):
                 check(name, value)

@@ -1,12 +1,15 @@
 """What a training is asked to do, looked at before anything is moved, drawn or changed."""
 
+import inspect
+from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihoods import Categorical, Likelihood
+from pyro_dropout.generative.likelihoods import Likelihood
 from pyro_dropout.inference.functional import quietly
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
@@ -14,9 +17,11 @@ from pyro_dropout.mathematics.errors import (
     ShapeError,
     check_count,
     check_device,
+    check_finite,
     check_number,
     check_pairs,
     check_seed,
+    describe,
 )
 
 _LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
@@ -30,12 +35,32 @@ def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> No
     if batch_size is not None:
         check_count("batch_size", batch_size)
     check_pairs("x and y", x, y)
+    _check_dense(x, y)
 
 
-def check_how(clip_norm: Any, seed: Any, device: Any) -> None:
-    """Raise an error unless these can be used."""
+def check_how(
+    clip_norm: Any, seed: Any, device: Any, *, lr: Any = None, schedule: Any = None, loss: Any = None
+) -> None:
+    """Raise an error unless these can be used; those that are None are not looked at.
+
+    Args:
+        clip_norm: the largest norm of the gradient.
+        seed: of weight draws and mini-batches.
+        device: where to train.
+        lr: a learning rate that must be one number.
+        schedule: multiplies the learning rate; called once, with no step done.
+        loss: what is to be lowered.
+    """
+    if isinstance(lr, Tensor) and lr.dim():
+        raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
+    if callable(schedule):
+        _check_schedule(schedule)
+    if loss is not None and (isinstance(loss, type) or not hasattr(loss, "differentiable_loss")):
+        raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
     if clip_norm is not None:
         check_number("clip_norm", clip_norm)
+        if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
+            raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
         if not 0 < clip_norm < float("inf"):
             raise RangeError(f"clip_norm must be positive, or None for no limit; got {clip_norm!r}.")
     check_seed(seed, 0, _LARGEST_SEED)
@@ -50,40 +75,94 @@ def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
     check_pairs("validation", *validation)
+    _check_dense(validation[0], validation[1], "validation: ")
     check_count("patience", patience)
     if check_every is not None:
         check_count("check_every", check_every)
 
 
 def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> None:
-    """Raise an error if targets do not go with the outputs of a network; a compiled step cannot look at them.
+    """Raise an error unless a model takes targets, and these go with its outputs; a compiled step cannot look at them.
+
+    Where all that is asked of targets is that they are finite, those of a training are let through: the first step
+    stops at others, and names the site.
 
     Args:
-        model: a model; one whose likelihood is not known here is not looked at.
+        model: a model; one whose likelihood is not known here is asked no more than what it can be called with.
         x: inputs.
         y: targets.
         watched: whether these are the validation set, which no step meets.
     """
+    _check_called(model)
     likelihood = getattr(model, "likelihood", None)
-    if not isinstance(likelihood, Likelihood) or not (watched or isinstance(likelihood, Categorical)):
+    if not isinstance(likelihood, Likelihood):
         return
-    place = next((p.device for p in model.parameters()), x.device)
-    with torch.no_grad(), quietly(model), poutine.block():
-        f = model(x[:2].to(place))  # with weights of the prior: only its shape counts
-    if not isinstance(f, Tensor):
+    finite_will_do = type(likelihood).check_values is Likelihood.check_values
+    if finite_will_do and not watched:
         return
     try:
-        likelihood.checked(f, y[: len(f)].to(place))
-        if isinstance(likelihood, Categorical):
-            likelihood.check_values(f, y)
+        if watched and x.is_floating_point():
+            check_finite("x", x)
+        f = _outputs(model, x[:2])
+        if f is not None:
+            likelihood.check_values(f, likelihood.checked(f[:1].expand(len(y), -1), y))
     except PyroDropoutError as cause:
         if not watched:
             raise
         raise type(cause)(f"validation: {cause}") from None
 
 
+def _outputs(model: Any, x: Tensor) -> Tensor | None:
+    """Return a model's outputs with weights of the prior, for their shape; None where it does not give them."""
+    place = next((p.device for p in model.parameters()), x.device)
+    with torch.no_grad(), quietly(model), poutine.block():
+        try:
+            f = model(x.to(place))
+        except TypeError:  # one that wants targets too: its first step will look at them
+            return None
+    return f if isinstance(f, Tensor) and f.dim() == 2 else None
+
+
+def _check_called(model: Any) -> None:
+    """Raise unless a model can be called as a training calls it."""
+    try:
+        known = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):  # written in C, or made so that nothing is known of it
+        return
+    try:
+        known.bind("x", "y", "num_data")
+    except TypeError:
+        name = getattr(model, "__name__", type(model).__name__)
+        remedy = " Write BayesianNet(net, likelihood=...)." if isinstance(model, nn.Module) else ""
+        raise PyroDropoutError(
+            f"model must be a Pyro program that takes (x, y, num_data); got {name}, which takes {known}.{remedy}"
+        ) from None
+
+
+def _check_dense(x: Tensor, y: Tensor, of: str = "") -> None:
+    for name, value in (("x", x), ("y", y)):
+        if value.layout is not torch.strided:  # of others no mini-batch can be taken
+            raise ShapeError(
+                f"{of}{name} must be a dense tensor; got one of layout {value.layout}. Write {name}.to_dense()."
+            )
+
+
+def _check_schedule(schedule: Callable[[Tensor], Any]) -> None:
+    found = schedule(torch.zeros(()))
+    one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
+    if not one:
+        raise PyroDropoutError(
+            f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
+        )
+
+
 def check_owned(optim: Any, model: Any, guide: Any) -> None:
-    """Raise an error if an optimiser holds none of the parameters that are to be trained."""
+    """Raise an error if an optimiser cannot take steps, or holds none of the parameters that are to be trained."""
+    if isinstance(optim, torch.optim.LBFGS):
+        raise PyroDropoutError(
+            "optim must be an optimiser that takes one gradient a step; got LBFGS, which asks for the loss again and"
+            " again, and weight draws make it another one each time. Use 'adam'."
+        )
     if not isinstance(optim, torch.optim.Optimizer) or not isinstance(guide, nn.Module):
         return
     own = {id(p) for part in (model, guide) if isinstance(part, nn.Module) for p in part.parameters()}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.inference.facts import told_layers
 from pyro_dropout.inference.tensor_file import read_facts, read_tensors, write_tensors
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -70,8 +71,9 @@ def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | No
 def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
     """Put what a file holds into a model and its guide, which must be built as those were that it was saved from.
 
-    The whole file is checked before the first tensor is changed. What a guide or a likelihood was told (keep, a fixed
-    τ) must be the same as in the file; what was learned, and what a network gathered (running means), is loaded.
+    The whole file is checked before the first tensor is changed. What a guide, a prior or a likelihood was told (keep,
+    a length-scale, a fixed τ) and the layers of the network, activations included, must be the same as in the file;
+    what was learned, and what a network gathered (running means), is loaded.
 
     Args:
         path: a file that ``save`` wrote.
@@ -124,18 +126,27 @@ def tensors_of(model: Any, guide: Any) -> dict[str, Tensor]:
 
 
 def identity_of(model: Any, guide: Any) -> dict[str, Any]:
-    """Return what a model and a guide are, as far as names tell, and which of their tensors they were told."""
+    """Return what a model and a guide are, as far as names tell, its layers, and which tensors they were told."""
     likelihood = getattr(model, "likelihood", None)
     kinds = {"model": type(model).__name__, "guide": type(guide).__name__, "likelihood": type(likelihood).__name__}
-    return {"kinds": kinds, "told": sorted(_told(model, guide))}
+    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(_told(model, guide))}
 
 
 def _told(model: Any, guide: Any) -> set[str]:
-    """Return the names of the buffers that are settings: all of a guide's, and those of a model's likelihood."""
+    """Return the names of the buffers that are settings: a guide's, and those of a model's prior and likelihood."""
     names = {f"guide.{name}" for name, _ in guide.named_buffers()} if isinstance(guide, nn.Module) else set()
     if isinstance(model, nn.Module):
         names |= {f"model.{name}" for name, _ in model.named_buffers() if "likelihood." in name}
+        for path, module in model.named_modules():
+            priors = (name for name in module._buffers if _is_prior(name, vars(module).get("sites")))
+            names |= {".".join(filter(None, ("model", path, name))) for name in priors}
     return names
+
+
+def _is_prior(name: str, sites: Any) -> bool:
+    """Whether a model's buffer is the standard deviation of a site's prior, as BayesianNet or DeepGP names it."""
+    known = sites if isinstance(sites, Mapping) else {}
+    return name.startswith("prior_scale/") or (name.endswith("_std") and name.removesuffix("_std") in known)
 
 
 def check_identity(
@@ -143,7 +154,8 @@ def check_identity(
 ) -> None:
     """Raise an error that lists what differs, unless a file belongs to this model and guide."""
     here = tensors_of(model, guide)
-    kinds = identity_of(model, guide)["kinds"]
+    own = identity_of(model, guide)
+    kinds = own["kinds"]
     wrong = [
         f"{role}: {theirs} in the file, {kinds.get(role)} here"
         for role, theirs in dict(facts.get("kinds", {})).items()
@@ -160,12 +172,29 @@ def check_identity(
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
         elif name in told and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
+    if "layers" in facts:  # files of earlier versions do not tell
+        wrong += _other_layers(facts["layers"], own["layers"])
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
         raise DifferentModelError(
             f"{Path(path).name} belongs to another model or guide: {'; '.join(wrong[:_SHOWN])}{more}. Build them as"
             " they were when it was written."
         )
+
+
+def _other_layers(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """Say which layers are of another kind, or have other settings."""
+    wrong = []
+    for name in {**mine, **theirs}:
+        there, here = theirs.get(name), mine.get(name)
+        if there is None or here is None:
+            wrong.append(f"{name}: {'not' if there is None else 'only'} in the file")
+        elif there["kind"] != here["kind"]:
+            wrong.append(f"{name}: {there['kind']} in the file, {here['kind']} here")
+        else:  # a setting that only one version of torch knows of is none
+            both = (key for key in there if key in here and there[key] != here[key])
+            wrong += [f"{name}.{key}: {there[key]} in the file, {here[key]} here" for key in both]
+    return wrong
 
 
 def _short(tensor: Tensor) -> str:

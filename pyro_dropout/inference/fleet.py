@@ -29,7 +29,7 @@ from pyro_dropout.inference.resumption import Checkpoint, Keeper
 from pyro_dropout.inference.runs import Batches, Run
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.tensor_file import digest
-from pyro_dropout.inference.updates import Schedule, Update, named
+from pyro_dropout.inference.updates import Schedule, Update, chosen
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_positive
 
 
@@ -155,6 +155,7 @@ class Fleet:
         Returns:
             The history, with losses (steps, E).
         """
+        options["lr"] = _rate(options.get("optim"), options.get("lr"))
         how = (x, y, progress, checkpoint, options)
         history = train_apart(self, Fleet._train, *how) if distributed else self._train(*how)
         lost = int(history.diverged.sum())
@@ -180,7 +181,7 @@ class Fleet:
         steps: int | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor | None = None,
         optim: str | Update = "adam",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
@@ -202,9 +203,9 @@ class Fleet:
             steps: how many steps ``fit`` takes; or give ``epochs``.
             epochs: how often to go through the data.
             batch_size: points in a mini-batch; all n of them by default.
-            lr: the learning rate, or one for each replica.
+            lr: the learning rate, or one for each replica; an ``Update``'s own by default, and 0.001 for the others.
             optim: "adam", "adamw", "sgd", or an ``Update``.
-            schedule: multiplies ``lr``, as in ``fit``.
+            schedule: multiplies ``lr``, as in ``fit``; an ``Update`` has its own, and its own ``clip_norm``.
             clip_norm: the largest norm of a replica's gradient.
             loss: ``ELBO()`` by default.
             compile: "auto", True or False, as in ``SVI``.
@@ -229,10 +230,11 @@ class Fleet:
         """
         check_compile(compile)
         check_length(x, y, steps, epochs, batch_size)
-        check_how(clip_norm, seed, device)
+        check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
         check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
-        rate = self.rates(lr)
+        rate = self.rates(_rate(optim, lr))
+        update = chosen(optim, float(rate[0]), schedule, clip_norm)
         if seed is not None:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
@@ -240,9 +242,6 @@ class Fleet:
         x, y, rows, rate = x.to(place), y.to(place), rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
-        update = optim
-        if not isinstance(update, Update):
-            update = named(update, float(rate[0]), schedule=schedule, clip_norm=clip_norm)
         loss = ELBO() if loss is None else loss
         parameters = Parameters(*self[0], loss, (x[rows[0, :batch]], y[rows[0, :batch]], points), {})
         owners = self.owners(parameters)
@@ -363,6 +362,12 @@ class Fleet:
         if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
             raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
         return rates.expand(len(self)).contiguous()
+
+
+def _rate(optim: Any, lr: float | Tensor | None) -> float | Tensor:
+    if lr is not None:
+        return lr
+    return optim.lr if isinstance(optim, Update) else 1e-3
 
 
 def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:

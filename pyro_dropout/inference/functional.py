@@ -41,7 +41,7 @@ class Parameters:
     """
 
     def __init__(self, model: Any, guide: Any, loss: Any, args: Any, kwargs: Any) -> None:
-        if not hasattr(loss, "differentiable_loss"):
+        if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
             raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
         with contextlib.ExitStack() as stack:
             for context in (torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block()):

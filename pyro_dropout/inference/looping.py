@@ -32,23 +32,26 @@ class Watch:
         data: tuple[Tensor, Tensor],
         patience: int,
         every: int,
+        seed: int | None = None,
         group: Group = ALONE,
     ) -> None:
         self.model, self.guide, self.run, self.patience, self.every = model, guide, run, patience, every
         self.group = group
+        base = torch.initial_seed() % 2**62 if seed is None else seed
+        self.seed = int(group.copied(torch.tensor(base)))
         self.x, self.y = (part.to(run.t.device) for part in data)
         self.best, self.best_step, self.waited = float("inf"), 0, 0
         self.kept: list[Tensor] = []
         self.seen: list[tuple[int, float]] = []
 
     def stop(self, step: int) -> bool:
-        """Evaluate the validation set at ``step``, and say whether to stop."""
+        """Evaluate the validation set at ``step``, and say whether to stop; no later draw of the training notices."""
         self.run.publish()
         model, guide = self.model, self.guide
         training = bool(getattr(model, "training", False))
         if training:
             model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), _drawn_apart(self.group.seed(self.seed + step), self.run.t.device):
             # Ranks have shares of the points; where these are too few, every rank has all of them.
             share = self.group.share(len(self.x)) if len(self.x) >= self.group.world else slice(None)
             parts = ELBO(num_particles=8).parts(model, guide, self.x[share], self.y[share])
@@ -65,6 +68,10 @@ class Watch:
             self.waited += 1
         return self.waited >= self.patience
 
+    def ahead(self, done: int) -> int:
+        """Return how many steps to take before the next check; those that come in twenties do not stop for it."""
+        return self.every if self.run.chained and self.every >= CHAIN else self.every - done % self.every
+
     def facts(self) -> dict[str, Any]:
         """Return what must be the same in a training that is taken up again."""
         return {"x": digest(self.x), "y": digest(self.y), "patience": self.patience, "every": self.every}
@@ -72,12 +79,14 @@ class Watch:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return what it has seen so far: tensors, and the rest."""
         rest = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self.seen}
+        rest["seed"] = self.seed
         return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, rest
 
     def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         """Go back to a state."""
         self.best, self.best_step, self.waited = rest["best"], rest["best_step"], rest["waited"]
         self.seen = [(int(step), float(value)) for step, value in rest["seen"]]
+        self.seed = rest.get("seed", self.seed)
         self.kept = [tensors[name].to(self.run.t.device) for name in sorted(tensors) if name.startswith("kept.")]
 
 
@@ -98,7 +107,7 @@ def loop(
         total: how many steps it has.
         progress: whether to show the bar.
         watch: when to stop early.
-        blame: says what is wrong when the loss is no number.
+        blame: names a site whose term is not finite at the parameters that were published last; "" where all are.
         keeper: writes checkpoints, and knows the last one.
         group: the ranks that take these steps together. Whatever depends on a clock or a signal they agree on, for a
             rank that left by itself would be waited for.
@@ -117,7 +126,7 @@ def loop(
         tqdm(total=total, initial=done, disable=not (progress and group.first), unit="step", smoothing=0.1) as bar,
     ):
         while done < total and not stopped:
-            ledger.enter(group.mean(run.advance(min(total - done, CHAIN if watch is None else watch.every))))
+            ledger.enter(group.mean(run.advance(min(total - done, CHAIN if watch is None else watch.ahead(done)))))
             taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
             # Looking at a loss waits for the device, so it is done twice a second and not at every step.
@@ -128,7 +137,7 @@ def loop(
                 good, seen, shown = run.snapshot(), done, now
                 bar.set_postfix(loss=f"{ledger.losses[-1].nanmean().item():.4g}", refresh=False)
             bar.update(taken)
-            watched = watch is not None and (done // watch.every != (done - taken) // watch.every or done >= total)
+            watched = watch is not None and done // watch.every != (done - taken) // watch.every
             writes = keeper is not None and (bool(due or number) or done >= total)
             if (watched or writes) and seen < done:  # parameters that are no numbers are neither validated nor kept
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
@@ -139,6 +148,9 @@ def loop(
             if keeper is not None and (writes or stopped):
                 keeper.write(done, ledger.losses)
             asked.leave(number, run, done, group.first)
+        # Not in the checkpoint, where a longer training finds no check that it would not have made.
+        if watch is not None and not stopped and (not watch.seen or watch.seen[-1][0] != done):
+            watch.stop(done)
         asked.leave(asked.signal or 0, run, done, group.first)  # who was asked after the last step
     seconds = time.perf_counter() - started
     if watch is not None and watch.kept:
@@ -177,9 +189,16 @@ def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], b
         return
     first = seen + int(bad[0])
     broken = sum(not bool(torch.isfinite(value).all()) for value in run.values)
+    run.publish()
+    site = blame()
     run.restore(good)
     run.publish()
-    reason = blame() or f"that step broke {broken} of {len(run.values)} parameters."
+    before = blame()
+    if before:
+        reason = f"the term of site {before!r} is not finite even at the last good parameters."
+    else:
+        reason = f"that step broke {broken} of {len(run.values)} parameters."
+        reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
     raise DivergedError(
         f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}; {reason} The parameters are back where"
         f" they were at step {seen}. Lower the learning rate, clip gradients (clip_norm=...), or look for values in x"
@@ -190,8 +209,8 @@ def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], b
 class _Asked:
     """Whether the process was asked to end, and by which signal; answered between steps, when all is in order."""
 
-    def __init__(self, folder: Any) -> None:
-        self.folder = folder
+    def __init__(self, keeper: Keeper | None) -> None:
+        self.keeper = keeper
         self.signal: int | None = None
 
     def note(self, number: int, frame: Any) -> None:
@@ -205,21 +224,41 @@ class _Asked:
         if not number:
             return
         run.publish()
-        if speaks:
-            print(
-                f"\nstopped at step {done}; the same call goes on from there (checkpoints in {self.folder}).",
-                file=sys.stderr,
-                flush=True,
-            )
+        if speaks and self.keeper is not None:
+            print(f"\nstopped at step {done}; {_where(self.keeper, done)}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
             raise KeyboardInterrupt
         raise SystemExit(128 + number)
 
 
+def _where(keeper: Keeper, done: int) -> str:
+    """Say from where the training can go on: from what is on the disk."""
+    if not keeper.step:
+        return f"no checkpoint could be written to {keeper.folder}, so nothing of it is left."
+    if keeper.step == done:
+        return f"training can go on from there (checkpoints in {keeper.folder})."
+    return (
+        f"its checkpoint could not be written, and training can go on from step {keeper.step} (checkpoints in"
+        f" {keeper.folder})."
+    )
+
+
+@contextlib.contextmanager
+def _drawn_apart(seed: int, device: torch.device) -> Iterator[None]:
+    """Within this context random numbers come from a seed, and leave no mark on the generators."""
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if cuda else []):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of other devices too
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
 @contextlib.contextmanager
 def _asked(keeper: Keeper | None) -> Iterator[_Asked]:
     """Within this context, SIGTERM and Ctrl-C wait until a checkpoint is written; without a keeper they do not."""
-    asked = _Asked(None if keeper is None else keeper.folder)
+    asked = _Asked(keeper)
     if keeper is None or threading.current_thread() is not threading.main_thread():
         yield asked
         return

@@ -72,6 +72,9 @@ class Keeper:
         facts: what must be the same in a training that is taken up again; JSON can hold it.
         watch: early stopping, whose state is kept too.
         group: the ranks of the training. The first one reads and writes for all; each has random numbers of its own.
+
+    Attributes:
+        step: that of the last checkpoint on the disk; 0 where there is none.
     """
 
     def __init__(
@@ -87,7 +90,9 @@ class Keeper:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self.folder = Path(self.how.folder)
         self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts, watch
-        self._step, self._time, self._group = 0, time.monotonic(), group
+        self._time, self._group = time.monotonic(), group
+        self._damaged: set[Path] = set()
+        self.step = 0
         group.from_first(self._make_folder)
 
     def _make_folder(self) -> tuple[dict[str, Tensor], None]:
@@ -102,19 +107,24 @@ class Keeper:
     def due(self, step: int) -> bool:
         """Whether it is time for the next checkpoint."""
         every = self.how.every
-        if every is not None and step // every > self._step // every:
+        if every is not None and step // every > self.step // every:
             return True
         return time.monotonic() - self._time > self.how.seconds
 
-    def write(self, step: int, losses: Tensor) -> None:
-        """Write a checkpoint, and then remove the oldest; where it cannot be written, warn and let training go on."""
-        if step == self._step:
-            return
+    def write(self, step: int, losses: Tensor) -> bool:
+        """Write a checkpoint, and then remove the oldest; where it cannot be written, warn and let training go on.
+
+        Returns:
+            Whether the checkpoint of this step is on the disk.
+        """
+        if step == self.step:
+            return True
         states = _random_states(self.run.t.device, self._group)
         written = self._group.first and self._written(step, losses, states)
         self._time = time.monotonic()
         if self._group.any(written)[0]:
-            self._step = step
+            self.step = step
+        return self.step == step
 
     def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
         """Write a checkpoint and say whether it was possible."""
@@ -137,7 +147,8 @@ class Keeper:
                 stacklevel=4,
             )
             return False
-        for old in self._files()[: -self.how.keep]:
+        self._damaged.discard(path)
+        for old in self._past(step)[: -self.how.keep]:
             old.unlink(missing_ok=True)
         return True
 
@@ -158,12 +169,18 @@ class Keeper:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
                 warnings.warn(f"{damage} Training goes on from the one before it.", stacklevel=6)
+                self._damaged.add(path)
                 continue
             return tensors, (path.name, facts)
         return {}, None
 
     def _files(self) -> list[Path]:
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def _past(self, step: int) -> list[Path]:
+        """Return the files up to a step: first those that cannot be used, then the others, by age."""
+        files = [path for path in self._files() if _number(path) <= step]
+        return sorted(files, key=lambda path: (path not in self._damaged, _number(path)))
 
     def _check(self, file: str, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
         if facts.get("kind") != "training":
@@ -193,7 +210,12 @@ class Keeper:
         states = _under("rng.", tensors)
         own = states if self._group.world == 1 else _under(f"{self._group.rank}.", states)
         _set_random_state(own, self.run.t.device)
-        self._step = facts["step"]
+        self.step = facts["step"]
+
+
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else 0
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

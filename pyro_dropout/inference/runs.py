@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.inference.compiled import Chain, Program
 from pyro_dropout.inference.svi import Compile, warn_uncompiled
-from pyro_dropout.inference.updates import Update, clock
+from pyro_dropout.inference.updates import Update, clock, plain
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 # Steps in one CUDA graph: enough that a launch costs nothing, few enough that capturing them is quick.
@@ -93,6 +93,11 @@ class Run:
         self.compile_seconds = 0.0
         if compile is not False:
             self._try_to_compile(compile)
+
+    @property
+    def chained(self) -> bool:
+        """Whether steps are taken many at a time."""
+        return self._chain is not None
 
     @property
     def compiled(self) -> bool:
@@ -257,7 +262,7 @@ class BesideRun(Run):
         """Return the state of the steps and that of the optimiser."""
         found, _ = super().state()
         whole = self._optimiser.state_dict()
-        rest: dict[str, Any] = {"groups": whole["param_groups"], "numbers": []}
+        rest: dict[str, Any] = {"groups": plain(whole["param_groups"]), "numbers": []}
         for index, slots in whole["state"].items():
             for slot, value in slots.items():
                 if isinstance(value, Tensor):
@@ -280,6 +285,15 @@ class BesideRun(Run):
                 state.setdefault(int(index), {})[slot] = value
         for index, slot, value in rest["numbers"]:
             state.setdefault(index, {})[slot] = value
-        self._optimiser.load_state_dict({"state": state, "param_groups": rest["groups"]})
+        groups = [
+            {name: _like(now.get(name), value) for name, value in kept.items()}
+            for kept, now in zip(rest["groups"], self._optimiser.param_groups, strict=True)
+        ]
+        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
         super().set_state(tensors, rest)
         self._write_back(self.leaves)
+
+
+def _like(now: Any, value: Any) -> Any:
+    """Return a number that was read from a file as a tensor, where a tensor is in its place."""
+    return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

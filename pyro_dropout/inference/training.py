@@ -1,5 +1,6 @@
 """Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is no longer a number."""
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ from pyro_dropout.inference.runs import Batches, BesideRun, Run
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.tensor_file import digest
 from pyro_dropout.inference.torchrun import local_device
-from pyro_dropout.inference.updates import Schedule, Update, from_optimiser, named
+from pyro_dropout.inference.updates import Schedule, Update, chosen, from_optimiser
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
@@ -87,7 +88,8 @@ def fit(
             best parameters are put back.
         patience: how many checks without improvement are borne.
         check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps come in twenties, and a
-            check comes after the twenty in which it falls. The last step is always checked.
+            check comes after the twenty in which it falls. The last step is always checked. Checks draw random numbers
+            of their own, so that training does not depend on how many there are.
         checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
             one of this same training, it goes on from there and ends as if it had never stopped, bit by bit.
         distributed: whether this is one of several processes that torchrun has started for one training, on one machine
@@ -112,7 +114,7 @@ def fit(
     check_programs(model, guide)
     check_compile(compile)
     check_length(x, y, steps, epochs, batch_size)
-    check_how(clip_norm, seed, device)
+    check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
     check_watch(validation, patience, check_every)
     check_targets(model, x, y)
     if validation is not None:
@@ -131,7 +133,9 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
     task = _Task(model, guide, ELBO() if loss is None else loss, x, y)
-    facts = {"update": told_update(update), "batch": batch, "seed": seed}
+    facts: dict[str, Any] = {"batch": batch, "seed": seed}
+    if distributed or checkpoint is not None:
+        facts["update"] = told_update(update)
     if distributed:
         check_parallel(group, batch, compile)
         facts["world"] = group.world
@@ -142,7 +146,8 @@ def fit(
         run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
         watch = None
         if validation is not None:
-            watch = Watch(model, guide, run, validation, patience, check_every or max(1, total // 50), group)
+            every = check_every or max(1, total // 50)
+            watch = Watch(model, guide, run, validation, patience, every, seed, group)
         keeper = None
         if checkpoint is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
@@ -165,12 +170,8 @@ def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.de
 def _update(
     optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None
 ) -> Update | torch.optim.Optimizer:
-    if isinstance(optim, Update):
-        if schedule is not None or clip_norm is not None:
-            raise PyroDropoutError("an Update has a schedule and a clip_norm of its own; give them to it, not to fit.")
-        return optim
     if not isinstance(optim, torch.optim.Optimizer):
-        return named(optim, lr, schedule=schedule, clip_norm=clip_norm)
+        return chosen(optim, lr, schedule, clip_norm)
     found = from_optimiser(optim, schedule=schedule, clip_norm=clip_norm)
     if found is None and (schedule is not None or clip_norm is not None):
         raise PyroDropoutError(
@@ -237,10 +238,16 @@ class _Task:
         return {"x": digest(self.x), "y": digest(self.y), "loss": told_loss(self.loss)}
 
     def blame(self) -> str:
-        """Name a site whose term is not a number at the present parameters; "" where all are."""
+        """Name a site whose term is not a number at the published parameters; "" where all are."""
         if not isinstance(self.loss, ELBO):
             return ""
-        with torch.no_grad(), unvalidated():
+        # Parameters that are no numbers leave their mark on running means, and some distributions refuse them.
+        with (
+            torch.no_grad(),
+            unvalidated(),
+            quietly(self.model, self.guide),
+            contextlib.suppress(RuntimeError, ValueError),
+        ):
             terms = self.loss.by_site(self.model, self.guide, self.x, self.y, len(self.x))
-        sites = [name for name, term in terms.items() if not bool(torch.isfinite(term))]
-        return f"the term of site {sites[0]!r} is not finite even at the last good parameters." if sites else ""
+            return next((name for name, term in terms.items() if not bool(torch.isfinite(term).all())), "")
+        return ""

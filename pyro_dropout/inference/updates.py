@@ -161,7 +161,9 @@ def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
 
 
 _KNOWN: dict[type, Callable[[dict[str, Any]], Update]] = {
-    torch.optim.Adam: lambda o: adam(**_only(o, "lr", "betas", "eps", "weight_decay")),
+    torch.optim.Adam: lambda o: adam(
+        **_only(o, "lr", "betas", "eps", "weight_decay"), decoupled=bool(o.get("decoupled_weight_decay"))
+    ),
     torch.optim.AdamW: lambda o: adam(
         **{"weight_decay": 1e-2, **_only(o, "lr", "betas", "eps", "weight_decay")}, decoupled=True
     ),
@@ -171,7 +173,26 @@ _REFUSED = ("amsgrad", "maximize", "dampening")
 
 
 def _only(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: options[name] for name in names if name in options}
+    found = {name: plain(options[name]) for name in names if name in options}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as JSON holds it: tensors as numbers, tuples as lists.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.inference.updates import plain
+        >>> plain({"lr": torch.tensor(0.5), "betas": (0.9, 0.99)})
+        {'lr': 0.5, 'betas': [0.9, 0.99]}
+    """
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    return value
 
 
 def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | None:
@@ -214,6 +235,15 @@ def named(optim: str, lr: float, **shared: Any) -> Update:
     if kind == "sgd":
         return sgd(lr, momentum=0.9, **shared)
     raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+
+
+def chosen(optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:
+    """Return the update that a name with a learning rate stands for; an ``Update`` is itself, and brings its own."""
+    if not isinstance(optim, Update):
+        return named(optim, lr, schedule=schedule, clip_norm=clip_norm)
+    if schedule is not None or clip_norm is not None:
+        raise PyroDropoutError("an Update has a schedule and a clip_norm of its own; give them to it, not to fit.")
+    return optim
 
 
 def clock(update: Update, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:

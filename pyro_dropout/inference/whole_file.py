@@ -11,7 +11,8 @@ from pathlib import Path
 def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a name beside ``path`` to write to; the file takes its own name only if nothing goes wrong.
 
-    Until then, and after any error, what was there before stays as it was.
+    Until then, and after any error, what was there before stays as it was. A link stays a link: the file that it leads
+    to is replaced.
 
     Args:
         path: the file; its folder must exist.
@@ -25,7 +26,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         >>> [each.name for each in folder.iterdir()]
         ['words.txt']
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix="-" + path.name)
     os.close(handle)
     beside = Path(name)

@@ -227,6 +227,8 @@ class Layer:
 
     def by_input(self, x: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
         """Return the product with ``matrix``, its input units scaled by ``rows``, (N, in), for each data point."""
+        if x.shape[self.channel] != self.in_repeat * rows.shape[-1]:
+            return self.op(x, matrix)  # which refuses x in its own words; scaled, one unit would be broadcast to all
         return self.op(_scale(x, rows, self.channel, self.in_repeat), matrix)
 
     def scale_out(self, y: Tensor, rows: Tensor) -> Tensor:

@@ -126,6 +126,23 @@ def class_fit(x: Any, y: Any) -> None:
         pd.fit(*own, x, y, **QUIET)
 
 
+def kind_fit(likelihood: pd.Likelihood, y: Any, **options: Any) -> None:
+    own = model(likelihood)
+    guide = pd.AutoDropout(own)
+    with nothing_lost(own, guide):
+        pd.fit(own, guide, X, y, **{**QUIET, **options})
+
+
+def kind_fleet_fit(likelihood: pd.Likelihood, y: Any) -> None:
+    def replica(seed: int) -> tuple[Any, Any]:
+        made = model(likelihood)
+        return made, pd.AutoDropout(made)
+
+    own = pd.Fleet(replica, {"seed": [0, 1]})
+    with nothing_lost(*(part for each in own for part in each)):
+        own.fit(X, y, **QUIET)
+
+
 def fleet_fit(x: Any = X, y: Any = Y, **options: Any) -> None:
     own = fleet()
     with nothing_lost(*(part for replica in own for part in replica)):

@@ -14,6 +14,11 @@ def deep_gp(**options: Any) -> pd.DeepGP:
     return pd.DeepGP(**{"in_features": 1, "widths": [3], "out_features": 1, **options})
 
 
+def wide() -> pd.Standardised:
+    """Three inputs and two targets, standardised."""
+    return pd.Standardised(pd.BayesianNet(nn.Linear(3, 2)), torch.randn(12, 3), torch.randn(12, 2))
+
+
 ROWS = [
     Row("Prior", lambda: pd.Prior(length_scale=0.0), RANGE, "length_scale", "got 0.0", "be positive and finite"),
     Row("Prior", lambda: pd.Prior(length_scale="long"),
@@ -38,6 +43,9 @@ ROWS = [
         RANGE, "tau", "got NoneType None", "be a real number or a real tensor"),
     Row("Gaussian", lambda: pd.Gaussian(tau=tensor([1.0, -1.0])),
         RANGE, "tau", "got [1.0, -1.0]", "be positive and finite"),
+    Row("Gaussian", lambda: pd.Gaussian(learn="abc"), RANGE, "learn", "got 'abc'", "be True or False"),
+    Row("Gaussian", lambda: model()(X, Y > 0), RANGE, "y", "got torch.bool", "or Bernoulli() as the likelihood"),
+    Row("Gaussian", lambda: model()(X, Y + 0j), RANGE, "y", "got torch.complex64", "Write y.real"),
     Row("Gaussian", lambda: pd.BayesianNet(net(), likelihood=pd.Gaussian(tau=tensor([1.0, 1.0])))(X, Y),
         SHAPE, "tau", "got shape (2,)", "be one number, or one for each of the model's 1"),
     Row("BayesianNet", lambda: model()(X, Y[:, 0]),
@@ -53,6 +61,11 @@ ROWS = [
     Row("HeteroscedasticGaussian", lambda: pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.HeteroscedasticGaussian())(X,
         torch.ones(12, 2)),
         SHAPE, "y", "got (12, 2)", "have shape (N, D) = (12, 1), as the model's"),
+    Row("HeteroscedasticGaussian", lambda: pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.HeteroscedasticGaussian())(X,
+        Y > 0),
+        RANGE, "y", "got torch.bool", "Write y.float()"),
+    Row("Categorical", lambda: classes()[0](X, LABELS + 0j),
+        RANGE, "y", "got torch.complex64", "hold class indices of an integer type"),
     Row("Categorical", lambda: classes()[0](X, LABELS.float()),
         RANGE, "y", "got torch.float32", "hold class indices of an integer type"),
     Row("Categorical", lambda: classes()[0](X, LABELS[:, None]),
@@ -76,12 +89,24 @@ ROWS = [
     Row("BayesianNet", lambda: model()(X.double(), Y),
         RANGE, "x", "got torch.float64", "be of the network's type, torch.float32"),
     Row("BayesianNet", lambda: model()([[1.0]]), SHAPE, "x", "got list", "be a tensor, (N, ...)"),
+    Row("BayesianNet", lambda: model()(X + 0j),
+        RANGE, "x", "got torch.complex64", "be of the network's type, torch.float32"),
+    Row("BayesianNet", lambda: model()(LABELS[:, None]),
+        RANGE, "x", "got torch.int64", "Write x.to(torch.float32)"),
+    Row("BayesianNet", lambda: pd.BayesianNet(nn.Sequential(nn.Conv1d(1, 2, 1), nn.Flatten()))(X[..., None].double()),
+        RANGE, "x", "got torch.float64", "be of the network's type, torch.float32"),
     Row("BayesianNet", lambda: pd.BayesianNet(nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)))(X),
         SHAPE, "net", "it gave (12,)", "must map x of shape (12, 1) to outputs (N, D)"),
     Row("BayesianNet", lambda: model().evaluate({"zz": torch.ones(4, 1)}, X),
         OTHER, "site of this model", "'zz'", "the sites are 0.weight, 0.bias"),
     Row("BayesianNet", lambda: model().prior_of("zz"),
         OTHER, "site of this model", "'zz'", "the sites are 0.weight, 0.bias"),
+    Row("Standardised", lambda: wide()(X, torch.ones(12, 2)),
+        SHAPE, "x", "got (12, 1)", "have shape (N, 3), as in the data that the model was standardised with"),
+    Row("Standardised", lambda: wide()(torch.ones(12, 3), Y),
+        SHAPE, "y", "got (12, 1)", "have shape (N, 2), as in the data that the model was standardised with"),
+    Row("Standardised", lambda: wide()(torch.ones(12, 3), torch.ones(12, 2) > 0),
+        RANGE, "y", "got torch.bool", "Write y.float()"),
     Row("Standardised", lambda: pd.Standardised(nn.Linear(1, 1), X, Y),
         OTHER, "model", "Linear has no likelihood", "or use BayesianNet"),
     Row("Standardised", lambda: pd.Standardised(pd.Standardised(model(), X, Y), X, Y),

@@ -9,7 +9,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, PyroDropoutError, per_example
+from pyro_dropout import AutoDropout, AutoMeanField, BayesianNet, PyroDropoutError, ShapeError, per_example
 
 F64 = torch.float64
 N, T = 3, 4
@@ -200,7 +200,7 @@ def test_transformers_without_a_gradient_in_evaluation(kind: str, guide: str) ->
 def test_the_layers_are_as_before_afterwards() -> None:
     fast = torch.backends.mha.get_fastpath_enabled()
     model = BayesianNet(Attend({}))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(ShapeError, match="shapes cannot be multiplied"):
         per_point(model, AutoDropout(model), torch.zeros(N, T, 5))
     assert "forward" not in vars(model.net.attention)
     assert torch.backends.mha.get_fastpath_enabled() == fast

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.inference.updates import sgd
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 GUIDES: dict[str, Any] = {
@@ -210,3 +211,19 @@ def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path
             assert torch.equal(value, theirs.mean()[name])
     with pytest.raises(pd.PyroDropoutError, match="these differ: settings"):
         trained(tmp_path, 60, keep=0.7)
+
+
+def test_an_update_brings_its_own_learning_rate() -> None:
+    x, y = data()
+    how: Any = {"steps": 3, "seed": 1, **QUIET}
+
+    def learned(**options: Any) -> Tensor:
+        fleet = pd.Fleet(build, {"seed": [0, 1]})
+        fleet.fit(x, y, **how, **options)
+        return torch.stack([guide.mean()["0.weight"] for _, guide in fleet])
+
+    given = learned(optim=sgd(0.02))
+    assert torch.equal(given, learned(optim=sgd(0.7), lr=0.02))
+    for own in ({"schedule": pd.inverse_decay()}, {"clip_norm": 1.0}):
+        with pytest.raises(pd.PyroDropoutError, match="an Update has a schedule and a clip_norm of its own"):
+            learned(optim=sgd(0.02), **own)

@@ -136,7 +136,7 @@ def test_a_signal_is_answered_with_a_checkpoint(
         short(tmp_path / "part")
     if code is not None:
         assert raised.value.code == code
-    assert f"stopped at step 60; the same call goes on from there (checkpoints in {tmp_path / 'part'})" in (
+    assert f"stopped at step 60; training can go on from there (checkpoints in {tmp_path / 'part'})" in (
         capsys.readouterr().err
     )
     assert signal.getsignal(number) is handler
@@ -234,3 +234,137 @@ def test_checkpoints_by_time(tmp_path: Path) -> None:
     with warnings.catch_warnings(), mock.patch.object(Keeper, "write") as write:
         short(pd.Checkpoint(tmp_path, seconds=1e-9))
     assert [call.args[0] for call in write.call_args_list] == [20, 40, 60]
+
+
+# --- what is on the disk, and what is said of it --------------------------------------------------------------------
+
+
+def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: Path) -> None:
+    short(pd.Checkpoint(tmp_path, every=20, keep=2), steps=60)
+    last = max(tmp_path.iterdir())
+    last.write_bytes(last.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="cannot be used"):
+        short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=55)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000000055.safetensors",
+        "step-000000000060.safetensors",
+    ]
+    with pytest.warns(UserWarning, match="cannot be used"):
+        assert short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
+
+
+def test_a_damaged_checkpoint_is_the_first_to_go(tmp_path: Path) -> None:
+    short(pd.Checkpoint(tmp_path, every=20, keep=2), steps=60)
+    last = max(tmp_path.iterdir())
+    last.write_bytes(last.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="cannot be used"):
+        short(pd.Checkpoint(tmp_path, every=1000, keep=2), steps=70)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000000040.safetensors",
+        "step-000000000070.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
+    if first:
+        short(tmp_path, steps=first)
+    real = resumption.Run.advance
+
+    def advance(self: Any, steps: int) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return real(self, steps)
+
+    full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with (
+        full,
+        mock.patch.object(resumption.Run, "advance", advance),
+        pytest.warns(UserWarning, match="cannot be written"),
+        pytest.raises(SystemExit),
+    ):
+        short(tmp_path)
+    said = capsys.readouterr().err
+    assert "go on from there" not in said
+    if first:
+        assert (
+            f"stopped at step 40; its checkpoint could not be written, and training can go on from step {first}" in said
+        )
+    else:
+        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of it is left" in said
+
+
+# --- longer trainings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("every", "seed"), [(13, 0), (30, 0), (13, None)])
+def test_a_longer_training_with_validation_goes_on_from_a_shorter_one(
+    tmp_path: Path, every: int, seed: int | None
+) -> None:
+    watched: Any = {"validation": (X, X), "patience": 50, "check_every": every, "seed": seed, "lr": 0.03}
+    _, part = short(tmp_path / "a", steps=50, **watched)
+    longer, history = short(tmp_path / "a", steps=100, **watched)
+    whole, once = short(tmp_path / "b", steps=100, **watched)
+    assert part.validation[-1][0] == 50
+    assert torch.equal(history.losses, once.losses)
+    assert history.validation == once.validation
+    assert torch.equal(longer, whole)
+    again, same = short(tmp_path / "b", steps=100, **watched)  # which is done: only the last check is made again
+    assert same.validation == once.validation
+    assert torch.equal(again, whole)
+
+
+def test_training_does_not_depend_on_how_often_it_is_checked(tmp_path: Path) -> None:
+    checked = [short(None, validation=(X, X), patience=99, check_every=every)[1].losses for every in (7, 20)]
+    assert torch.equal(*checked)
+    assert torch.equal(checked[0], short(None)[1].losses)
+
+
+# --- torch's own optimisers -----------------------------------------------------------------------------------------
+
+
+def beside(folder: Any, lr: Any, steps: int = 10, **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(torch.nn.Linear(1, 1))
+    guide = pd.AutoDropout(model)
+    optim = torch.optim.RMSprop(guide.parameters(), lr=lr, **options)
+    pd.fit(model, guide, X, X, steps=steps, optim=optim, seed=0, compile=False, progress=False, checkpoint=folder)
+    assert type(optim.param_groups[0]["lr"]) is type(lr)
+    return guide.mean()["weight"]
+
+
+def test_another_setting_of_torchs_optimisers_is_refused(tmp_path: Path) -> None:
+    beside(tmp_path, 1e-3)
+    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.groups.0.lr\."):
+        beside(tmp_path, 0.05, steps=20)
+    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.groups.0.momentum\."):
+        beside(tmp_path, 1e-3, steps=20, momentum=0.9)
+
+
+def test_a_learning_rate_may_be_a_tensor(tmp_path: Path) -> None:
+    beside(tmp_path, torch.tensor(1e-3))
+    whole = beside(None, torch.tensor(1e-3), steps=20)
+    assert torch.equal(beside(tmp_path, torch.tensor(1e-3), steps=20), whole)
+
+
+def test_another_schedule_is_refused(tmp_path: Path) -> None:
+    def falling(step: int) -> Any:
+        return lambda t: torch.where(t < step, 1.0, 0.1)
+
+    short(tmp_path, schedule=falling(30))
+    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.schedule\."):
+        short(tmp_path, schedule=falling(45))
+
+
+def test_another_prior_or_activation_is_refused(tmp_path: Path) -> None:
+    def train(activation: Any, length_scale: float, steps: int) -> None:
+        net = torch.nn.Sequential(torch.nn.Linear(1, 3), activation, torch.nn.Linear(3, 1))
+        model = pd.BayesianNet(net, pd.Prior(length_scale=length_scale))
+        how: Any = {"compile": False, "progress": False, "checkpoint": tmp_path}
+        pd.fit(model, pd.AutoDropout(model), X, X, steps=steps, **how)
+
+    train(torch.nn.ReLU(), 1.0, 3)
+    with pytest.raises(pd.DifferentModelError, match="prior_scale/0/weight: 1 in the file"):
+        train(torch.nn.ReLU(), 10.0, 6)
+    with pytest.raises(pd.DifferentModelError, match="ReLU in the file, Tanh here"):
+        train(torch.nn.Tanh(), 1.0, 6)

@@ -291,3 +291,23 @@ def test_optimisers_are_named_in_any_case() -> None:
     assert named("Adam", 0.1).name == "adam"
     with pytest.raises(pd.PyroDropoutError, match="optim must be"):
         named("lion", 0.1)
+
+
+def test_a_site_is_named_whose_term_is_not_finite_after_the_step() -> None:
+    """Parameters and outputs stay finite; the squares of the outputs are beyond float32."""
+    model, guide, x, y = problem()
+    before = {name: value.clone() for name, value in guide.mean().items()}
+    with pytest.raises(
+        pd.DivergedError, match=r"that step broke 0 of 4 parameters\. At the parameters after it the term of site 'y'"
+    ):
+        pd.fit(model, guide, x, y, steps=2, lr=1e11, optim="sgd", clip_norm=1.0, seed=0, **QUIET)
+    torch.testing.assert_close(guide.mean(), before)
+
+
+def test_looking_for_the_site_leaves_running_means_alone() -> None:
+    net = nn.Sequential(nn.Linear(1, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
+    model = pd.BayesianNet(net)
+    _, _, x, y = problem()
+    with pytest.raises(pd.DivergedError, match="the term of site 'y'"):
+        pd.fit(model, pd.AutoDropout(model), x, y * float("nan"), steps=1, **QUIET)
+    assert int(net[1].num_batches_tracked) == 1

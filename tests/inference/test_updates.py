@@ -89,3 +89,26 @@ def test_bad_input() -> None:
         named("adam", 0.0)
     with pytest.raises(pd.PyroDropoutError, match="optim must be 'adam', 'adamw', 'sgd'"):
         named("lion", 0.1)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
+    leaf = torch.ones(3, dtype=F64, requires_grad=True)
+    optimiser = torch.optim.Adam([leaf], 0.1, weight_decay=10.0, decoupled_weight_decay=decoupled)
+    update = from_optimiser(optimiser)
+    assert update is not None
+    gradient = torch.tensor([0.5, -2.0, 1.0], dtype=F64)
+    values, state = [leaf.detach().clone()], update.start([leaf.detach()])
+    for taken in (1, 2, 3):
+        leaf.grad = gradient.clone()
+        optimiser.step()
+        values, state = update.step(values, [gradient], state, *clock(update, values, taken))
+    torch.testing.assert_close(values[0], leaf.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_options_may_be_tensors() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    found = from_optimiser(torch.optim.Adam([w], lr=torch.tensor(0.25), betas=(0.5, 0.75)))
+    assert found is not None
+    assert type(found.lr) is float
+    assert found.lr == 0.25

@@ -1,0 +1,86 @@
+"""A draw for every data point scales the units of an input, and makes nothing of an input that has too few."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.guides import GUIDES
+
+Y = torch.zeros(6, 1)
+QUIET: Any = {"steps": 2, "compile": False, "progress": False}
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+
+def picture() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten(), nn.Linear(8, 1))
+
+
+def in_groups() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(4, 2, 3, groups=2), nn.Flatten(), nn.Linear(8, 1))
+
+
+def upwards() -> nn.Module:
+    return nn.Sequential(nn.ConvTranspose2d(3, 2, 3), nn.Flatten(), nn.Linear(72, 1))
+
+
+def sequence() -> nn.Module:
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.out(self.rnn(x)[0][:, -1])
+            return out
+
+    return Last()
+
+
+CASES = {
+    "one column": (mlp, (1,)),
+    "two columns": (mlp, (2,)),
+    "seven columns": (mlp, (7,)),
+    "one column, in positions": (mlp, (5, 1)),
+    "one channel": (picture, (1, 4, 4)),
+    "one channel, in groups": (in_groups, (1, 4, 4)),
+    "half the channels, in groups": (in_groups, (2, 4, 4)),
+    "one channel, transposed": (upwards, (1, 4, 4)),
+    "one feature": (sequence, (5, 1)),
+}
+
+
+def told(call: Any) -> str:
+    with pytest.raises(pd.ShapeError) as caught:
+        call()
+    return str(caught.value).splitlines()[0]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.__name__)
+@pytest.mark.parametrize("case", CASES)
+def test_an_input_of_another_width_is_refused(guide: Any, case: str) -> None:
+    net, shape = CASES[case]
+    model = pd.BayesianNet(net())
+    posterior, x = guide(model), torch.ones(6, *shape)
+    said = told(lambda: pd.fit(model, posterior, x, Y, **QUIET))
+    assert said.startswith(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: ")
+    own = told(lambda: pd.predict(model, posterior, x, samples=3))
+    assert own == told(lambda: pd.predict(model, posterior, x, samples=3, shared=True))
+
+
+def test_a_hidden_layer_of_another_width_is_refused() -> None:
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 1), nn.ReLU(), nn.Linear(8, 1)))
+    assert "(6x1 and 8x1)" in told(lambda: pd.fit(model, pd.AutoDropout(model), torch.ones(6, 3), Y, **QUIET))
+
+
+def test_a_site_that_is_one_row_still_scales_all_units() -> None:
+    model = pd.BayesianNet(nn.Linear(3, 2, bias=False))
+    guide = pd.AutoDropout(model, keep=0.5, row_dim=0)
+    samples = pd.predict(model, guide, torch.ones(6, 3), samples=50, seed=0).samples
+    assert bool((samples == 0).any())
+    assert bool((samples != 0).any())
