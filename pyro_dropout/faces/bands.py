@@ -4,7 +4,8 @@
 draws; the other two put several posteriors, or several sets of curves, into panels, to which data can be added.
 """
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
 # Okabe and Ito's blue, orange, green, vermilion, pink, light blue and a grey: told apart by the colour-blind as well.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
 _DARKEST = 0.6  # what all shades on top of one another come near to; one alone has half of it
+
+
+@contextlib.contextmanager
+def literal_text() -> Iterator[None]:
+    """Within this context, or in a function with it as its decorator, texts are drawn as they are: a $ is a $."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        yield
 
 
 def draw_bands(

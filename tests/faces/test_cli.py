@@ -3,11 +3,15 @@
 import hashlib
 import io
 import json
+import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -22,6 +26,7 @@ from pyro_dropout.faces.datasets import download
 from pyro_dropout.faces.datasets.collection import UCI_NAMES, VARIABLE
 from pyro_dropout.faces.datasets.download import Item
 from pyro_dropout.inference.resumption import Keeper
+from pyro_dropout.inference.runs import Run
 from pyro_dropout.mathematics import errors
 from tests.faces.command import FEW, contents, houses, run, table_of, written
 
@@ -129,6 +134,60 @@ def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
     (said,) = done.stderr.strip().splitlines()
     assert said.startswith("pyro-dropout: the loss is")
     assert contents(tmp_path) == before
+
+
+def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = written(tmp_path, houses()), tmp_path / "run"
+    out.mkdir()
+    advance = Run.advance
+
+    def spoiled(self: Run, steps: int) -> torch.Tensor:
+        losses = advance(self, steps)
+        return torch.full_like(losses, math.nan) if int(self.t) > 61 else losses
+
+    monkeypatch.setattr(Run, "advance", spoiled)
+    few = ["--steps", 100, "--width", 5, "--no-compile", "--quiet", "--checkpoint-every", 20]
+    done = run("fit", data, "--out", out, *few)
+    assert done.exit_code == 1
+    said = " ".join(done.stderr.split())
+    assert "the loss is nan at step" in said
+    assert "The last good checkpoint is kept in" in said
+    assert [int(path.stem.removeprefix("step-")) for path in sorted((out / "checkpoints").iterdir())][-1] == 60
+
+
+def test_a_folder_that_was_there_stays_when_a_run_diverges(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    (tmp_path / "mine").mkdir()
+    before = contents(tmp_path)
+    assert run("fit", data, "--out", tmp_path / "mine", "--lr", 1e30, *FEW).exit_code == 1
+    assert contents(tmp_path) == before
+
+
+def test_a_posterior_that_is_behind_its_run_says_so(fitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(fitted / "houses", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    record["training"]["steps"] = 50
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record), "utf-8")
+    done = run("predict", tmp_path / "run", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 5, "-q")
+    assert done.exit_code == 0
+    assert "has learned for 3 steps of the 50 that were asked for last" in " ".join(done.stderr.split())
+
+
+def test_predictions_go_through_a_link(fitted: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "link.csv", "--samples", 5)
+    assert done.exit_code == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len(table_of(tmp_path / "real.csv")) == 30
+
+
+def test_large_whole_numbers_of_a_table_are_copied_as_they_are(fitted: Path, tmp_path: Path) -> None:
+    table = {"id": [1234567890, 1234567891], "area": [31.123456789, 40.0], "town": ["a", "b"]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "new.parquet")
+    asked = ["predict", fitted / "houses", tmp_path / "new.parquet", "--out", tmp_path / "p.csv", "--samples", 5]
+    assert run(*asked, "--with-inputs", "--ignore-extra").exit_code == 0
+    rows = table_of(tmp_path / "p.csv")
+    assert [(row["id"], row["area"]) for row in rows] == [("1234567890", "31.123456789"), ("1234567891", "40")]
 
 
 # --- the rest of the face ---------------------------------------------------------------------------------------------

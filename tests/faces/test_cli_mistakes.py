@@ -1,5 +1,6 @@
 """Mistakes on the command line: each is one line that names the thing, and nothing is written."""
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,12 @@ def spoiled(name: str, content: bytes) -> Callable[[Path], object]:
 
 def swapped(old: str, new: str) -> Callable[[Path], object]:
     return lambda folder: (folder / "run.json").write_text((folder / "run.json").read_text("utf-8").replace(old, new))
+
+
+def piped(path: Path) -> Path:
+    if not path.exists():
+        os.mkfifo(path)
+    return path
 
 
 TEN = "1,2\n" * 12
@@ -162,6 +169,18 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", fitted / "houses.csv"],
         "is the table itself",
     ),
+    "predict into a pipe": (
+        lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", piped(folder / "p.csv")],
+        "is a device or a pipe",
+    ),
+    "a picture into a folder": (of_predict(houses(), "--plot", "/"), "must end in .png"),
+    "a picture into nowhere": (of_predict(houses(), "--plot", "/no/such/folder/p.png"), "there is no folder"),
+    "a picture over the predictions": (
+        lambda folder, fitted: [
+            "predict", fitted / "houses", fitted / "houses.csv", "--out", folder / "p.png", "--plot", folder / "p.png",
+        ],
+        "is the file of --out too",
+    ),
     # new data, and runs
     "a missing column": (of_predict("area\n1\n"), "at least two columns"),
     "another missing column": (of_predict("area,price\n1,2\n"), "new.csv has no column 'town', which the run"),
@@ -178,6 +197,12 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no run": (lambda folder, fitted: ["resume", folder], "is no run: it has no run.json"),
     "a garbled record": (of_run(spoiled("run.json", b"{")), "run.json is damaged: it is not JSON"),
     "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
+    "a record that fills gaps with text": (
+        of_run(swapped('"fill": null', '"fill": ["a", "b", "c"]')), "run.json is damaged: what fills gaps, 'a', is",
+    ),
+    "a record that fills gaps with nothing": (
+        of_run(swapped('"fill": null', '"fill": [NaN, 1, 2]')), "run.json is damaged: what fills gaps, nan, is",
+    ),
     "a record of another guide": (of_run(swapped('"dropout"', '"mean-field"')), "belongs to another model or guide"),
     "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
     "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),

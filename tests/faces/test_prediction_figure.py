@@ -73,6 +73,15 @@ def test_where_there_were_no_data_is_shaded() -> None:
         assert (shade.get_x(), shade.get_x() + shade.get_width()) == (9.0, 20.0)
 
 
+def test_a_dollar_is_a_dollar(tmp_path: Path) -> None:
+    name = "US$_a_b$"  # as mathematics, a mistake
+    figure = plot_predictions(name, ["$x_a_b$", "3", "15"], CLASSES, name, title=name)
+    figure.savefig(tmp_path / "p.png")
+    figure = plot_predictions(name, ["7", "3", "15"], ANSWERS, name, 0.9, (["1", "2"], ["10", "20"]), name)
+    figure.savefig(tmp_path / "p.svg")
+    assert figure.axes[0].get_ylabel() == name
+
+
 def test_it_is_drawn_over_what_varies_most() -> None:
     assert widest({"a": ["1", "1", "2"], "b": ["x", "y", "z"]}, ["a", "b"]) == "b"
 
@@ -147,7 +156,7 @@ def test_bad_wishes_are_refused_and_nothing_is_written(fitted: Path, tmp_path: P
     asked = ["predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "p.csv"]
     for wish, said in (
         (["--plot", tmp_path / "p.txt"], "must end in .png, .pdf or .svg"),
-        (["--plot", tmp_path / "no" / "p.png"], "its folder is not there"),
+        (["--plot", tmp_path / "no" / "p.png"], "there is no folder"),
         (["--plot", tmp_path / "p.png", "--over", "colour"], "'colour' is no input of the run; they are"),
         (["--over", "rooms"], "give --plot FILE as well"),
     ):

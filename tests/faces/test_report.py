@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import dataclasses
 import hashlib
 import itertools
 import math
@@ -209,6 +210,14 @@ def test_a_lead_is_marked_if_it_is_more_than_an_error(
     pair = made(Row("a", {key: Score(one)}), Row("b", {key: Score(other)}), Row("reference", {key: Score([0.0, 0.0])}))
     assert pair.clearly_best(key) == winner
     assert page(pair).count(" (best)</span>") == (winner is not None)
+
+
+def test_figures_take_names_as_they_are(found: Comparison, tmp_path: Path) -> None:
+    name, row = "US$_a_b$", found.rows[0]  # as mathematics, a mistake
+    settings = {**found.settings, "x": name, "y": name}
+    renamed = Comparison([dataclasses.replace(row, name=name)], found.train, found.test, settings, 1.0)
+    renamed.plot().savefig(tmp_path / "bands.png")
+    renamed.plot_scores().savefig(tmp_path / "scores.png")
 
 
 def test_a_third_guide_may_take_the_lead_away() -> None:

@@ -90,7 +90,7 @@ def test_parquet_says_what_csv_says(tmp_path: Path) -> None:
     assert one.encoding == other.encoding
 
 
-def test_parquet_has_nulls_booleans_and_types_that_are_refused(tmp_path: Path) -> None:
+def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     columns = {"a": [1, None, 3], "b": [float("nan"), 2.0, 3.0], "c": [True, None, False], "d": [None, None, None]}
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
@@ -100,10 +100,25 @@ def test_parquet_has_nulls_booleans_and_types_that_are_refused(tmp_path: Path) -
         "c": ["true", None, "false"],
         "d": [None, None, None],
     }
-    when = pyarrow.array([1, 2, 3], pyarrow.timestamp("s"))
-    pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2, 3], "when": when}), path)
+    when = pyarrow.array(range(12), pyarrow.timestamp("s"))
+    nest = [{"x": k} for k in range(12)]
+    numbers = {"a": range(12), "b": range(1, 13)}
+    pyarrow.parquet.write_table(pyarrow.table({**numbers, "when": when, "nest": nest}), path)
+    assert list(read_file(path).columns) == ["a", "b"]
+    with pytest.raises(pd.RangeError, match=r"column 'when': its type is timestamp.* leave it out \(--drop\)"):
+        read_table(path, target="b")
+    with pytest.raises(pd.RangeError, match=r"column 'nest': its type is struct"):
+        read_table(path, target="b", drop=("when",))
     with pytest.raises(pd.RangeError, match=r"column 'when': its type is timestamp"):
-        read_file(path)
+        read_table(path, target="when", drop=("nest",))
+    encoding = read_table(path, target="b", drop=("when", "nest")).encoding
+    assert encoding is not None
+    with pytest.raises(pd.PyroDropoutError, match=r"the column 'when' was not there in training"):
+        read_inputs(path, encoding)
+    assert read_inputs(path, encoding, ignore_extra=True)[1].shape == (12, 1)
+    pyarrow.parquet.write_table(pyarrow.table({"b": numbers["b"], "a": when}), path)
+    with pytest.raises(pd.RangeError, match=r"column 'a': its type is timestamp"):
+        read_inputs(path, encoding)
 
 
 def test_numbers_and_labels() -> None:

@@ -67,9 +67,10 @@ def predict(
     from pyro_dropout.inference.torchrun import local_device, rank_here, started_together
 
     run = Run.read(folder)
-    _check_file(out, data)
-    _check_picture(plot, over, [column.name for column in run.encoding.inputs])
-    model, guide = run.trained(folder)
+    _check_file("--out", out, data)
+    _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data)
+    with heard():
+        model, guide = run.trained(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra)
     together = started_together()
@@ -121,6 +122,7 @@ def _with_inputs(
     found: "Iterable[tuple[dict[str, list[Any]], Table]]",
 ) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
     """Yield the same pieces, with the columns of the table after the first, which is the row."""
+    from pyro_dropout.faces.tables.files import as_label
     from pyro_dropout.mathematics.errors import PyroDropoutError
 
     for columns, table in found:
@@ -130,7 +132,10 @@ def _with_inputs(
                     f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or leave"
                     " --with-inputs out."
                 )
-        yield {"row": columns["row"]} | table.columns | columns, table
+        cells = {
+            name: ["" if cell is None else as_label(cell) for cell in each] for name, each in table.columns.items()
+        }
+        yield {"row": columns["row"]} | cells | columns, table
 
 
 class _Shown:
@@ -196,7 +201,7 @@ def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
     return read_file(path).columns, ""
 
 
-def _check_picture(path: Path | None, over: str | None, inputs: list[str]) -> None:
+def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
     if path is None:
         if over is not None:
             raise typer.BadParameter(
@@ -205,10 +210,9 @@ def _check_picture(path: Path | None, over: str | None, inputs: list[str]) -> No
         return
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise typer.BadParameter(f"{str(path)!r} must end in .png, .pdf or .svg.", param_hint="'--plot'")
-    if path.is_dir() or not path.parent.is_dir():
-        raise typer.BadParameter(
-            f"{str(path)!r} cannot be a file: it is a folder, or its folder is not there.", param_hint="'--plot'"
-        )
+    _check_file("--plot", path, data)
+    if path.resolve() == out.resolve():
+        raise typer.BadParameter(f"{str(path)!r} is the file of --out too; give another.", param_hint="'--plot'")
     if over is not None and over not in inputs:
         raise typer.BadParameter(
             f"{over!r} is no input of the run; they are {', '.join(inputs)}.", param_hint="'--over'"
@@ -233,11 +237,16 @@ def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -
     return done
 
 
-def _check_file(path: Path, data: str) -> None:
-    hint = "'--out'"
+def _check_file(option: str, path: Path, data: str) -> None:
+    """Raise unless a file can be written there without harm: before the work, not after it."""
+    hint, folder = f"'{option}'", path.resolve().parent  # of a link, that of the file that it leads to
     if path.is_dir():
         raise typer.BadParameter(f"{str(path)!r} is a folder; a file is needed.", param_hint=hint)
-    if not path.parent.is_dir():
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(f"{str(path)!r} is a device or a pipe; a file is needed.", param_hint=hint)
+    if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder {str(path.parent)!r}.", param_hint=hint)
+    if not os.access(folder, os.W_OK):
+        raise typer.BadParameter(f"nothing can be written into the folder {str(path.parent)!r}.", param_hint=hint)
     if path.exists() and Path(data).exists() and path.samefile(data):
         raise typer.BadParameter(f"{str(path)!r} is the table itself, and would be written over.", param_hint=hint)

@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyro_dropout.faces.bands import PALETTE
+from pyro_dropout.faces.bands import PALETTE, literal_text
 from pyro_dropout.faces.tables.files import Cell, as_label, as_number
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -45,6 +45,7 @@ def holes(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(a, b) for a, b in itertools.pairwise(known) if b - a > least]
 
 
+@literal_text()
 def plot_predictions(
     over: str,
     cells: Sequence[Cell],

@@ -1,5 +1,6 @@
 """``pyro-dropout fit`` and ``resume``: one guide trained on a table, kept as a folder."""
 
+import contextlib
 import os
 import shutil
 import warnings
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pyro_dropout.faces.commands import options
-from pyro_dropout.faces.commands.terminal import PROGRAM, answer, plain_warnings
+from pyro_dropout.faces.commands.terminal import PROGRAM, answer, complain, plain_warnings
 
 if TYPE_CHECKING:
     from pyro_dropout.faces.commands.runs_on_disk import Run
@@ -58,7 +59,7 @@ def fit(
     """Fit one guide to a table and keep the run in a folder."""
     options.check_guide("--guide", guide)
     where = options.place(device)
-    from pyro_dropout.faces.commands.runs_on_disk import RECORD, Reading, Run, Training
+    from pyro_dropout.faces.commands.runs_on_disk import CHECKPOINTS, RECORD, Reading, Run, Training
     from pyro_dropout.faces.datasets.bundled import BUNDLED
     from pyro_dropout.inference.history import DivergedError
     from pyro_dropout.inference.torchrun import rank_here, restarted
@@ -78,12 +79,17 @@ def fit(
             made = _make(out)
             run.write(out)
         _train(run, table, out, where, checkpoint_every, as_json, quiet)
-    except DivergedError:
-        if first:
-            _remove(out, made)  # what diverged is of no use, and would stand in the way of the next attempt
-        raise
+    except DivergedError as cause:
+        if first and not any((out / CHECKPOINTS).glob("step-*")):
+            _remove(out, made)  # nothing good is in it, and it would stand in the way of the next attempt
+            raise
+        kept = f" The last good checkpoint is kept in {out}; another attempt needs another --out." if first else ""
+        raise DivergedError(f"{cause}{kept}") from None
     except KeyboardInterrupt:
         raise _interrupted(out) from None
+    except SystemExit:  # a signal, after its checkpoint was written
+        _say_how_to_go_on(out)
+        raise
 
 
 def resume(
@@ -120,6 +126,9 @@ def resume(
         _train(run, table, folder, where, checkpoint_every, as_json, quiet)
     except KeyboardInterrupt:
         raise _interrupted(folder) from None
+    except SystemExit:
+        _say_how_to_go_on(folder)
+        raise
 
 
 def _train(
@@ -213,6 +222,13 @@ def _interrupted(folder: Path) -> BaseException:
     return typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; to go on: {PROGRAM} resume {folder}")
 
 
+def _say_how_to_go_on(folder: Path) -> None:
+    from pyro_dropout.inference.torchrun import rank_here
+
+    if rank_here() == 0:
+        complain(f"to go on: {PROGRAM} resume {folder}")
+
+
 # --- where things go --------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +258,9 @@ def _make(folder: Path) -> list[Path]:
 
 
 def _remove(folder: Path, made: list[Path]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for each in made[1:]:
-        each.rmdir()
+    """Remove what a run wrote, and the folders that were made for it."""
+    for each in folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for each in made:
+        with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+            each.rmdir()

@@ -6,6 +6,7 @@ written when training ends. Both are whole or not there.
 
 import hashlib
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -124,7 +125,13 @@ class Run:
                 f" resume {folder}"
             )
         model, guide = self.build()
-        load(path, model, guide)
+        steps = load(path, model, guide).get("steps")
+        if isinstance(steps, int) and steps < self.training.steps:
+            warnings.warn(
+                f"{folder} has learned for {steps} steps of the {self.training.steps} that were asked for last, and"
+                f" predicts with that; to go on: pyro-dropout resume {folder}",
+                stacklevel=2,
+            )
         return model, guide
 
     # --- on disk ------------------------------------------------------------------------------------------------------
@@ -160,7 +167,7 @@ class Run:
             return cls._of(record)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
             raise PyroDropoutError(f"{path} is damaged: it is not JSON. Fit the run again.") from None
-        except (KeyError, TypeError, AttributeError) as cause:
+        except (KeyError, TypeError, AttributeError, OverflowError) as cause:
             raise PyroDropoutError(f"{path} is damaged: {cause} is missing or wrong. Fit the run again.") from None
 
     @classmethod

@@ -9,6 +9,7 @@ from pyro_dropout.answers.calibration import pit
 from pyro_dropout.answers.class_calibration import reliability
 from pyro_dropout.answers.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.answers.streams import is_class, is_normal
+from pyro_dropout.faces.bands import literal_text
 from pyro_dropout.faces.comparing.columns import COLUMNS
 from pyro_dropout.faces.comparing.findings import REFERENCE
 from pyro_dropout.faces.comparing.scores import targets_of
@@ -42,6 +43,7 @@ def short(name: str) -> str:
 # --- bands ------------------------------------------------------------------------------------------------------------
 
 
+@literal_text()
 def draw_bands(comparison: Any) -> Any:
     """Draw the predictive mean of every posterior with two bands, on axes that all share."""
     import matplotlib.pyplot as plt
@@ -160,6 +162,7 @@ def draw_rejection(ax: Any, comparison: Any) -> None:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
+@literal_text()
 def draw_scores(comparison: Any) -> Any:
     """Draw calibration curves beside the main scores, with standard errors over seeds."""
     import matplotlib.pyplot as plt

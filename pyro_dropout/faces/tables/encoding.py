@@ -106,11 +106,17 @@ class Encoding:
             Input(str(each["name"]), None if each["categories"] is None else tuple(map(str, each["categories"])))
             for each in found["inputs"]
         )
-        fill = None if found["fill"] is None else tuple(float(value) for value in found["fill"])
+        fill = None if found["fill"] is None else tuple(map(_number, found["fill"]))
         made = cls(inputs, str(found["target"]), tuple(map(str, found["classes"])), fill)
         if not inputs or (fill is not None and len(fill) != len(made.features)):
             raise TypeError("inputs and what fills them do not fit together")
         return made
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"what fills gaps, {value!r},")
+    return float(value)
 
 
 def learn(
@@ -130,8 +136,9 @@ def learn(
         >>> learn(Table("t.csv", cells, [2, 3, 4]), "y").classes
         ('no', 'yes')
     """
-    for name in (target, *categorical, *drop):
-        table.column(name)
+    for name in (target, *categorical, *drop, *table.unread):
+        if name not in drop or name not in table.unread:
+            table.column(name)
     if target in drop:
         raise PyroDropoutError(f"the column {target!r} cannot be both the target and left out.")
     names = [name for name in table.columns if name != target and name not in drop]

@@ -8,8 +8,8 @@ import codecs
 import csv
 import importlib
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Table:
         file: the name of the file, for messages.
         columns: {name: cells}; a cell is text, a number, or None where it is missing.
         rows: where each row stands in the file.
+        unread: {name: type} of columns of types that cannot be read, which are not among the others.
 
     Example:
         >>> table = Table("t.csv", {"a": ["1", None]}, [2, 3])
@@ -41,6 +42,7 @@ class Table:
     file: str
     columns: dict[str, list[Cell]]
     rows: list[int]
+    unread: dict[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -51,6 +53,11 @@ class Table:
 
     def column(self, name: str) -> list[Cell]:
         """Return a column, or say which there are."""
+        if name in self.unread:
+            raise RangeError(
+                f"{self.file}, column {name!r}: its type is {self.unread[name]}; numbers, text and booleans can be"
+                " read. Convert it, or leave it out (--drop)."
+            )
         if name not in self.columns:
             raise PyroDropoutError(f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.")
         return self.columns[name]
@@ -58,7 +65,7 @@ class Table:
     def only(self, kept: list[int]) -> "Table":
         """Return the table with these rows, counted from 0."""
         columns = {name: [cells[row] for row in kept] for name, cells in self.columns.items()}
-        return Table(self.file, columns, [self.rows[row] for row in kept])
+        return Table(self.file, columns, [self.rows[row] for row in kept], self.unread)
 
 
 def as_number(cell: Cell) -> float | None:
@@ -150,7 +157,7 @@ def read_pieces(path: str | Path, size: int | None = None) -> Iterator[Table]:
 
 
 def _check_columns(table: Table) -> None:
-    if len(table.columns) < 2:
+    if len(table.columns) + len(table.unread) < 2:
         raise ShapeError(
             f"{table.file} must have at least two columns, one to predict and one to predict from; its header is"
             f" {', '.join(map(repr, table.columns)) or 'empty'}. The columns of a CSV file are separated by commas."
@@ -284,27 +291,27 @@ def _parquet(path: Path, size: int | None) -> Iterator[Table]:
         with parquet.ParquetFile(path) as file:  # not as a data set, which would read columns into the path's names too
             names = _named(path, [str(name) for name in file.schema_arrow.names])
             _check_columns(Table(path.name, {name: [] for name in names}, []))
+            kinds = dict(zip(names, file.schema_arrow.types, strict=True))
+            found_ways = {name: _reading(pyarrow.types, kind) for name, kind in kinds.items()}
+            ways = {name: way for name, way in found_ways.items() if way is not None}
+            unread = {name: str(kind) for name, kind in kinds.items() if name not in ways}
             pieces = [file.read()] if size is None else file.iter_batches(batch_size=size)
             for found in pieces:
-                columns = {name: _arrow_cells(path, pyarrow, name, found.column(k)) for k, name in enumerate(names)}
-                yield Table(path.name, columns, list(range(done + 1, done + found.num_rows + 1)))
+                cells = {name: found.column(k).to_pylist() for k, name in enumerate(names) if name not in unread}
+                columns = {name: [ways[name](cell) for cell in each] for name, each in cells.items()}
+                yield Table(path.name, columns, list(range(done + 1, done + found.num_rows + 1)), unread)
                 done += found.num_rows
     except (pyarrow.ArrowException, OSError) as cause:
         raise PyroDropoutError(f"{path.name} is no whole Parquet file: {str(cause).splitlines()[0]}") from None
 
 
-def _arrow_cells(path: Path, pyarrow: Any, name: str, column: Any) -> list[Cell]:
-    kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-    is_a = pyarrow.types
-    cells: list[Any] = column.to_pylist()
+def _reading(is_a: Any, kind: Any) -> Callable[[Any], Cell] | None:
+    """Return how a value of a column of this type becomes a cell; None for types that cannot be read."""
+    kind = kind.value_type if is_a.is_dictionary(kind) else kind
     if is_a.is_boolean(kind):
-        return [None if cell is None else str(cell).lower() for cell in cells]
+        return lambda value: None if value is None else str(value).lower()
     if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind):
-        return [None if cell is None or math.isnan(cell) else float(cell) for cell in cells]
+        return lambda value: None if value is None or math.isnan(value) else float(value)
     if is_a.is_string(kind) or is_a.is_large_string(kind):
-        return [None if cell is None else _cell(cell) for cell in cells]
-    if is_a.is_null(kind):
-        return cells
-    raise RangeError(
-        f"{path.name}, column {name!r}: its type is {column.type}; numbers, text and booleans can be read."
-    )
+        return lambda value: None if value is None else _cell(value)
+    return (lambda value: None) if is_a.is_null(kind) else None

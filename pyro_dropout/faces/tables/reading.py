@@ -109,12 +109,14 @@ def read_input_pieces(
     known = [column.name for column in encoding.inputs]
     for table in read_pieces(path, size):
         absent = [name for name in known if name not in table.columns]
+        if absent and absent[0] in table.unread:
+            table.column(absent[0])
         if absent:
             raise PyroDropoutError(
                 f"{table.file} has no column {absent[0]!r}, which the run was trained with; its columns are"
                 f" {', '.join(table.columns)}."
             )
-        extra = [name for name in table.columns if name not in known and name != encoding.target]
+        extra = [name for name in (*table.columns, *table.unread) if name not in known and name != encoding.target]
         if extra and not ignore_extra:
             raise PyroDropoutError(
                 f"{table.file}: the column {extra[0]!r} was not there in training. Take it out, or say --ignore-extra."
