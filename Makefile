@@ -8,7 +8,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
-PIP := $(RUN) pip --disable-pip-version-check install
+PIP := $(RUN) pip --disable-pip-version-check install --no-compile
 PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest
 PARALLEL := -n 2 --dist worksteal
 

@@ -77,7 +77,7 @@ def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(selection, "Fleet", Kept)
     x, y, train, test = data()
     grid = {"drop": [0.2], "noisy": [noisy]}
-    found = choose(build, grid, x, y, train[:1], test[:1], **{**QUICK, "samples": 20_000})
+    found = choose(build, grid, x, y, train[:1], test[:1], **{**QUICK, "steps": 30, "samples": 20_000})
     guide = kept[0][2][1]  # two folds, and then the whole
     learned = {name.split(".", 1)[1]: value.numpy().astype(float) for name, value in guide.state_dict().items()}
     first, last = (learned[f"{layer}/weight.loc"] for layer in (0, 2))
