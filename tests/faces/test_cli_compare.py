@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
         "table.csv: 24 rows to train on and 6, chosen at random, to test with; one-hot encoded: town (2)" in done.stdout
     )
     assert str(out / "report.html")[-20:] in done.stdout
+    (again,) = [line for line in done.stdout.splitlines() if line.startswith("To predict with")]
+    best = again.split()[3].rstrip(":")
+    assert best in ("dropout", "mean-field")
+    words = shlex.split(again.split(": pyro-dropout ", 1)[1])
+    assert words[:6] == ["fit", str(data), "--target", "price", "--guide", best]
+    assert run(*words[:-1], tmp_path / "again", *FEW).exit_code == 0
     assert sorted(contents(tmp_path / "deep")) == [
         "down",
         "down/comparison.json",

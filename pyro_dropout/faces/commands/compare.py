@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pyro_dropout.faces.commands import options
-from pyro_dropout.faces.commands.terminal import answer, complain, plain_warnings, score_table
+from pyro_dropout.faces.commands.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
     from pyro_dropout.faces.comparing.findings import Comparison
@@ -64,6 +64,7 @@ def compare(
     from pyro_dropout.faces.comparing.comparison import compare as run
     from pyro_dropout.faces.comparing.folder import check_folder, scores_of, write_folder
     from pyro_dropout.faces.comparing.standard_models import GUIDES
+    from pyro_dropout.faces.datasets.bundled import BUNDLED
 
     check_folder(out)
     arviz()  # written with at the end: an installation that is broken is told before the work
@@ -100,7 +101,7 @@ def compare(
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
-    answer(record, as_json, _lines(found, result, out, files))
+    answer(record, as_json, _lines(found, result, out, files, None if data in BUNDLED else data))
     if not scored:
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
@@ -146,13 +147,16 @@ def _show(result: "Comparison") -> None:
     score_table(["", *(row.name for row in result.rows)], rows, bold)
 
 
-def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str]) -> list[str]:
+def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], file: str | None) -> list[str]:
     from pyro_dropout.faces.report.text import plain_findings
 
     shown = os.path.relpath(out)
+    best = result.best("log_lik")
+    again = f"fit {shlex.quote(str(file))} --target {shlex.quote(data.y_name)} --guide {best} --held-back 0.2 --out run"
     return [
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
+        *([f"To predict with {best}: {PROGRAM} {again}"] if file and best in options.GUIDE_NAMES else []),
         f"{result.seconds:.0f} s in all. The page: {os.path.join(shown, 'report.html')}",
         f"Beside it, {len(files) - 1} files: the scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

@@ -164,7 +164,8 @@ def _train(
     record: dict[str, Any] = {"steps": history.steps, "last_loss": float(history.losses[-1]), "scores": scores}
     save(folder / POSTERIOR, model, guide, record)
     shown = os.path.relpath(folder)
-    lines = [data.note, f"{run.guide}: {history.steps} steps, loss {record['last_loss']:.4g} at the last."]
+    loss = f"loss {record['last_loss']:.4g} at the last (not to be compared between guides)"
+    lines = [data.note, f"{run.guide}: {history.steps} steps, {loss}."]
     if scores:
         lines.append(_told(scores, len(data.test[0])))
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
