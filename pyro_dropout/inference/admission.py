@@ -10,7 +10,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihoods import Likelihood
-from pyro_dropout.inference.functional import quietly
+from pyro_dropout.inference.functional import check_loss, quietly
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
     RangeError,
@@ -55,8 +55,8 @@ def check_how(
         raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
     if callable(schedule):
         _check_schedule(schedule)
-    if loss is not None and (isinstance(loss, type) or not hasattr(loss, "differentiable_loss")):
-        raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+    if loss is not None:
+        check_loss(loss)
     if clip_norm is not None:
         check_number("clip_norm", clip_norm)
         if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:

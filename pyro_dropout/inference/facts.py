@@ -9,10 +9,7 @@ from torch import nn
 
 from pyro_dropout.inference.updates import Schedule, Update, plain
 
-_EVERY, _LAST = (
-    1000,
-    10**7,
-)  # a schedule is looked at at every step up to the first, then ever more rarely up to the last
+_EVERY, _LAST = 1000, 10**7  # a schedule is looked at at each step up to the first, then more and more rarely
 _NO_SETTINGS = ("training", "inplace")  # change nothing of what a layer is
 
 

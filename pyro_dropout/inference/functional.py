@@ -29,6 +29,12 @@ def check_programs(model: Any, guide: Any) -> None:
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
 
 
+def check_loss(loss: Any) -> None:
+    """Raise unless this is a loss whose gradient can be taken."""
+    if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
+        raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+
+
 class Parameters:
     """The trained tensors of a model and a guide, by their names in Pyro's store.
 
@@ -41,8 +47,7 @@ class Parameters:
     """
 
     def __init__(self, model: Any, guide: Any, loss: Any, args: Any, kwargs: Any) -> None:
-        if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
-            raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+        check_loss(loss)
         with contextlib.ExitStack() as stack:
             for context in (torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block()):
                 stack.enter_context(context)

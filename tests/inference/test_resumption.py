@@ -239,10 +239,15 @@ def test_checkpoints_by_time(tmp_path: Path) -> None:
 # --- what is on the disk, and what is said of it --------------------------------------------------------------------
 
 
-def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: Path) -> None:
-    short(pd.Checkpoint(tmp_path, every=20, keep=2), steps=60)
-    last = max(tmp_path.iterdir())
+def two_of_which_the_last_is_damaged(folder: Path) -> None:
+    """Leave the checkpoints of steps 40 and 60."""
+    short(pd.Checkpoint(folder, every=20, keep=2), steps=60)
+    last = max(folder.iterdir())
     last.write_bytes(last.read_bytes()[:-5])
+
+
+def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: Path) -> None:
+    two_of_which_the_last_is_damaged(tmp_path)
     with pytest.warns(UserWarning, match="cannot be used"):
         short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=55)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -255,9 +260,7 @@ def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: 
 
 
 def test_a_damaged_checkpoint_is_the_first_to_go(tmp_path: Path) -> None:
-    short(pd.Checkpoint(tmp_path, every=20, keep=2), steps=60)
-    last = max(tmp_path.iterdir())
-    last.write_bytes(last.read_bytes()[:-5])
+    two_of_which_the_last_is_damaged(tmp_path)
     with pytest.warns(UserWarning, match="cannot be used"):
         short(pd.Checkpoint(tmp_path, every=1000, keep=2), steps=70)
     assert sorted(path.name for path in tmp_path.iterdir()) == [

@@ -196,16 +196,16 @@ def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, flo
 
 def _told(scores: dict[str, float], rows: int) -> str:
     """Say the scores in words, each beside what it would be for somebody who knows nothing."""
+    from pyro_dropout.faces.comparing.scores import off_level
+
     start = f"On {rows} rows that were held back: log-likelihood {scores['log_lik']:.4g} a row, "
     if "accuracy" in scores:
         plainly = f"{scores['accuracy_of_commonest']:.0%} for always saying the commonest class"
         return f"{start}accuracy {scores['accuracy']:.0%} ({plainly})."
     plainly = f"{scores['rmse_of_mean']:.4g} for always saying the mean"
-    held, verdict = scores["coverage_95"], ""
-    if abs(held - 0.95) > 2.6 * (0.95 * 0.05 / rows) ** 0.5:  # which honest intervals miss by once in a hundred
-        verdict = (
-            f": they are too {'wide' if held > 0.95 else 'narrow'}, and {PROGRAM} compare shows which guide's are not"
-        )
+    held = scores["coverage_95"]
+    wrong = off_level(held, rows)
+    verdict = f": they are too {wrong}, and {PROGRAM} compare shows which guide's are not" if wrong else ""
     return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals hold {held:.0%} of them{verdict}."
 
 

@@ -99,6 +99,20 @@ def accuracy(prediction: Prediction, y: Tensor) -> float:
     return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
 
 
+def off_level(held: float, count: int, level: float = 0.95) -> str:
+    """Return whether intervals that hold this share of ``count`` targets are too "narrow" or too "wide".
+
+    "" where honest ones miss their level by as much more often than once in a hundred times.
+
+    Example:
+        >>> off_level(0.5, 40), off_level(1.0, 40), off_level(1.0, 400)
+        ('narrow', '', 'wide')
+    """
+    if abs(held - level) <= 2.6 * (level * (1 - level) / count) ** 0.5:
+        return ""
+    return "narrow" if held < level else "wide"
+
+
 def count_parameters(guide: Any) -> int:
     """Return how many numbers a guide trains."""
     return sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0

@@ -12,6 +12,7 @@ import torch
 from pyro_dropout.faces.comparing.columns import Score
 from pyro_dropout.faces.comparing.findings import REFERENCE
 from pyro_dropout.faces.comparing.layer_gaps import SHORT, WORDS, LayerGap, overall
+from pyro_dropout.faces.comparing.scores import off_level
 from pyro_dropout.faces.report.table import minus, name_cell
 
 _PRAISE = {
@@ -57,16 +58,14 @@ def plain_findings(comparison: Any) -> list[str]:
 def _intervals(comparison: Any) -> list[str]:
     """Say of each posterior whether its intervals hold what they should, as far as so few points can tell."""
     count = comparison.test[1].numel()
-    chance = 2.6 * (0.95 * 0.05 / count) ** 0.5  # what honest intervals miss by, once in a hundred
-    drift = 0.79 / count**0.5  # the calibration error that honest ones exceed as seldom
+    drift = 0.79 / count**0.5  # the calibration error that honest intervals exceed once in a hundred times
     found = []
     for row in comparison.rows:
         cover = row.scores.get("coverage")
         if cover is not None and cover.values:
-            verdict = "which fits 95 %"
-            if abs(cover.mean - 0.95) > chance:
-                verdict = "too sure of itself" if cover.mean < 0.95 else "too unsure"
-            elif "ece" in row.scores and row.scores["ece"].mean > drift:
+            wrong = off_level(cover.mean, count)
+            verdict = {"": "which fits 95 %", "narrow": "too sure of itself", "wide": "too unsure"}[wrong]
+            if not wrong and "ece" in row.scores and row.scores["ece"].mean > drift:
                 apart = f"{100 * row.scores['ece'].mean:.0f} points"
                 verdict += f", but intervals of all levels miss theirs by {apart} on average, more than by chance"
             share = f"{100 * cover.mean:.0f} % of the held-back targets"
