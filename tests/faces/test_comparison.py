@@ -63,6 +63,21 @@ def test_scores_are_those_of_the_trained_guides() -> None:
     assert row.scores["elbo"].mean == pytest.approx(float(exact.log_evidence), abs=3)
 
 
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_what_is_asked_lies_where_the_data_lie(device: str) -> None:
+    """Every score, the curve and the distance to a reference, on every device that there is."""
+    train, test = (tuple(part.to(device) for part in line()) for _ in range(2))
+    exact = pd.conjugate(linear_model().to(device), *train)
+    model = linear_model().to(device)
+    found = pd.compare(model, [pd.AutoMeanField], train, test, reference=exact, seeds=1, **QUICK)
+    row = found.rows[1]
+    assert row.note == ""
+    assert {"between", "outside", "coverage", "crps", "khat", "d_w1"} <= set(row.scores)
+    assert row.curve is not None
+    assert (between(train[0]).device, outside(train[0]).device) == (train[0].device, train[0].device)
+    found.plot()
+
+
 def test_what_dropout_cannot_say_is_said() -> None:
     found = pd.compare(linear_model(), [pd.AutoDropout], line(), line(), seeds=1, **QUICK)
     row = found.rows[0]

@@ -18,7 +18,7 @@ def between(x: Tensor, *, seed: int = 0) -> Tensor:
     They are mixtures of two data points each, so they lie within the data's convex hull; with one input they fill the
     widest gap.
     """
-    flat = x.reshape(len(x), -1).double()
+    flat = x.reshape(len(x), -1).double().cpu()  # the same points on every device
     generator = torch.Generator().manual_seed(seed)
     first, second = (torch.randint(len(x), (_PAIRS,), generator=generator) for _ in range(2))
     share = torch.rand(_PAIRS, 1, generator=generator, dtype=torch.float64)
