@@ -19,7 +19,7 @@ QUIET: Any = {"progress": False}
 
 
 def mcse(values: Tensor) -> float:
-    return float(az.mcse(values.double().numpy()))
+    return np.asarray(az.mcse(values.double().numpy())).item()  # type: ignore[no-any-return]
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -39,7 +39,8 @@ ROOT = Path(__file__).parents[2]
 def test_numbers_are_predicted(fitted: Path, tmp_path: Path) -> None:
     out = tmp_path / "predictions.csv"
     new = written(tmp_path, "town,area\nb,35\na,61.5\n")  # in another order, and without the target
-    done = run("predict", fitted / "houses", new, "--out", out, "--samples", 40, "--level", 0.8, "--quiet")
+    how = ("--samples", 40, "--level", 0.8, "--quiet", "--device", "cpu")
+    done = run("predict", fitted / "houses", new, "--out", out, *how)
     assert done.exit_code == 0, done.stderr
     rows = table_of(out)
     assert [row["row"] for row in rows] == ["2", "3"]

@@ -1,6 +1,7 @@
 """The record of an experiment: options, tables, verdicts, figures, and how they came about."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert how["command"].startswith("pyro-dropout reproduce coin --out")
     assert "--names 'x y' z" in how["command"]
     assert how["seed"] == 5
-    assert how["versions"]["torch"] == torch.__version__
+    assert how["versions"]["torch"] == version("torch")
     said, page = capsys.readouterr().out, (path.parent / "results.md").read_text("utf-8")
     assert "b     0.25" in said
     assert "HOLDS IN PART: it is fair (1 of 2)" in said
