@@ -97,6 +97,25 @@ def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPa
     assert found.rmse.item() == pytest.approx(np.sqrt(((mean.mean(0) - target) ** 2).mean()), rel=0.01)
 
 
+def test_rows_that_repeat_are_counted_apart() -> None:
+    """The score of all test rows is the weighted mean of that of the twins and that of the others."""
+    x, y, train, test = data()
+    x[test[0][:6]], y[test[0][:6]] = x[train[0][:6]], y[train[0][:6]]
+    y[test[0][:3]] += 50  # inputs make a twin, whatever the target
+    options: Any = {**QUICK, "steps": 60}
+    found = choose(build, {"drop": [0.01]}, x, y, train[:1], test[:1], **options)
+    alone = choose(build, {"drop": [0.01]}, x, y, train[:1], [test[0][6:]], **options)
+    assert found.twins.item() == pytest.approx(6 / 30)
+    assert alone.twins.item() == 0
+    assert alone.fresh_log_likelihood.item() == alone.log_likelihood.item()
+    assert found.fresh_log_likelihood.item() == pytest.approx(alone.log_likelihood.item(), abs=0.05)
+    assert found.mixture_fresh_log_likelihood.item() == pytest.approx(found.fresh_log_likelihood.item(), abs=0.05)
+    assert found.log_likelihood < found.fresh_log_likelihood - 10  # three of them are 50 away
+    none = choose(build, {"drop": [0.01]}, x, y, train[:1], [test[0][:6]], **options)
+    assert none.twins.item() == 1
+    assert none.fresh_log_likelihood.isnan().all()
+
+
 def test_noise_that_depends_on_the_input() -> None:
     x, y, train, test = data()
     found = choose(build, {"drop": [0.01], "noisy": [True]}, x, y, train[:1], test[:1], **{**QUICK, "steps": 60})

@@ -89,3 +89,17 @@ def test_verdicts_follow_the_scores(
     found = json.loads(experiment.finish().read_text("utf-8"))
     assert [claim["verdict"] for claim in found["claims"]] == verdicts
     assert found["tables"][0]["rows"][0]["drop"] == 0.2
+    assert len(found["tables"]) == 2
+
+
+def test_twins_are_told_where_there_are_any(script: ModuleType, tmp_path: Path) -> None:
+    experiment = Experiment("uci", "x")
+    experiment.start(["--out", str(tmp_path)])
+    one, other = (made(name, "dropout", 1, [1.0, 2.0], [2.0, 3.0]) for name in ("boston", "wine"))
+    for record, share in ((one, 0.0), (other, 0.25)):
+        record |= {"twins": [share, share], "fresh_log_likelihood": [0.5, 0.7]}
+        record |= {"mixture_fresh_log_likelihood": [0.6, 0.8]}
+    script.report(experiment, [one, other])
+    rows = json.loads(experiment.finish().read_text("utf-8"))["tables"][2]["rows"]
+    assert [(row["set"], row["method"]) for row in rows] == [("wine", "dropout, 1"), ("wine", "dropout, 1, stacked")]
+    assert rows[0] == rows[0] | {"twins": "25.0%", "all rows": "1.50 ± 0.50", "without twins": "0.60 ± 0.10"}

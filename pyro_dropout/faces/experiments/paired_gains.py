@@ -24,6 +24,19 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return found.mean().item(), standard_error(found).item() if len(found) > 1 else math.nan
 
 
+def said(values: Sequence[float]) -> str:
+    """Return the mean and its error in words, with as many digits as small numbers need.
+
+    Example:
+        >>> from pyro_dropout.faces.experiments.paired_gains import said
+        >>> said([1.0, 2.0, 3.0, 2.0]), said([0.00026, 0.00028])
+        ('2.00 ± 0.41', '0.00027 ± 0.00001')
+    """
+    middle, error = mean_and_error(values)
+    digits = 2 if abs(middle) > 0.1 or error > 0.005 else 5
+    return f"{middle:.{digits}f} ± {error:.{digits}f}"
+
+
 def gain(scores: Scores, name: str, method: str, baseline: str) -> tuple[float, float]:
     """Return by how much a method is better than another on one data set, and the standard error of that.
 

@@ -36,8 +36,11 @@ class Chosen:
         weights: of the settings in the mixture that predicts the folds best, (S, C).
         mixture_log_likelihood: of that mixture, on the test sets, (S,).
         mixture_rmse: its root mean square error, (S,).
-        seconds: of training; of them ``compile_seconds`` compiling.
-        compile_seconds: of training.
+        twins: share of the test rows whose inputs are those of a training row, (S,).
+        fresh_log_likelihood: on the other test rows, (S,); nan where there are none.
+        mixture_fresh_log_likelihood: of the mixture, on them, (S,).
+        seconds: of training.
+        compile_seconds: of compiling it, before.
         replicas: how many were trained together.
         lost: how many of them diverged.
     """
@@ -50,6 +53,9 @@ class Chosen:
     weights: Tensor
     mixture_log_likelihood: Tensor
     mixture_rmse: Tensor
+    twins: Tensor
+    fresh_log_likelihood: Tensor
+    mixture_fresh_log_likelihood: Tensor
     seconds: float
     compile_seconds: float
     replicas: int
@@ -151,8 +157,9 @@ def choose(
     # The test sets, once
     whole, first = place[..., folds], validation.argmax(1, keepdim=True)
     alone = torch.zeros_like(weights).scatter(1, first, 1.0)
-    log_p, error = exam.test(whole, precision, alone, test_rows, samples)
-    mixed, mixed_error = exam.test(whole, precision, weights, test_rows, samples)
+    new = [~_twins(at_home[0], *pair) for pair in zip(train_rows, test_rows, strict=True)]
+    log_p, error, fresh = exam.test(whole, precision, alone, test_rows, new, samples)
+    mixed, mixed_error, mixed_fresh = exam.test(whole, precision, weights, test_rows, new, samples)
     return Chosen(
         [combinations[int(c)] for c in first],
         precision.gather(1, first).squeeze(1).exp(),
@@ -162,6 +169,9 @@ def choose(
         weights,
         mixed,
         mixed_error,
+        torch.stack([1 - each.double().mean() for each in new]),
+        fresh,
+        mixed_fresh,
         history.seconds,
         history.compile_seconds,
         len(fleet),
@@ -187,6 +197,12 @@ def _folds(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     held = order.tensor_split(folds)
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
+
+
+def _twins(x: Tensor, train: Tensor, test: Tensor) -> Tensor:
+    """Return which test rows have the inputs of a training row."""
+    kind = x[torch.cat([train, test])].unique(dim=0, return_inverse=True)[1]
+    return torch.isin(kind[len(train) :], kind[: len(train)])
 
 
 def _repeated(rows: Tensor, length: int) -> Tensor:
@@ -219,15 +235,25 @@ class _Exam:
         return torch.cat(found).view(*asked.shape, -1)
 
     def test(
-        self, replicas: Tensor, noise: Tensor, weights: Tensor, test_rows: Sequence[Tensor], samples: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return log-likelihood and RMSE, (S,), on each split's rows, of the mixture of its replicas by weight."""
+        self,
+        replicas: Tensor,
+        noise: Tensor,
+        weights: Tensor,
+        test_rows: Sequence[Tensor],
+        new: Sequence[Tensor],
+        samples: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log-likelihood and RMSE, (S,), on each split's rows, of the mixture of its replicas by weight.
+
+        The third is the log-likelihood of the ``new`` rows alone.
+        """
         splits = len(test_rows)
         members = int((weights > 0).sum(1).max())
         weights, chosen = weights.topk(members, 1)
         longest = max(len(rows) for rows in test_rows)
         rows = torch.stack([_repeated(rows, longest) for rows in test_rows])
         real = torch.stack([torch.arange(longest) < len(rows) for rows in test_rows])
+        fresh = real & torch.stack([_repeated(each, longest) for each in new])
         asked, where = replicas.gather(1, chosen).flatten(), rows.repeat_interleave(members, 0).to(self.x.device)
         log_p, middle = [], []
         for part, mean, log_tau, y in self._draws(asked, where, max(1, samples // members)):
@@ -237,8 +263,9 @@ class _Exam:
         share = weights.unsqueeze(-1)
         joint = torch.logsumexp(torch.cat(log_p).view(splits, members, -1) + share.log(), 1)
         error = ((torch.cat(middle).view(splits, members, -1) * share).sum(1) - self.y.cpu()[rows, 0]).square()
-        log_likelihood, mse = ((value * real).sum(1) / real.sum(1) for value in (joint, error))
-        return log_likelihood, mse.sqrt()
+        counted = ((joint, real), (error, real), (joint, fresh))
+        log_likelihood, mse, of_fresh = ((value * of).sum(1) / of.sum(1) for value, of in counted)
+        return log_likelihood, mse.sqrt(), of_fresh
 
     def _draws(self, asked: Tensor, where: Tensor, samples: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yield some replicas at a time: which, their means and log precisions (T, e, n), and the targets (e, n)."""
