@@ -22,7 +22,7 @@ from pyro_dropout.answers.streams import (
     mixture_quantile,
 )
 from pyro_dropout.answers.walk import Block, Walk
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_dense
 
 _PIECE = 2**22  # numbers of the samples that are worked on at once
 
@@ -218,8 +218,7 @@ class Prediction:
         """Return ``y`` as the likelihood wants it, or say what is wrong with it or with one of its values."""
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
-        if y.layout is not torch.strided:
-            raise ShapeError(f"y must be a dense tensor; got one of layout {y.layout}. Write y.to_dense().")
+        check_dense("y", y)
         f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
         checked: Tensor = self._likelihood.checked(f, y.to(f.device))
         self._likelihood.check_values(f, checked)

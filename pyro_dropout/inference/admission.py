@@ -35,7 +35,6 @@ def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> No
     if batch_size is not None:
         check_count("batch_size", batch_size)
     check_pairs("x and y", x, y)
-    _check_dense(x, y)
 
 
 def check_how(
@@ -75,7 +74,6 @@ def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
     check_pairs("validation", *validation)
-    _check_dense(validation[0], validation[1], "validation: ")
     check_count("patience", patience)
     if check_every is not None:
         check_count("check_every", check_every)
@@ -137,14 +135,6 @@ def _check_called(model: Any) -> None:
         raise PyroDropoutError(
             f"model must be a Pyro program that takes (x, y, num_data); got {name}, which takes {known}.{remedy}"
         ) from None
-
-
-def _check_dense(x: Tensor, y: Tensor, of: str = "") -> None:
-    for name, value in (("x", x), ("y", y)):
-        if value.layout is not torch.strided:  # of others no mini-batch can be taken
-            raise ShapeError(
-                f"{of}{name} must be a dense tensor; got one of layout {value.layout}. Write {name}.to_dense()."
-            )
 
 
 def _check_schedule(schedule: Callable[[Tensor], Any]) -> None:

@@ -111,10 +111,18 @@ def check_keep(name: str, value: Any) -> None:
         raise RangeError(f"{name} must lie in (0, 1]; got {describe(value)}.")
 
 
+def check_dense(name: str, value: Tensor) -> None:
+    """Raise if a tensor is stored in a layout such as the sparse ones, with which little can be computed."""
+    if value.layout is not torch.strided:
+        words = f"Write {name.split()[-1]}.to_dense()."
+        raise ShapeError(f"{name} must be a dense tensor; got one of layout {value.layout}. {words}")
+
+
 def check_finite(name: str, value: Tensor) -> None:
     """Raise unless every element of the tensor is finite."""
     if not isinstance(value, Tensor):
         raise ShapeError(f"{name} must be a tensor; got {type(value).__name__} {value!r}.")
+    check_dense(name, value)
     if not value.is_floating_point():
         raise RangeError(f"{name} must be a floating-point tensor; got {value.dtype}.")
     if not bool(torch.isfinite(value).all()):
@@ -122,7 +130,7 @@ def check_finite(name: str, value: Tensor) -> None:
 
 
 def check_pairs(name: str, x: Any, y: Any) -> None:
-    """Raise unless inputs and targets are tensors with the same number of points, at least one."""
+    """Raise unless inputs and targets are dense tensors with the same number of points, at least one."""
     lengths = [len(part) if isinstance(part, Tensor) and part.dim() else None for part in (x, y)]
     if None in lengths or lengths[0] != lengths[1] or not lengths[0]:
         got = [
@@ -132,6 +140,8 @@ def check_pairs(name: str, x: Any, y: Any) -> None:
         raise ShapeError(
             f"{name} must be tensors with the same number of points, at least one; got {got[0]} and {got[1]}."
         )
+    for part, value in (("x", x), ("y", y)):
+        check_dense(part if name == "x and y" else f"{name}: {part}", value)
 
 
 def check_flag(name: str, value: Any) -> None:
