@@ -65,7 +65,7 @@ def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
     done = run("predict", fitted / "trees", fitted / "trees.csv", "--out", out, "--samples", 20, "--quiet", "--json")
     assert json.loads(done.stdout) == {
         "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
-        "classes": ["ash", "elm", "oak"],
+        "classes": ["ash", "elm", "oak"], "beyond": {"rows": 0, "inputs": {}},
     }  # fmt: skip
     for row in table_of(out):
         probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}
@@ -248,6 +248,19 @@ def test_a_run_does_not_remember_where_it_was_fitted(fitted: Path) -> None:
     assert "device" not in {key for section in record.values() if isinstance(section, dict) for key in section}
     model, guide = runs_on_disk.Run.read(fitted / "houses").trained(fitted / "houses")
     assert {tensor.device.type for part in (model, guide) for tensor in part.state_dict().values()} == {"cpu"}
+
+
+def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
+    new = written(tmp_path, "town,area\nb,35\na,900\nb,-2\n")
+    out = tmp_path / "p.csv"
+    done = run("predict", fitted / "houses", new, "--out", out, "--samples", 5)
+    assert done.exit_code == 0, done.stderr
+    assert [row["beyond"] for row in table_of(out)] == ["", "area", "area"]
+    assert "2 of them lie beyond what was seen in training: area (2)" in done.stdout
+    told = run("predict", fitted / "houses", new, "--out", out, "--samples", 5, "--json")
+    assert json.loads(told.stdout)["beyond"] == {"rows": 2, "inputs": {"area": 2}}
+    inside = run("predict", fitted / "houses", written(tmp_path, "town,area\nb,35\n"), "--out", out, "--samples", 5)
+    assert "lie beyond" not in inside.stdout
 
 
 def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Path, tmp_path: Path) -> None:

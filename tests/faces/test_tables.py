@@ -1,6 +1,7 @@
 """Tables from files: what is read, how columns become numbers, and what is done about values that are missing."""
 
 import csv
+import dataclasses
 import io
 import json
 import tempfile
@@ -187,8 +188,24 @@ def test_numbers_can_be_categories_and_columns_left_out(tmp_path: Path) -> None:
 def test_an_encoding_survives_json(names: list[str], labels: list[str], fill: float) -> None:
     inputs = tuple(Input(name, tuple(labels) if k % 2 else None) for k, name in enumerate(names))
     made = Encoding(inputs, "target", tuple(labels))
-    made = Encoding(inputs, "target", tuple(labels), (fill,) * len(made.features))
+    count = len(made.features)
+    made = Encoding(inputs, "target", tuple(labels), (fill,) * count, ((fill, fill + 1),) * count)
     assert Encoding.from_json(json.loads(json.dumps(made.as_json()))) == made
+    older = {name: part for name, part in made.as_json().items() if name != "ranges"}
+    assert Encoding.from_json(older) == dataclasses.replace(made, ranges=None)
+
+
+def test_what_lies_beyond_the_training_rows_is_named(tmp_path: Path) -> None:
+    data = read_table(written(tmp_path, rows()), target="price", held_back=0.25, seed=1)
+    assert data.encoding is not None
+    x = data.train[0]
+    names = data.encoding.features
+    assert data.encoding.beyond(x) == [[] for _ in x]
+    far = x[:2].clone()
+    far[0, names.index("size")] = x[:, names.index("size")].max() + 0.5
+    far[1, :] = x.amin(0) - 1
+    assert data.encoding.beyond(far) == [["size"], names]
+    assert dataclasses.replace(data.encoding, ranges=None).beyond(far) == [[], []]  # a run of long ago
 
 
 def test_single_precision_must_see_the_values(tmp_path: Path) -> None:

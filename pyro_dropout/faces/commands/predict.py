@@ -4,6 +4,7 @@ import csv
 import itertools
 import os
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from pyro_dropout.faces.commands.runs_on_disk import Run
+    from pyro_dropout.faces.tables.encoding import Encoding
     from pyro_dropout.faces.tables.files import Table
 
 HELP = (
@@ -26,7 +28,7 @@ HELP = (
     "\n\nFor numbers: mean, std (noise included), epistemic_std, and the ends of the central interval, lower and upper."
     " For classes: the most probable class, its probability, entropy and mutual information in nats, and the"
     " probability of each class, p=NAME. The first column is the row of the table; in a CSV file that is its"
-    " line, and the header is line 1."
+    " line, and the header is line 1. The last, beyond, names inputs that lie outside of what was seen in training."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
 )
 
@@ -77,8 +79,9 @@ def predict(
     where = local_device(where, where) if together else where
     model.to(where), guide.to(where)
     asked = {"samples": samples, "seed": seed, "progress": False, "distributed": together}
+    beyond = _Beyond(run.encoding)
     with heard():
-        found = _answers(run, model, guide, pieces, level, asked)
+        found = _answers(run, model, guide, pieces, level, asked, beyond)
         if rank_here():
             for _ in found:  # its share of each piece; the first process writes
                 pass
@@ -90,7 +93,8 @@ def predict(
         drawn, remark = shown.draw(run, plot, over, level, count)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
     record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
-    said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}"]
+    record |= {"beyond": {"rows": beyond.rows, "inputs": dict(beyond.inputs)}}
+    said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *beyond.said()]
     if plot is not None:
         record |= {"plot": str(plot)}
         said.append(f"picture, over {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
@@ -98,7 +102,13 @@ def predict(
 
 
 def _answers(
-    run: "Run", model: Any, guide: Any, pieces: "Iterable[tuple[Table, Tensor]]", level: float, asked: dict[str, Any]
+    run: "Run",
+    model: Any,
+    guide: Any,
+    pieces: "Iterable[tuple[Table, Tensor]]",
+    level: float,
+    asked: dict[str, Any],
+    beyond: "_Beyond",
 ) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
     """Yield a dict of columns for one piece of the rows after the other, and the piece; all from the same draws."""
     from pyro_dropout.answers.predictive import predict as ask
@@ -115,7 +125,28 @@ def _answers(
             columns = {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-        yield {"row": table.rows} | columns, table
+        yield {"row": table.rows} | columns | {"beyond": beyond.column(x)}, table
+
+
+class _Beyond:
+    """How many rows lie beyond what was seen in training, and in which inputs."""
+
+    def __init__(self, encoding: "Encoding") -> None:
+        self._encoding, self.rows = encoding, 0
+        self.inputs: Counter[str] = Counter()
+
+    def column(self, x: "Tensor") -> list[str]:
+        """Count some more rows; return the names of each one's inputs that lie beyond."""
+        found = self._encoding.beyond(x)
+        self.rows += sum(map(bool, found))
+        self.inputs.update(itertools.chain.from_iterable(found))
+        return ["; ".join(names) for names in found]
+
+    def said(self) -> list[str]:
+        """Return it in a sentence, if there are any."""
+        most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
+        where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
+        return [f"{self.rows} of them lie beyond what was seen in training: {where}"] if self.rows else []
 
 
 def _with_inputs(

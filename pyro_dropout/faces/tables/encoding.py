@@ -5,7 +5,7 @@ An encoding is learned from one table and then holds for every other, so that ne
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -41,6 +41,7 @@ class Encoding:
         target: the column to predict.
         classes: the target's values in the order of the network's outputs; () for a number.
         fill: what a missing input becomes, a number for each feature; None where missing values are refused.
+        ranges: the least and the greatest value of each feature in training; None where that is not known.
 
     Example:
         >>> table = Table("t.csv", {"colour": ["red", "blue"], "size": ["1", "2"], "price": ["3", "4"]}, [2, 3])
@@ -53,6 +54,7 @@ class Encoding:
     target: str
     classes: tuple[str, ...] = ()
     fill: tuple[float, ...] | None = None
+    ranges: tuple[tuple[float, float], ...] | None = None
 
     @property
     def features(self) -> list[str]:
@@ -76,6 +78,25 @@ class Encoding:
             x = torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
         return x
 
+    def seen(self, x: Tensor) -> "Encoding":
+        """Return the encoding that knows how far the inputs of training reach."""
+        return replace(self, ranges=tuple(zip(x.amin(0).tolist(), x.amax(0).tolist(), strict=True)))
+
+    def beyond(self, x: Tensor) -> list[list[str]]:
+        """Return for each row of inputs the features that lie beyond those of training.
+
+        Example:
+            >>> found = Encoding((Input("age"), Input("size")), "price").seen(torch.tensor([[1.0, 5.0], [3.0, 9.0]]))
+            >>> found.beyond(torch.tensor([[2.0, 5.0], [4.0, 1.0]]))
+            [[], ['age', 'size']]
+        """
+        names: list[list[str]] = [[] for _ in range(len(x))]
+        if self.ranges is not None:
+            low, high = torch.tensor(self.ranges, dtype=x.dtype).T
+            for row, feature in ((x < low) | (x > high)).nonzero().tolist():
+                names[row].append(self.features[feature])
+        return names
+
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
         cells = table.column(self.target)
@@ -97,6 +118,7 @@ class Encoding:
             "target": self.target,
             "classes": self.classes,
             "fill": self.fill,
+            "ranges": self.ranges,
         }
 
     @classmethod
@@ -107,9 +129,10 @@ class Encoding:
             for each in found["inputs"]
         )
         fill = None if found["fill"] is None else tuple(map(_number, found["fill"]))
-        made = cls(inputs, str(found["target"]), tuple(map(str, found["classes"])), fill)
-        if not inputs or (fill is not None and len(fill) != len(made.features)):
-            raise TypeError("inputs and what fills them do not fit together")
+        ranges = None if found.get("ranges") is None else tuple(map(_range, found["ranges"]))  # older runs have none
+        made = cls(inputs, str(found["target"]), tuple(map(str, found["classes"])), fill, ranges)
+        if not inputs or any(each is not None and len(each) != len(made.features) for each in (fill, ranges)):
+            raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made
 
 
@@ -117,6 +140,12 @@ def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(f"what fills gaps, {value!r},")
     return float(value)
+
+
+def _range(value: Any) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise TypeError(f"the range of an input, {value!r},")
+    return _number(value[0]), _number(value[1])
 
 
 def learn(

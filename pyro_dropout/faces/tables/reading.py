@@ -72,6 +72,7 @@ def read_table(
     if missing == "mean":
         encoding = replace(encoding, fill=_means(table, encoding, x[train]))
         x = encoding.inputs_of(table)
+    encoding = encoding.seen(x[train])
     remarks = [f"{len(train)} rows to train on" + (f" and {cut}, chosen at random, to test with" if cut else "") + said]
     return Dataset(
         Path(path).stem,
