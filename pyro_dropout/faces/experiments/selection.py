@@ -264,7 +264,7 @@ class _Exam:
         joint = torch.logsumexp(torch.cat(log_p).view(splits, members, -1) + share.log(), 1)
         error = ((torch.cat(middle).view(splits, members, -1) * share).sum(1) - self.y.cpu()[rows, 0]).square()
         counted = ((joint, real), (error, real), (joint, fresh))
-        log_likelihood, mse, of_fresh = ((value * of).sum(1) / of.sum(1) for value, of in counted)
+        log_likelihood, mse, of_fresh = (torch.where(of, value, 0).sum(1) / of.sum(1) for value, of in counted)
         return log_likelihood, mse.sqrt(), of_fresh
 
     def _draws(self, asked: Tensor, where: Tensor, samples: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:

@@ -90,12 +90,12 @@ class Encoding:
             >>> found.beyond(torch.tensor([[2.0, 5.0], [4.0, 1.0]]))
             [[], ['age', 'size']]
         """
-        names: list[list[str]] = [[] for _ in range(len(x))]
+        found: list[list[str]] = [[] for _ in range(len(x))]
         if self.ranges is not None:
-            low, high = torch.tensor(self.ranges, dtype=x.dtype).T
+            names, (low, high) = self.features, torch.tensor(self.ranges, dtype=x.dtype).T
             for row, feature in ((x < low) | (x > high)).nonzero().tolist():
-                names[row].append(self.features[feature])
-        return names
+                found[row].append(names[feature])
+        return found
 
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
