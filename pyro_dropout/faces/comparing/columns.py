@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+REFERENCE = "reference"  # the name of the row that others are measured against
+
 
 @dataclass(frozen=True)
 class Column:

@@ -15,8 +15,8 @@ from tqdm.auto import tqdm
 from pyro_dropout.answers.reference import nuts
 from pyro_dropout.answers.snapshot import forked
 from pyro_dropout.answers.streams import is_normal
-from pyro_dropout.faces.comparing.columns import Score
-from pyro_dropout.faces.comparing.findings import REFERENCE, Comparison, Row
+from pyro_dropout.faces.comparing.columns import REFERENCE, Score
+from pyro_dropout.faces.comparing.findings import Comparison, Row
 from pyro_dropout.faces.comparing.scores import Exam, collect, count_parameters, targets_of
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.inference.fleet import Fleet

@@ -10,8 +10,7 @@ from pyro_dropout.answers.class_calibration import reliability
 from pyro_dropout.answers.decisions import RejectionCurve, rejection_curve
 from pyro_dropout.answers.streams import is_class, is_normal
 from pyro_dropout.faces.bands import literal_text
-from pyro_dropout.faces.comparing.columns import COLUMNS
-from pyro_dropout.faces.comparing.findings import REFERENCE
+from pyro_dropout.faces.comparing.columns import COLUMNS, REFERENCE
 from pyro_dropout.faces.comparing.scores import targets_of
 
 # Okabe and Ito's palette, told apart by the colour-blind as well; from the seventh guide on, lines are dashed.

@@ -7,10 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from pyro_dropout.answers.prediction import Prediction
-from pyro_dropout.faces.comparing.columns import COLUMNS, Column, Score, best
+from pyro_dropout.faces.comparing.columns import COLUMNS, REFERENCE, Column, Score, best
 from pyro_dropout.mathematics.errors import PyroDropoutError
-
-REFERENCE = "reference"  # the name of the row that others are measured against
 
 
 @dataclass

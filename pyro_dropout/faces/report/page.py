@@ -3,7 +3,7 @@
 import html
 from typing import Any
 
-from pyro_dropout.faces.comparing.findings import REFERENCE
+from pyro_dropout.faces.comparing.columns import REFERENCE
 from pyro_dropout.faces.comparing.layer_gaps import MUCH, NEGLIGIBLE, LayerGap, layer_gaps
 from pyro_dropout.faces.report.figures import (
     Picture,

@@ -4,8 +4,8 @@ import html
 import math
 from typing import Any
 
+from pyro_dropout.faces.comparing.columns import REFERENCE
 from pyro_dropout.faces.comparing.figure import COLOURS
-from pyro_dropout.faces.comparing.findings import REFERENCE
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Predictions of held-back data": ("log_lik", "rmse", "accuracy", "crps", "brier", "coverage", "ece"),

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from pyro_dropout.faces.comparing.columns import Score
-from pyro_dropout.faces.comparing.findings import REFERENCE
+from pyro_dropout.faces.comparing.columns import REFERENCE, Score
 from pyro_dropout.faces.comparing.layer_gaps import SHORT, WORDS, LayerGap, overall
 from pyro_dropout.faces.comparing.scores import off_level
 from pyro_dropout.faces.report.table import minus, name_cell
