@@ -1,6 +1,7 @@
 """Compiled steps against eager ones, draw for draw; and what happens where nothing can be compiled."""
 
 import copy
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -46,11 +47,26 @@ def eager_draws() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a step as the graph that it was traced into; built by a C++ compiler, for seconds, in the deep tests only."""
+    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
+        monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+
+
 DEEP = pytest.mark.deep
+BUILT = ("dropout with width",)  # by a C++ compiler in every run of the tests: the others take minutes more
 
 
 @pytest.mark.usefixtures("eager_draws")
-@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize(
+    ("guide", "built"),
+    [
+        *((guide, False) for guide in GUIDES),
+        *(pytest.param(guide, True, marks=[] if guide in BUILT else DEEP) for guide in GUIDES),
+    ],
+    ids=[*(f"{guide}, traced" for guide in GUIDES), *GUIDES],
+)
 @pytest.mark.parametrize(
     ("per_example", "dtype"),
     [
@@ -61,7 +77,12 @@ DEEP = pytest.mark.deep
     ],
     ids=["per-example-64", "per-example-32", "shared-64", "shared-32"],
 )
-def test_the_compiled_loss_and_gradient_are_the_eager_ones(guide: str, per_example: bool, dtype: torch.dtype) -> None:
+def test_the_compiled_loss_and_gradient_are_the_eager_ones(
+    monkeypatch: pytest.MonkeyPatch, guide: str, built: bool, per_example: bool, dtype: torch.dtype
+) -> None:
+    """As the graph that Pyro was traced into, and as the program that inductor builds of it."""
+    if not built:
+        monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
     model, x, y = problem(dtype)
     q = GUIDES[guide](model)
     loss = pd.ELBO(per_example=per_example)
@@ -111,6 +132,7 @@ def test_masks_differ_from_step_to_step_and_a_seed_repeats_them() -> None:
     assert runs[0] == runs[1]
 
 
+@pytest.mark.usefixtures("traced")
 def test_batch_norm_statistics_move_as_eager_ones_do() -> None:
     def run(compile: bool) -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)
@@ -125,7 +147,7 @@ def test_batch_norm_statistics_move_as_eager_ones_do() -> None:
     torch.testing.assert_close(run(True), run(False), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.usefixtures("eager_draws")
+@pytest.mark.usefixtures("eager_draws", "traced")
 def test_settings_changed_between_steps_are_seen() -> None:
     """τ in place, keep by another buffer: a compiled step is the eager one after either."""
     model, x, y = problem(F64)
@@ -142,6 +164,7 @@ def test_settings_changed_between_steps_are_seen() -> None:
     assert len(svi._programs) == 1
 
 
+@pytest.mark.usefixtures("traced")
 def test_other_optimisers_run_beside_compiled_gradients() -> None:
     model, x, y = problem()
     guide = pd.AutoMeanField(model)
@@ -152,6 +175,7 @@ def test_other_optimisers_run_beside_compiled_gradients() -> None:
     assert all(not torch.equal(v, before[k]) for k, v in guide.mean().items())
 
 
+@pytest.mark.usefixtures("traced")
 def test_plain_pyro_models_compile_too() -> None:
     def model(x: Tensor, y: Tensor) -> None:
         w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
