@@ -72,6 +72,7 @@ def test_compiled_twice_and_nearly_as_eager(eager: list[dict[str, str]], tmp_pat
         assert float(eager[0][name]) == pytest.approx(value, rel=1e-3, abs=1e-4), name
 
 
+@pytest.mark.deep
 def test_the_command_in_two_processes(tmp_path: Path) -> None:
     data = written(tmp_path, houses())
     options = ["--guides", "dropout", "--seeds", 2, "--steps", 20, "--samples", 30, "--no-compile"]

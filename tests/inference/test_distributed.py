@@ -1,6 +1,6 @@
 """Several processes train one model: nothing is left out, nothing is counted twice, and none waits for ever.
 
-Two launches of torchrun do all of it, for most of their time is imports; the tests read what each rank has written.
+One launch of torchrun does most of it, for most of its time is imports; the tests read what each rank has written.
 """
 
 import json
@@ -218,6 +218,7 @@ def test_stopped_trainings_end_as_whole_ones_do(found: Found, folder: Path) -> N
     assert first["interrupted by"] == "KeyboardInterrupt"
 
 
+@pytest.mark.deep
 def test_a_rank_that_is_killed_is_started_again(found: Found, tmp_path: Path) -> None:
     options = ("--max-restarts", "3")
     first, second = ranks(tmp_path, "elastic", options=options)["elastic"]
