@@ -47,11 +47,16 @@ def eager_draws() -> Iterator[None]:
         yield
 
 
+def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a program as the graph that it was traced into; a C++ compiler takes seconds to build it."""
+    monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+
+
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a step as the graph that it was traced into; built by a C++ compiler, for seconds, in the deep tests only."""
+    """Run programs as they were traced, but in the deep tests, which build them."""
     if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
-        monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+        run_as_traced(monkeypatch)
 
 
 DEEP = pytest.mark.deep
@@ -82,7 +87,7 @@ def test_the_compiled_loss_and_gradient_are_the_eager_ones(
 ) -> None:
     """As the graph that Pyro was traced into, and as the program that inductor builds of it."""
     if not built:
-        monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+        run_as_traced(monkeypatch)
     model, x, y = problem(dtype)
     q = GUIDES[guide](model)
     loss = pd.ELBO(per_example=per_example)
