@@ -12,6 +12,9 @@ PIP := $(RUN) pip --disable-pip-version-check install --no-compile
 PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest
 PARALLEL := -n 2 --dist worksteal
 
+# Bytecode of torch that is not kept is made anew in every process, and there are many: half a minute for each.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:

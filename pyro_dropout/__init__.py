@@ -28,6 +28,7 @@ if _TYPE_CHECKING:  # the same names, for type checkers and editors
     from pyro_dropout.answers.refit import refit_tau, refit_temperature, tempered, with_tau
     from pyro_dropout.answers.sampled_posterior import SampledPosterior
     from pyro_dropout.answers.simulation_based import SBC, sbc
+    from pyro_dropout.answers.site_prediction import SitePrediction
     from pyro_dropout.answers.thompson import thompson
     from pyro_dropout.faces.comparing.comparison import compare
     from pyro_dropout.faces.comparing.findings import Comparison
@@ -142,6 +143,7 @@ __all__ = [
     "SecondLayer",
     "ShapeError",
     "SingularError",
+    "SitePrediction",
     "Standardised",
     "UncertaintyPercentile",
     "Update",
@@ -221,6 +223,7 @@ _NAMES = {
     "answers.refit": "refit_tau refit_temperature tempered with_tau",
     "answers.sampled_posterior": "SampledPosterior",
     "answers.simulation_based": "SBC sbc",
+    "answers.site_prediction": "SitePrediction",
     "answers.thompson": "thompson",
     "faces.comparing.comparison": "compare",
     "faces.datasets.bundled": "co2",

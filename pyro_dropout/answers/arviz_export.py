@@ -1,10 +1,11 @@
-"""The one door to ArviZ: arrays in, its container and its Pareto smoothing out, on version 0.2x and on 1.x.
+"""The one door to ArviZ: arrays in, its container, its Pareto smoothing and its LOO results out, on 0.2x and on 1.x.
 
-Nothing here knows torch, so this file can be tried alone wherever an ArviZ is installed. The two lines differ in three
-ways that matter: ``InferenceData`` has become xarray's ``DataTree``; the warnings at import; and ``psislw``, which took
-log ratios and now takes minus log ratios.
+Nothing here knows torch, so this file can be tried alone wherever an ArviZ is installed. The two lines differ in four
+ways that matter: ``InferenceData`` has become xarray's ``DataTree``; the warnings at import; ``psislw``, which took log
+ratios and now takes minus log ratios; and ``ELPDData``, which was a pandas Series and is a dataclass now.
 """
 
+import functools
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
@@ -61,11 +62,14 @@ def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, 
     return xarray.DataTree.from_dict(datasets) if holds_trees(az) else az.InferenceData(**datasets)
 
 
-def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def pareto_smooth(
+    log_ratios: NDArray[np.float64], efficiency: float = 1.0
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Smooth importance ratios by ArviZ's PSIS.
 
     Args:
         log_ratios: log r of S draws, (..., S), up to a constant.
+        efficiency: how many independent draws one draw is worth; fewer make a longer tail.
 
     Returns:
         Log weights that sum to one, (..., S), and k̂, (...): the shape of the Pareto distribution fitted to the largest
@@ -78,28 +82,99 @@ def pareto_smooth(log_ratios: NDArray[np.float64]) -> tuple[NDArray[np.float64],
         ((100,), True)
     """
     flat = np.asarray(log_ratios, dtype=np.float64).reshape(-1, np.shape(log_ratios)[-1])
-    rows = [_one(row - row.max()) for row in flat]
+    rows = [_one(row - row.max(), efficiency) for row in flat]
     shape = np.shape(log_ratios)
     weights = np.stack([weight for weight, _ in rows]).reshape(shape)
     return weights, np.array([khat for _, khat in rows]).reshape(shape[:-1])
 
 
-def _one(row: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+def _one(row: NDArray[np.float64], efficiency: float) -> tuple[NDArray[np.float64], float]:
     raw = row - np.log(np.exp(row).sum())
     if not row.any():  # the largest was taken off, so all ratios are equal
         return raw, -np.inf
     if len(row) < FEWEST:
         return raw, np.inf
     try:
-        weights, khat = _psislw(row.copy())
+        weights, khat = _psislw(row.copy(), efficiency)
     except ValueError:  # the largest ratios are all the same, says 1.x
         return raw, np.inf
     return np.asarray(weights), float(khat)
 
 
-def _psislw(row: NDArray[np.float64]) -> Any:
+def _psislw(row: NDArray[np.float64], efficiency: float) -> Any:
     az = arviz()
     if not holds_trees(az):
-        return az.psislw(row)
+        return az.psislw(row, efficiency)
     stats = importlib.import_module("arviz_stats.base").array_stats
-    return stats.psislw(-row)  # it takes log likelihoods, whose negatives are the log ratios of LOO
+    return stats.psislw(-row, r_eff=efficiency)  # it takes log likelihoods, whose negatives are the log ratios of LOO
+
+
+def efficiency_of(draws: Mapping[str, NDArray[Any]]) -> float:
+    """Return how many independent draws one draw of several chains is worth, on average, as ``az.loo`` counts it.
+
+    Args:
+        draws: {variable: (chains, draws, ...)}; a single chain counts as independent draws.
+
+    Example:
+        >>> import numpy as np
+        >>> efficiency_of({"w": np.zeros((1, 50))})
+        1.0
+        >>> slow = np.random.default_rng(0).normal(size=(4, 10)).repeat(50, 1)  # each draw stands there 50 times
+        >>> efficiency_of({"w": slow}) < 0.2
+        True
+    """
+    chains, count = next(iter(draws.values())).shape[:2]
+    if chains == 1:
+        return 1.0
+    import xarray
+
+    dims = {name: ("chain", "draw", *(f"{name}_{k}" for k in range(value.ndim - 2))) for name, value in draws.items()}
+    worth = arviz().ess(xarray.Dataset({name: (dims[name], value) for name, value in draws.items()}), method="mean")
+    found = np.hstack([worth[name].values.ravel() for name in draws]).mean() / (chains * count)
+    return float(found) if np.isfinite(found) else 1.0
+
+
+@functools.cache
+def loo_results() -> Any:
+    """Return a class of leave-one-out results that ``az.compare`` takes, made for the installed ArviZ.
+
+    It is called with elpd, its standard error, the effective number of parameters, and arrays (N,) of the points' terms
+    and k̂; then, where they are known, the number of draws, and whether they come from an approximation.
+    """
+    az = arviz()
+    trees = holds_trees(az)
+    home = importlib.import_module("arviz_stats.utils" if trees else "arviz.stats.stats_utils")
+    base: Any = getattr(home, "ELPDDataLOO", home.ELPDData)
+
+    class Results(base):  # type: ignore[misc]
+        """Expected log predictive density with its points, as ArviZ holds it."""
+
+        def __init__(
+            self,
+            elpd: float,
+            se: float,
+            p: float,
+            pointwise: NDArray[Any],
+            khat: NDArray[Any],
+            samples: int,
+            approximate: bool,
+        ) -> None:
+            import xarray
+
+            good = 0.7 if samples < 2 else min(1 - 1 / float(np.log10(samples)), 0.7)
+            each, shape = (xarray.DataArray(np.asarray(part, dtype=float), dims="point") for part in (pointwise, khat))
+            both = {"n_samples": samples, "n_data_points": len(pointwise), "scale": "log", "good_k": good}
+            both |= {"se": se, "warning": bool((shape > good).any()), "pareto_k": shape}
+            if trees:
+                own = {"elpd": elpd, "p": p, "elpd_i": each, "approx_posterior": approximate, "kind": "loo"}
+                super().__init__(**{name: own.get(name, both.get(name)) for name in _fields(base) & {*own, *both}})
+            else:
+                fields = {"elpd_loo": elpd, "se": se, "p_loo": p, "loo_i": each, **both}  # elpd_loo must be the first
+                super().__init__(data=list(fields.values()), index=list(fields))
+
+    return Results
+
+
+def _fields(kind: Any) -> set[str]:
+    """Return the arguments of a dataclass; ArviZ 1.0 has a few that 1.3 has not, and the other way round."""
+    return set(kind.__dataclass_fields__)

@@ -12,10 +12,13 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.answers.joint_draws import joint_draws
+from pyro_dropout.answers.diagnostics import asked
+from pyro_dropout.answers.joint_draws import checked_call, joint_draws
 from pyro_dropout.answers.snapshot import evaluating, seeded
+from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.fleet import Fleet
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count
@@ -61,7 +64,7 @@ class ElboReport:
 
 
 def elbo_report(
-    model: Any, guide: Any, x: Tensor, y: Tensor, samples: int = 100, *, seed: int | None = None
+    model: Any, guide: Any, *args: Any, samples: int = 100, seed: int | None = None, **kwargs: Any
 ) -> ElboReport:
     """Report the evidence lower bound of a guide with its error, split into fit, KL and gap.
 
@@ -69,12 +72,12 @@ def elbo_report(
     guides by: ``defined`` is False, ``elbo`` None, and only the objective is given.
 
     Args:
-        model: ``model(x, y)`` with a ``likelihood``.
+        model: a network of this package, or any Pyro model.
         guide: a guide of this package or of Pyro.
-        x: inputs, (N, ...): all data.
-        y: targets.
+        args: the model's own arguments, (x, y) of a network: all data.
         samples: draws of the weights for the expected log-likelihood, and for what of a KL has no formula.
         seed: makes the draws repeat, and leaves torch's random state as it was.
+        kwargs: the model's own keyword arguments.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -90,18 +93,21 @@ def elbo_report(
     if isinstance(guide, Fleet):
         raise PyroDropoutError("a fleet has one bound for each replica: write elbo_report(*fleet[i], x, y).")
     if not callable(guide):
-        raise PyroDropoutError(f"guide must be a guide, for its KL: {type(guide).__name__} is none.")
+        raise PyroDropoutError(f"guide must be a guide, because its KL is needed; {type(guide).__name__} is not one.")
+    call, samples = asked(elbo_report, model, guide, args, kwargs, samples)
     check_count("samples", samples)
     if samples < 2:
         raise RangeError(f"samples must be at least 2, for a standard error; got {samples!r}.")
-    draws = joint_draws(model, guide, x, y, samples, seed)
-    surprises = -draws.log_likelihood.sum(-1).flatten()
+    draws = joint_draws(call, guide, samples, seed)
+    surprises = -draws.log_data.flatten()
+    if draws.log_q is not None and not isinstance(guide, SiteGuide):
+        return _of_draws(surprises, (draws.log_q - draws.log_prior).flatten())
     device = torch.device(move_to(None, [model, guide]))
-    x, y = x.to(device), y.to(device)
+    call = checked_call(call).to(device)
     with evaluating(model, guide):
         first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
         methods: list[Method] = ["large_k"] if draws.why else ["large_k", "exact"]
-        found = _divergences(model, guide, x, y, methods, range(first, first + samples))
+        found = _divergences(call, guide, methods, range(first, first + samples), device)
     large_k, exact = found[0], found[1] if len(found) > 1 else None
     nll, divergence = float(surprises.mean()), float(large_k.mean())
     whole = None if exact is None else float(exact.mean())
@@ -118,7 +124,19 @@ def elbo_report(
     )
 
 
-def _divergences(model: Any, guide: Any, x: Tensor, y: Tensor, methods: list[Method], seeds: range) -> list[Tensor]:
+def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
+    """Return the report of a guide whose KL has no formula here: log q(w) - log p(w) of the draws that made the nll.
+
+    The two belong to the same draws, so that their errors are those of one sum, which is smaller than its parts.
+    """
+    nll, divergence = float(surprises.mean()), float(divergences.mean())
+    error = math.sqrt(_squared_error(surprises + divergences))
+    return ElboReport(-nll - divergence, nll + divergence, error, nll, divergence, divergence, 0.0, True, "")
+
+
+def _divergences(
+    call: ModelCall, guide: Any, methods: list[Method], seeds: range, device: torch.device
+) -> list[Tensor]:
     """Return KL(q‖p) by each method: one number where formulas give all of it, and otherwise one for each seed.
 
     All methods meet the same draws, so that what they share cancels in their difference.
@@ -127,8 +145,8 @@ def _divergences(model: Any, guide: Any, x: Tensor, y: Tensor, methods: list[Met
     found: list[list[Tensor]] = [[] for _ in methods]
     for seed in seeds:
         for loss, values in zip(losses, found, strict=True):
-            with seeded(seed, x.device), poutine.block(expose_types=["param"]):
-                values.append(loss.parts(model, guide, x, y)["kl"].double())
+            with seeded(seed, device), poutine.block(expose_types=["param"]):
+                values.append(loss.parts(call.model, guide, *call.args, **call.kwargs)["kl"].double())
         # In float32, sums in another order differ too, and that is no sampling error.
         if len(found[0]) == 2 and all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in found):
             break

@@ -19,6 +19,7 @@ from pyro_dropout.answers.normal_mixture import (
     fast_quantile,
     mixture_cdf,
     normal_pieces,
+    together,
 )
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, describe
@@ -79,7 +80,7 @@ class CoverageCurve:
         return ax
 
 
-def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "N D"]:
+def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     """Return where each target lies in its predicted distribution: F(y), uniform on (0, 1) if the prediction is honest.
 
     Args:
@@ -199,7 +200,7 @@ def _pit(prediction: Prediction, y: Tensor, name: str) -> Tensor:
     """Return F(y) in float64, for the function of this name."""
     check_normal(prediction, name)
     y = checked_targets(prediction, y).to(_F64)
-    return torch.cat([mixture_cdf(loc, scale, y[points]) for points, loc, scale in normal_pieces(prediction)])
+    return together(mixture_cdf(loc, scale, y[points]) for points, loc, scale in normal_pieces(prediction))
 
 
 def _inside(where: Tensor, level: float) -> float:

@@ -40,7 +40,7 @@ class Cascade:
         (40.0, torch.Size([10, 3]))
     """
 
-    mean: Float[Tensor, "N D"]
+    mean: Float[Tensor, "N *D"]
     deferred: Bool[Tensor, " N"]
     uncertainty: Float[Tensor, " N"]
     cost: float
@@ -162,9 +162,9 @@ def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], T
     if kind == "auto":
         kind = "entropy" if classes else "std"
     if kind in _OF_CLASSES:
-        each: Tensor = getattr(prediction, kind)
-        return each if each.dim() == 1 else each.sum(-1)
+        return prediction._per_point(getattr(prediction, kind))
     if kind in _OF_MOMENTS:
-        return (prediction.variance if kind == "std" else prediction.epistemic).sum(-1).sqrt()
+        each = prediction.variance if kind == "std" else prediction.epistemic
+        return prediction._per_point(each.sum(-1) if prediction._one_of_several else each).sqrt()
     known = ", ".join(repr(name) for name in ("auto", *_OF_CLASSES, *_OF_MOMENTS))
     raise RangeError(f"uncertainty must be one of {known} or a function of a Prediction; got {kind!r}.")

@@ -97,7 +97,8 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
         sure, chosen = probs.max(-1)
         right = chosen == y
     else:
-        sure, right = torch.maximum(probs, 1 - probs).reshape(-1), ((probs > 0.5) == (y > 0.5)).reshape(-1)
+        sure, right = torch.maximum(probs, 1 - probs), (probs > 0.5) == (y > 0.5)
+    sure, right = sure.reshape(-1), right.reshape(-1)
     edges = torch.linspace(0, 1, bins + 1, dtype=_F64, device=probs.device)
     own = torch.bucketize(sure, edges[1:-1])  # bins are open below and closed above
     count = torch.bincount(own, minlength=bins)
@@ -131,7 +132,7 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     return reliability(prediction, y, bins).ece if is_class(prediction._targets) else coverage_error(prediction, y)
 
 
-def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, " N"]:
+def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     """Return the Brier score of each point: the squared distance of its probabilities from the class that came.
 
     Args:
@@ -153,7 +154,8 @@ def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, " N"]:
     y = checked_targets(prediction, y)
     probs = prediction.probs.to(_F64)
     came = torch.nn.functional.one_hot(y, probs.shape[-1]) if prediction._one_of_several else y
-    return (probs - came.to(_F64)).square().sum(-1).to(prediction.mean)
+    squares = (probs - came.to(_F64)).square()
+    return prediction._per_point(squares.sum(-1) if prediction._one_of_several else squares).to(prediction.mean)
 
 
 def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.answers.normal_mixture import check_normal, checked_targets, normal_pieces
+from pyro_dropout.answers.normal_mixture import check_normal, checked_targets, normal_pieces, together
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.snapshot import seeded
 from pyro_dropout.answers.streams import is_class
@@ -28,7 +28,7 @@ def crps(
     method: Literal["mixture", "gaussian", "sample"] = "mixture",
     *,
     seed: int | None = None,
-) -> Float[Tensor, "N D"]:
+) -> Float[Tensor, "*N"]:
     """Score each target against its predicted distribution, in units of y; the smaller the better.
 
     Args:
@@ -67,7 +67,7 @@ def crps(
         found = _from_draws(prediction, y, seed)
     else:
         pieces = normal_pieces(prediction)
-        found = torch.cat([gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces])
+        found = together(gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces)
     return found.to(prediction.mean)
 
 
@@ -122,12 +122,12 @@ def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
     count = len(samples)
     if count < 2:
         raise RangeError(f"crps(method='sample') needs at least 2 draws; this prediction has {count}.")
-    rank = torch.arange(count, dtype=_F64, device=samples.device).reshape(-1, 1, 1)
+    rank = torch.arange(count, dtype=_F64, device=samples.device)
     found = []
     with seeded(seed, samples.device):
         for points in prediction._pieces():
-            drawn = prediction._likelihood.distribution(samples[:, points]).sample().to(_F64) - y[points]
+            drawn = prediction._draws(points).to(_F64) - y[points]
             # in rising order the k-th of T is the larger one of a pair k times, and the smaller one T - 1 - k times
-            between = ((2 * rank - (count - 1)) * drawn.sort(0).values).sum(0) / (count * (count - 1))
+            between = torch.tensordot(2 * rank - (count - 1), drawn.sort(0).values, 1) / (count * (count - 1))
             found.append(drawn.abs().mean(0) - between)
-    return torch.cat(found)
+    return together(found)

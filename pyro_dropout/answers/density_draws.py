@@ -13,18 +13,23 @@ from pyro.distributions import Delta
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
-from pyro_dropout.answers.weight_draws import Weights, WholeFunctions
+from pyro_dropout.answers.weight_draws import Weights, latent_draws
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
 F64 = torch.float64
 
 
-def draws_with_density(
-    model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int
-) -> tuple[Weights, Tensor | None, str]:
-    """Return ``samples`` draws, (samples, ...), with their log density or the reason that there is none."""
+def draws_with_density(call: ModelCall, posterior: Any, samples: int) -> tuple[Weights, Tensor | None, str]:
+    """Return ``samples`` draws, (samples, ...), with their log density or the reason that there is none.
+
+    Args:
+        call: the model and its arguments, which a guide is called with too.
+        posterior: a guide, or anything with ``sample_weights(n)``.
+        samples: how many draws.
+    """
     if not callable(posterior):
         if not hasattr(posterior, "sample_weights"):
             raise PyroDropoutError(
@@ -36,15 +41,15 @@ def draws_with_density(
         why = "" if density is not None else f"{type(posterior).__name__} has no log_prob(weights)."
         return weights, density, why
     with poutine.block(expose_types=["param"]):
-        probes = [poutine.trace(posterior).get_trace(x, y) for _ in range(2)]
+        probes = [call.of(poutine.trace(posterior).get_trace) for _ in range(2)]
         why = singularity(probes)
         if why:
-            return _latent_of(WholeFunctions(model, posterior).draw(samples, x), probes[0]), None, why
+            return _latent_of(latent_draws(posterior, samples, call), probes[0]), None, why
         try:
             traced = _at_once if isinstance(posterior, SiteGuide) and _plain(probes[0]) else _one_by_one
-            weights, density = traced(posterior, x, y, samples)
+            weights, density = traced(posterior, call, samples)
         except SingularError as cause:
-            return _latent_of(WholeFunctions(model, posterior).draw(samples, x), probes[0]), None, str(cause)
+            return _latent_of(latent_draws(posterior, samples, call), probes[0]), None, str(cause)
     if not bool(torch.isfinite(density).all()):
         return weights, None, "log q(w) is not finite: a standard deviation of the guide is zero, or too small."
     return weights, density, ""
@@ -87,19 +92,19 @@ def _plain(trace: Any) -> bool:
     return len(sites) == len(_latent(trace)) and not any(site["cond_indep_stack"] for site in sites.values())
 
 
-def _at_once(guide: Any, x: Tensor, y: Tensor, samples: int) -> tuple[Weights, Tensor]:
+def _at_once(guide: Any, call: ModelCall, samples: int) -> tuple[Weights, Tensor]:
     """Trace all draws in one go, as particles."""
     with pyro.plate("_draws", samples, dim=-1):
-        trace = poutine.trace(guide).get_trace(x, y)
+        trace = call.of(poutine.trace(guide).get_trace)
     sites = _sampled(trace)
     density = torch.stack([site["fn"].log_prob(site["value"]).to(F64) for site in sites.values()]).sum(0)
     return {name: site["value"] for name, site in sites.items()}, density
 
 
-def _one_by_one(guide: Any, x: Tensor, y: Tensor, samples: int) -> tuple[Weights, Tensor]:
+def _one_by_one(guide: Any, call: ModelCall, samples: int) -> tuple[Weights, Tensor]:
     rows, densities = [], []
     for _ in range(samples):
-        trace = poutine.trace(guide).get_trace(x, y)
+        trace = call.of(poutine.trace(guide).get_trace)
         densities.append(sum(site["fn"].log_prob(site["value"]).to(F64).sum() for site in _sampled(trace).values()))
         rows.append({name: site["value"] for name, site in _latent(trace).items()})
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}, torch.stack(densities)

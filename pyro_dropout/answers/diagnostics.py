@@ -12,31 +12,37 @@ from torch import Tensor
 from pyro_dropout.answers.arviz_export import FEWEST, Variable, container, pareto_smooth
 from pyro_dropout.answers.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.inference.fleet import Fleet
+from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 
 _DRAWS = ("chain", "draw")
 
 
-def to_arviz(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int = 1000, *, seed: int | None = None) -> Any:
-    """Hand a posterior to ArviZ: draws of the weights and of y, log-likelihoods, log p and log q.
+def to_arviz(
+    model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any
+) -> Any:
+    """Hand a posterior to ArviZ: draws of the latent sites and of the data, log-likelihoods, log p and log q.
 
     Every draw is a whole function, with one set of weights for all points. ``az.loo``, ``az.summary`` and ArviZ's plots
     work on the result, and ``loo`` here adds the correction for draws that come from q and not from the posterior.
 
     Args:
-        model: ``model(x, y)`` with a ``likelihood``; may be None for a fleet.
+        model: a network of this package, or any Pyro model, whose observed sites say how likely the data are; may be
+            None for a fleet.
         posterior: a guide of this package or of Pyro (one chain); a ``Fleet`` (a chain for each replica); or a sampled
             posterior, with ``weights`` of shape (chains, draws, ...), which keeps its chains.
-        x: inputs, (N, ...).
-        y: targets, (N, D) or class indices (N,).
+        args: the model's own arguments, data included: (x, y) of a network.
         samples: draws of each chain; a sampler that has more of them is thinned evenly.
         seed: makes the draws repeat, and leaves torch's random state as it was.
+        kwargs: the model's own keyword arguments.
 
     Returns:
         ``arviz.InferenceData`` on ArviZ 0.2x, ``xarray.DataTree`` on 1.x, with the groups ``posterior``, one variable
-        for each site; ``posterior_predictive`` and ``observed_data``, "y" with dimensions point and, for several
-        outputs, output; ``log_likelihood``, "y" for each point; ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``.
-        Where q has no density, ``log_q`` is left out and the attribute ``log_q`` of ``sample_stats`` says why.
+        for each latent site; ``posterior_predictive``, ``observed_data`` and ``log_likelihood``, one for each observed
+        site, with the names of its plates as dimensions (of a network "y", with point and, for several outputs,
+        output); ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``. A point that is masked has log-likelihood zero;
+        scales count in ``lp`` only. Where q has no density, ``log_q`` is left out and the attribute ``log_q`` of
+        ``sample_stats`` says why.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -47,13 +53,14 @@ def to_arviz(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int = 10
         >>> sorted(data["sample_stats"].data_vars)
         ['log_q', 'lp']
     """
-    draws = joint_draws(model, posterior, x, y, samples, seed)
+    call, samples = asked(to_arviz, model, posterior, args, kwargs, samples)
+    draws = joint_draws(call, posterior, samples, seed, replicate=True)
     groups: dict[str, dict[str, Variable]] = {
         "posterior": _sites(draws),
-        "posterior_predictive": {"y": _targets(draws.predictive(seed), _DRAWS)},
-        "log_likelihood": {"y": ((*_DRAWS, "point"), draws.log_likelihood.cpu().numpy())},
+        "posterior_predictive": _data(draws, draws.replicated, _DRAWS),
+        "log_likelihood": _data(draws, draws.log_likelihood, _DRAWS),
         "sample_stats": {"lp": (_DRAWS, draws.log_joint.cpu().numpy())},
-        "observed_data": {"y": _targets(draws.y, ())},
+        "observed_data": _data(draws, draws.observed, ()),
     }
     notes = {group: {"inference_library": "pyro_dropout"} for group in groups}
     notes["posterior"]["posterior"] = type(posterior).__name__
@@ -64,37 +71,57 @@ def to_arviz(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int = 10
     return container(groups, notes)
 
 
+def asked(
+    door: Any, model: Any, posterior: Any, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int
+) -> tuple[ModelCall, int]:
+    """Return the call that a diagnostic is asked about, and how many draws.
+
+    Of a network, which takes (x, y), a whole number in the third place is the number of draws.
+    """
+    first = posterior[0][0] if isinstance(posterior, Fleet) else model
+    if is_network(first) and len(args) == 3 and isinstance(args[-1], int):
+        args, samples = args[:-1], args[-1]
+    check_keywords(door, first, kwargs)
+    return ModelCall(model, args, kwargs), samples
+
+
 def _sites(draws: JointDraws) -> dict[str, Variable]:
-    """Return the weights as ArviZ names things; a slash would mean a group to it."""
+    """Return the latent sites as ArviZ names things."""
     found: dict[str, Variable] = {}
     for site, value in draws.weights.items():
-        name = site.replace("/", ".")
+        name = variable_name(site)
         own = [f"{name}_dim_{k}" for k in range(value.dim() - 2)]
         found[name] = ((*_DRAWS, *own), value.detach().cpu().numpy())
     return found
 
 
-def _targets(y: Tensor, lead: tuple[str, ...]) -> Variable:
-    """Return targets with a dimension for outputs only where there are several, as ArviZ's plots want them."""
-    y = y.detach().cpu()
-    if y.dim() == len(lead) + 2 and y.shape[-1] == 1:
-        y = y.squeeze(-1)
-    return ((*lead, "point", "output")[: y.dim()], y.numpy())
+def _data(draws: JointDraws, values: dict[str, Tensor], lead: tuple[str, ...]) -> dict[str, Variable]:
+    """Return what belongs to the observed sites, with as many of their dimensions as it has."""
+    found: dict[str, Variable] = {}
+    for site, value in values.items():
+        dims = (*lead, *map(variable_name, draws.dims[site]))
+        found[variable_name(site)] = (dims[: value.dim()], value.detach().cpu().numpy())
+    return found
 
 
-def khat(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int = 1000, *, seed: int | None = None) -> float:
+def variable_name(site: str) -> str:
+    """Return a site's name as that of a variable; a slash would mean a group to ArviZ."""
+    return site.replace("/", ".")
+
+
+def khat(model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any) -> float:
     """Say how far a guide can be trusted as an approximation of the posterior: the Pareto k̂ of p(y, w)/q(w).
 
     Below 0.5 the guide is close, and below 0.7 importance sampling can mend what it misses; above, it cannot, and the
     guide's answers should be checked in another way. -inf means that all ratios are equal: q is the posterior.
 
     Args:
-        model: ``model(x, y)`` with a ``likelihood``.
+        model: a network of this package, or any Pyro model.
         posterior: a guide that has a density: scale > 0, and no site a point.
-        x: inputs, (N, ...): all data that the guide was fitted to.
-        y: targets.
+        args: the model's own arguments, (x, y) of a network: all data that the guide was fitted to.
         samples: draws from the guide, at least 25.
         seed: makes the draws repeat, and leaves torch's random state as it was.
+        kwargs: the model's own keyword arguments.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -105,16 +132,15 @@ def khat(model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int = 1000, 
         >>> [pd.khat(model, guide, x, 0 * x, seed=0) < 0.7 for guide in (wide, narrow)]
         [True, False]
     """
-    draws, log_q = with_density(model, posterior, x, y, samples, seed)
+    call, samples = asked(khat, model, posterior, args, kwargs, samples)
+    draws, log_q = with_density(call, posterior, samples, seed)
     return float(pareto_smooth((draws.log_joint - log_q)[0].cpu().numpy())[1])
 
 
-def with_density(
-    model: Any, posterior: Any, x: Tensor, y: Tensor, samples: int, seed: int | None
-) -> tuple[JointDraws, Tensor]:
+def with_density(call: ModelCall, posterior: Any, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
     """Return draws of one guide with log q of each, or say why there can be none."""
     check_one(posterior, samples)
-    draws = joint_draws(model, posterior, x, y, samples, seed)
+    draws = joint_draws(call, posterior, samples, seed)
     if draws.log_q is not None:
         return draws, draws.log_q
     if draws.why == SAMPLED:

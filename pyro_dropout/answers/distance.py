@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.answers.normal_mixture import check_prediction
 from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.site_prediction import SitePrediction
 from pyro_dropout.answers.streams import base_of, is_class, is_normal
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
@@ -46,8 +47,9 @@ def predictive_distance(
     Args:
         prediction: of an approximate posterior, with its samples kept.
         reference: of the posterior that it approximates, at the same points, with its samples kept.
-        of: "y", the predicted targets, noise included: normal, or classes, where D are the classes' indicators; or "f",
-            the outputs before the likelihood, where a point estimate has no standard deviation to compare.
+        of: "y", the predicted targets, noise included: normal, or classes, where D are the classes' indicators, or
+            sites of any kind; or "f", the outputs before the likelihood, where a point estimate has no standard
+            deviation to compare.
 
     Returns:
         The distances of means, of standard deviations, and of whole distributions.
@@ -69,6 +71,8 @@ def predictive_distance(
         raise RangeError(f"of must be 'y' or 'f'; got {of!r}.")
     for each in (prediction, reference):
         check_prediction(each)
+        if of == "f" and isinstance(each, SitePrediction):
+            raise PyroDropoutError(f"of='f' compares outputs, and site {each.site!r} has none. Use of='y'.")
     if prediction.samples.shape[1:] != reference.samples.shape[1:]:
         shapes = [tuple(each.samples.shape[1:]) for each in (prediction, reference)]
         raise ShapeError(
@@ -102,15 +106,18 @@ def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tens
     kinds = [each._targets for each in (prediction, reference)]
     if all(is_class(kind) for kind in kinds):  # of two coins: probability is carried from 0 to 1, or back
         return (prediction.mean - reference.mean).to(F64).abs()
+    if all(isinstance(each, SitePrediction) for each in (prediction, reference)) and not all(map(is_normal, kinds)):
+        return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
     if not all(is_normal(kind) for kind in kinds):
         names = " and ".join(type(kind).__name__ for kind in kinds)
         raise PyroDropoutError(f"of='y' compares normal targets, or classes; these are {names}. Use of='f'.")
-    normals = [base_of(each._likelihood.distribution(each.samples)) for each in (prediction, reference)]
-    parts = [(p.loc.to(F64), p.scale.to(F64).expand(p.loc.shape)) for p in normals]
-    draws = sum(len(loc) for loc, _ in parts)
-    size = max(1, _PIECE // (draws * parts[0][0].shape[-1]))
+    normals = [base_of(each._parts(...)) for each in (prediction, reference)]
+    shape = normals[0].loc.shape[1:]
+    parts = [tuple(part.to(F64).expand(p.loc.shape).flatten(1) for part in (p.loc, p.scale)) for p in normals]
+    size = max(1, _PIECE // sum(len(loc) for loc, _ in parts))
     pieces = range(0, parts[0][0].shape[1], size)
-    return torch.cat([between_mixtures(*((m[:, k : k + size], s[:, k : k + size]) for m, s in parts)) for k in pieces])
+    found = [between_mixtures(*((m[:, k : k + size], s[:, k : k + size]) for m, s in parts)) for k in pieces]
+    return torch.cat(found).reshape(shape)
 
 
 def between_samples(a: Tensor, b: Tensor) -> Tensor:

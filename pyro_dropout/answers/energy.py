@@ -6,6 +6,7 @@ of all weights; a site that is not real-valued, such as a scale, is moved throug
 
 import copy
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.inference.compiled import Program
 from pyro_dropout.inference.functional import unvalidated
+from pyro_dropout.inference.model_call import ModelCall
+from pyro_dropout.inference.model_call import is_network as gives_outputs
+from pyro_dropout.inference.observed import check_whole, sample_sites, trace_of
 from pyro_dropout.inference.svi import Compile
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -35,19 +39,18 @@ class Energy:
     """-log p(y, w) of a model at its data, with ``calls`` made so far.
 
     Args:
-        model: a Pyro model ``model(x, y)``; of a network, a copy in float64 is used, on the CPU.
-        x: the data points.
-        y: their targets.
+        call: a Pyro model and its arguments, data included; of a network, a copy in float64 is used, on the CPU.
         compile: "auto", when it is worth it and works; True, at once; False, never.
     """
 
-    def __init__(self, model: Any, x: Tensor, y: Tensor, compile: Compile = "auto") -> None:
+    def __init__(self, call: ModelCall, compile: Compile = "auto") -> None:
         self.calls = 0
         self._compile, self._mapped = compile, True
         self._program: Program | None = None
-        exact = tuple(part.to("cpu", F64 if part.is_floating_point() else part.dtype) for part in (x, y))
-        self.model = in_float64(model) if isinstance(model, nn.Module) else model
-        self._x, self._y = self._given = exact if isinstance(model, nn.Module) else (x, y)
+        exact = call.mapped(lambda part: part.to("cpu", F64 if part.is_floating_point() else part.dtype))
+        copied = gives_outputs(call.model)
+        self._given = self._call = replace(exact, model=in_float64(call.model)) if copied else call
+        self.model = self._call.model
         sites = self._sites()
         self._types = dict.fromkeys(sites, F64)
         self._transforms: dict[str, Any] = {name: biject_to(site["fn"].support) for name, site in sites.items()}
@@ -56,12 +59,12 @@ class Energy:
         if is_network(self.model) and set(sites) == set(self.model.sites):
             widths = [self.model.prior_of(name).stddev.reshape(-1) for name in sites]
             self._prior = torch.distributions.Normal(0.0, torch.cat(widths), validate_args=False)
-        if self.model is model:  # a function, whose constants may want the types that it was given
-            self._x, self._y = exact
+        if not copied:  # one whose constants may want the types that it was given
+            self._call = exact
             try:
                 self._of_one(torch.from_numpy(self._flat(sites)))
             except (RuntimeError, PyroDropoutError):
-                self._x, self._y = self._given
+                self._call = self._given
                 self._types = {name: site["value"].dtype for name, site in sites.items()}
 
     # --- weights and positions ----------------------------------------------------------------------------------------
@@ -83,12 +86,18 @@ class Energy:
             found[name] = self._transforms[name](part.reshape(z.shape[:-1] + shape).to(self._types[name]))
         return found
 
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the sites in unconstrained space, in the order in which a position holds them."""
+        return dict(self._free)
+
     def _sites(self) -> dict[str, Any]:
         with torch.no_grad(), poutine.block():
-            trace: Any = poutine.trace(self.model).get_trace(*self._given)
+            trace: Any = trace_of(self._given)
+        check_whole(trace)
         sites = {}
-        for name, site in trace.nodes.items():
-            if site["type"] != "sample" or site["is_observed"] or site_is_subsample(site):
+        for name, site in sample_sites(trace).items():
+            if site["is_observed"]:
                 continue
             if site["fn"].support.is_discrete:
                 raise PyroDropoutError(
@@ -138,9 +147,9 @@ class Energy:
 
     def _of_net(self, z: Tensor) -> Tensor:
         """Return the energies of a network's weights."""
-        f = self.model.evaluate(self.weights(z), self._x)
+        f = self.model.evaluate(self.weights(z), self._call.args[0])
         f = f.reshape(len(z), *f.shape[-2:])
-        y = self.model.likelihood.checked(f, self._y)
+        y = self.model.likelihood.checked(f, self._call.args[1])
         fits: Tensor = self.model.likelihood.distribution(f).log_prob(y)
         plausible: Tensor = self._prior.log_prob(z)
         return -fits.sum(-1) - plausible.sum(-1)
@@ -158,7 +167,7 @@ class Energy:
     def _of_one(self, z: Tensor) -> Tensor:
         weights = self.weights(z)
         with poutine.block(), poutine.trace() as capture, poutine.condition(data=weights):
-            self.model(self._x, self._y)
+            self._call()
         total = z.new_zeros(())
         sites: Any = capture.trace.nodes.values()
         for site in sites:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class FleetPrediction(Prediction):
         (torch.Size([3, 5, 1]), torch.Size([3, 5]), torch.Size([3]))
     """
 
+    likelihoods: tuple[Any, ...] = ()
     targets: Tensor | None = None
     given: Tensor | None = None
     log_sums: Tensor | None = None
@@ -53,6 +54,11 @@ class FleetPrediction(Prediction):
         if self._samples is None:
             raise PyroDropoutError("samples were not kept; call predict_fleet(..., keep_samples=True).")
         return self._samples
+
+    def _blocks(self) -> Iterator[tuple[Any, Any, Tensor]]:
+        """Yield each replica with its own likelihood, whose noise may differ from the others', and its samples."""
+        samples = self.samples
+        return ((e, likelihood, samples[:, e]) for e, likelihood in enumerate(self.likelihoods))
 
     def log_prob(self, y: Tensor | None = None) -> Tensor:
         """Return log p(y | x) of each replica and point, (E, N), for the targets that ``predict_fleet`` was given."""
@@ -155,6 +161,7 @@ def predict_fleet(
                 bar.update(count * rows.shape[1] * (replicas.stop - replicas.start))
     like = task.like
     found = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, kept, None)
+    found.likelihoods = tuple(frozen(model.likelihood) for model, _ in fleet) if keep_samples else ()
     if y is not None:
         found.targets, found.log_sums, found.given = y[rows], log_sums, given
     return found

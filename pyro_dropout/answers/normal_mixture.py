@@ -5,7 +5,8 @@ all in float64.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def check_prediction(prediction: Prediction) -> None:
 def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
     """Return ``y`` as the likelihood wants it, where the prediction is; a target that is no number is refused."""
     check_prediction(prediction)
-    if len(prediction.mean) == 0:
+    if prediction.mean.numel() == 0:
         raise ShapeError("prediction must be of at least one point; it has none.")
     y = prediction._checked(y)
     if not bool(torch.isfinite(y).all()):
@@ -47,11 +48,17 @@ def check_normal(prediction: Prediction, name: str) -> None:
         )
 
 
-def normal_pieces(prediction: Prediction) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def normal_pieces(prediction: Prediction) -> Iterator[tuple[Any, Tensor, Tensor]]:
     """Yield some points, and the means and standard deviations of their parts, each (T, points, D)."""
     for points in prediction._pieces():
-        p = base_of(prediction._likelihood.distribution(prediction.samples[:, points]))
+        p = base_of(prediction._parts(points))
         yield points, p.loc.to(_F64), p.scale.to(_F64).clamp_min(_THINNEST)
+
+
+def together(pieces: Iterable[Tensor]) -> Tensor:
+    """Return what was found for some points at a time, for all of them; a site that is one number has no pieces."""
+    found = list(pieces)
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:

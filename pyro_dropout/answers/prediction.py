@@ -109,12 +109,12 @@ class Prediction:
             return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
         found = torch.diag_embed(self._sums["noise"] / self._count)
 
-        def add(points: slice, outer: Tensor) -> None:
+        def add(points: Any, outer: Tensor) -> None:
             found[points] += outer / self._count
 
         if self._walk is None:
-            for points in self._pieces():
-                add(points, block_outer(self._likelihood, self.samples[:, points], mean[points]))
+            for points, likelihood, f in self._blocks():
+                add(points, block_outer(likelihood, f, mean[points]))
         else:
             reduce = functools.partial(block_outer, self._likelihood)
             self._walk.again("covariance", reduce, lambda block, outer: add(block.points, outer), mean)
@@ -152,16 +152,15 @@ class Prediction:
 
         They are quantiles of the mixture of normals that the draws make, noise included; samples must be kept.
         """
-        if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-            raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")
+        check_level(level)
         if not is_normal(self._targets):
             raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self._name}.")
-        ends: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for points in self._pieces():
-            p = base_of(self._likelihood.distribution(self.samples[:, points]))
-            for end, tail in zip(ends, ((1 - level) / 2, (1 + level) / 2), strict=True):
-                end.append(mixture_quantile(p.loc, p.scale, tail).to(self._like))
-        return torch.cat(ends[0]), torch.cat(ends[1])
+        low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
+        for points, likelihood, f in self._blocks():
+            p = base_of(likelihood.distribution(f))
+            for end, tail in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
+                end[points] = mixture_quantile(p.loc, p.scale, tail).to(self._like)
+        return low, high
 
     # --- classes ------------------------------------------------------------------------------------------------------
 
@@ -228,8 +227,33 @@ class Prediction:
             raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
         return checked
 
-    def _pieces(self) -> Iterator[slice]:
+    # --- the draws, a piece at a time ---------------------------------------------------------------------------------
+
+    def _blocks(self) -> Iterator[tuple[Any, Any, Tensor]]:
+        """Yield some points, the likelihood there, and the samples there, (T, points, outputs)."""
+        return ((points, self._likelihood, self.samples[:, points]) for points in self._pieces())
+
+    def _parts(self, points: Any) -> Any:
+        """Return p(y | f) of every draw at some points, (T, points, D)."""
+        return self._likelihood.distribution(self.samples[:, points])
+
+    def _draws(self, points: Any) -> Tensor:
+        """Return a y drawn with each draw at some points, (T, points, D)."""
+        drawn: Tensor = self._parts(points).sample()
+        return drawn
+
+    def _per_point(self, each: Tensor) -> Tensor:
+        """Return values of single targets, added up for each point, (N,)."""
+        return each if self._one_of_several else each.sum(-1)
+
+    def _pieces(self) -> Iterator[Any]:
         """Yield the points in pieces whose samples can be worked on at once."""
         count, points, width = self.samples.shape
         size = max(1, _PIECE // (count * width))
         return (slice(start, start + size) for start in range(0, points, size))
+
+
+def check_level(level: Any) -> None:
+    """Raise unless this is the level of an interval."""
+    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
+        raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")

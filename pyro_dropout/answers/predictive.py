@@ -6,12 +6,15 @@ from torch import Tensor, nn
 
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.answers.shards import Shard, predict_together
+from pyro_dropout.answers.site_predictive import predict_sites
 from pyro_dropout.answers.snapshot import frozen
 from pyro_dropout.answers.streams import Running, Sums, block_sums
 from pyro_dropout.answers.walk import Block, Walk
 from pyro_dropout.answers.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.inference.distributed import join
+from pyro_dropout.inference.model_call import ModelCall, check_keywords
+from pyro_dropout.inference.observed import speaks_by_likelihood
 from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
@@ -21,6 +24,7 @@ from pyro_dropout.mathematics.errors import (
     check_finite,
     check_flag,
     check_seed,
+    describe,
 )
 
 Keep = Literal["auto"] | bool
@@ -32,8 +36,7 @@ _ROWS = 2**16  # pairs of a draw and a point, of functions drawn together
 def predict(
     model: Any,
     posterior: Any,
-    x: Tensor,
-    *,
+    *args: Any,
     samples: int = 1000,
     method: Literal["mc", "standard"] = "mc",
     shared: bool = False,
@@ -44,26 +47,31 @@ def predict(
     progress: bool = False,
     distributed: bool = False,
     shard: Shard = "points",
-) -> Prediction:
-    """Predict the targets at ``x``: the model's outputs averaged over draws of its weights.
+    **kwargs: Any,
+) -> Any:
+    """Predict what a model has not seen: its outputs, or its sites, averaged over draws of its posterior.
 
-    Draws are summed up as they come, so that memory does not grow with their number. Networks run in evaluation mode.
+    Of a network, the targets at ``x``: draws are summed up as they come, so that memory does not grow with their
+    number, and the network runs in evaluation mode. Of any other Pyro model, all sites that the posterior does not
+    have, observed or not: one run of the model for each draw.
 
     Args:
-        model: a Pyro model ``model(x)`` that returns its outputs f, (N, D), and has a ``likelihood``.
-        posterior: a guide of its weights; or a reference that gives whole functions, by ``nuts`` (its draws, shuffled,
-            each once before any comes twice), ``conjugate`` or ``gp_posterior`` (then of the model only the likelihood
-            is used).
-        x: N data points, first dimension first; moved to where the model is.
+        model: a network of this package, ``model(x)``, which returns its outputs f, (N, D); or any Pyro model.
+        posterior: a guide of its latent sites; or a reference that gives whole functions, by ``nuts`` (its draws,
+            shuffled, each once before any comes twice), ``conjugate`` or ``gp_posterior`` (then of the model only the
+            likelihood is used).
+        args: the model's own arguments, of a network x, N data points, first dimension first; moved to where the model
+            is. Data that are to be predicted are left out, as in ``model(x, y=None)``.
         samples: the number T of draws.
         method: "mc"; or "standard", one pass with the mean weights, which knows no epistemic uncertainty.
         shared: whether all points share each draw, which is then a whole function. Otherwise every point has weights of
             its own in every draw: the answer at each point has the same distribution, and the points' errors are
-            independent. References always share.
+            independent. References, and Pyro models other than networks, always share.
         seed: makes the draws repeat, and leaves torch's random state as it was. On a GPU give ``chunk`` as well, for it
             decides in which order random numbers are used, and is otherwise measured.
         keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).
         compile: whether to compile the forward passes: some ten seconds for each shape of block, repaid by long runs.
+            This and the next two are for networks.
         chunk: rows, pairs of a draw and a point, of one forward pass; by default what fits into memory. It is halved
             whenever memory runs out.
         progress: whether to show a bar.
@@ -71,6 +79,11 @@ def predict(
             the same call and all get the whole answer. Where samples are not kept, ``log_prob`` and ``covariance`` of
             it must be asked by all as well.
         shard: what they share out, "points" or "samples"; draws differ from those of one process.
+        kwargs: the model's own keyword arguments.
+
+    Returns:
+        A ``Prediction``; of a Pyro model that is not a network, a ``SitePrediction``, or a dict of them by site where
+        the posterior leaves several sites to predict.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -82,9 +95,13 @@ def predict(
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
         (True, torch.Size([5]))
     """
-    likelihood = likelihood_of(model)
-    _check_points(model, x)
-    x = x.to(move_to(None, [model, posterior]))
+    network = hasattr(posterior, "sample_functions") or speaks_by_likelihood(ModelCall(model, args, kwargs))
+    if network:
+        x = _points_of(model, args, kwargs)
+        _check_points(model, x)
+        x = x.to(move_to(None, [model, posterior]))
+    else:
+        check_keywords(predict, model, kwargs)
     check_count("samples", samples)
     if chunk is not None:
         check_count("chunk", chunk)
@@ -98,6 +115,12 @@ def predict(
         raise PyroDropoutError("posterior must be a guide, or what nuts, conjugate or gp_posterior give; got None.")
     samples = 1 if method == "standard" else samples
     _check_met(posterior)
+    if not network:
+        _check_alone(compile, distributed)
+        _check_drawn(posterior)
+        own: Any = {"samples": samples, "method": method, "seed": seed, "keep": keep_samples, "progress": progress}
+        return predict_sites(ModelCall(model, args, kwargs), posterior, **own)
+    likelihood = likelihood_of(model)
     if distributed:
         return _together(
             model, posterior, x, shard, samples=samples, method=method, shared=shared, seed=seed,
@@ -133,6 +156,34 @@ def _together(model: Any, posterior: Any, x: Tensor, shard: Shard, **asked: Any)
     return predict_together(group, predict, model, posterior, x, shard, **asked)
 
 
+def _points_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return x, which a network is asked about, by place or by name."""
+    check_keywords(predict, model, kwargs)
+    given = [*args, *(kwargs[name] for name in ("x",) if name in kwargs)]
+    rest = [name for name in kwargs if name != "x"]
+    if len(given) != 1 or rest:
+        got = [*(type(arg).__name__ for arg in args), *(f"{name}=..." for name in kwargs)]
+        raise PyroDropoutError(f"a network is asked about x alone, as predict(model, posterior, x); got {got}.")
+    return given[0]
+
+
+def _check_alone(compile: bool, distributed: bool) -> None:
+    """Raise where what was asked for is done for networks only."""
+    for name, value in (("compile", compile), ("distributed", distributed)):
+        if value:
+            raise PyroDropoutError(
+                f"{name}=True is for networks: any other Pyro model is run once for each draw, here. Leave it out."
+            )
+
+
+def _check_drawn(posterior: Any) -> None:
+    """Raise unless latent sites can be drawn from a posterior."""
+    if not (callable(posterior) or hasattr(posterior, "sample_weights")):
+        raise PyroDropoutError(
+            f"posterior must be a guide, or what nuts, conjugate or gp_posterior give; got {describe(posterior)}."
+        )
+
+
 def _check_points(model: Any, x: Any) -> None:
     words = isinstance(model, nn.Module) and any(isinstance(m, nn.Embedding) for m in model.modules())
     if not (words and isinstance(x, Tensor) and not x.is_floating_point()):  # an embedding takes indices
@@ -145,7 +196,8 @@ def _check_met(posterior: Any) -> None:
     """Raise if a guide has not read its model, which it cannot do here: without ``y`` it would take y for a weight."""
     if getattr(posterior, "prototype_trace", posterior) is None:
         raise PyroDropoutError(
-            f"{type(posterior).__name__} has not seen its model yet: fit it, or call posterior(x, y) once, first."
+            f"{type(posterior).__name__} has not seen its model yet: fit it, or call posterior(x, y) once, first, with"
+            " the data."
         )
 
 

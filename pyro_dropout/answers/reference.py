@@ -13,19 +13,15 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.answers.chains import Chain, Plan, run_chains
 from pyro_dropout.answers.energy import Energy
+from pyro_dropout.answers.joint_draws import checked_call
 from pyro_dropout.answers.sampled_posterior import SampledPosterior
 from pyro_dropout.answers.snapshot import evaluating
 from pyro_dropout.answers.weight_draws import WholeFunctions
+from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
+from pyro_dropout.inference.observed import trace_of
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.training import move_to
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    check_count,
-    check_finite,
-    check_pairs,
-    describe,
-)
+from pyro_dropout.mathematics.errors import RangeError, check_count, check_finite
 
 _AGREE = 1.01  # Vehtari et al. (2021): chains with a larger R-hat are not to be used
 _MOST_POINTS = 50  # at which R-hat is taken
@@ -33,9 +29,7 @@ _MOST_POINTS = 50  # at which R-hat is taken
 
 def nuts(
     model: Any,
-    x: Tensor,
-    y: Tensor,
-    *,
+    *args: Any,
     chains: int = 4,
     samples: int = 500,
     warmup: int = 500,
@@ -45,26 +39,28 @@ def nuts(
     points: Tensor | None = None,
     compile: Compile = "auto",
     progress: bool = True,
+    **kwargs: Any,
 ) -> SampledPosterior:
-    """Draw weights from the posterior itself, by the no-U-turn sampler; for small networks and few data.
+    """Draw weights from the posterior itself, by the no-U-turn sampler; for small models and few data.
 
     All chains run side by side in float64, with one evaluation of the model for each of their steps, and begin at draws
-    from the prior. Parameters that are not random (hidden ones, a learned τ) stay as they are. It warns when chains
-    disagree about the function's values or trajectories were lost.
+    from the prior. Parameters that are not random (hidden ones, a learned τ) stay as they are. It warns when
+    trajectories were lost, or when chains disagree: about the values that the model returns, or, where it returns none,
+    about its sites. Whatever happens after sampling, the draws are returned.
 
     Args:
-        model: a Pyro model ``model(x, y)`` whose sites are continuous, such as ``BayesianNet``; it returns its outputs.
-        x: N data points, first dimension first.
-        y: their targets.
+        model: a network of this package, or any Pyro model whose latent sites are continuous.
+        args: the model's own arguments, data included: (x, y) of a network.
         chains: how many chains; R-hat compares them, so take at least two, better four.
         samples: draws of each chain that are kept.
         warmup: draws before them, in which a chain finds its step length and scales, and which are thrown away.
         seed: the same seed gives the same draws; torch's own random state is neither used nor changed.
         target_accept: the acceptance rate that steps are chosen for; nearer to 1, steps are shorter and fewer are lost.
         max_tree_depth: a trajectory has at most 2 to this power steps.
-        points: where R-hat of the function's values is taken; at ``x`` without them.
+        points: where R-hat of the function's values is taken, as ``model(points)``; at the data without them.
         compile: "auto", compile the energy when the run is long; True, at once; False, never.
         progress: whether to show a bar.
+        kwargs: the model's own keyword arguments.
 
     Returns:
         The draws, as a posterior that ``predict`` takes.
@@ -87,26 +83,36 @@ def nuts(
     if not 0 < target_accept < 1:
         raise RangeError(f"target_accept must lie strictly between 0 and 1; got {target_accept!r}.")
     check_compile(compile)
-    if not callable(model):
-        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
-    check_pairs("x and y", x, y)
-    for label, data in (("x", x), ("y", y)):
-        if data.is_floating_point():
-            check_finite(label, data)
+    check_keywords(nuts, model, kwargs)
+    call = checked_call(ModelCall(model, args, kwargs))
+    if is_network(model) and call.args[1].is_floating_point():
+        check_finite("y", call.args[1])
     began = time.perf_counter()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), evaluating(model):
         torch.default_generator.manual_seed(int(seed))
-        energy = Energy(model, x, y, compile)
+        energy = Energy(call, compile)
         starts = np.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
-    with tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts") as bar:
+    bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts")
+    with bar, evaluating(model):
         ran = run_chains(energy, starts, plan, int(seed), _ticker(bar, energy))
     z = torch.from_numpy(np.stack([np.stack(chain.draws) for chain in ran]))
-    device, dtype = move_to(None, [model]), _type_of(model, x)
+    device, dtype = move_to(None, [model]), _type_of(call)
     weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
-    _warn(model, posterior, x if points is None else points, ran, plan)
+    _warn_of_lost(posterior, plan)
+    if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat halves each chain, and needs two draws in a half
+        try:
+            worst, what = _disagreement(call, posterior, points, z, energy)
+        except Exception as cause:
+            warnings.warn(
+                f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned all the same."
+                " Ask posterior.rhat_of(values) about values of your own.",
+                stacklevel=2,
+            )
+        else:
+            _warn_of_disagreement(worst, what, ran, plan)
     return posterior
 
 
@@ -119,8 +125,47 @@ def function_rhat(model: Any, posterior: SampledPosterior, points: Tensor) -> Te
     return posterior.rhat_of(f.reshape(posterior.num_chains, posterior.num_draws, *f.shape[1:]))
 
 
-def _warn(model: Any, posterior: SampledPosterior, points: Tensor, ran: list[Chain], plan: Plan) -> None:
-    """Say what is wrong with the draws, and what to do about it."""
+def _disagreement(
+    call: ModelCall, posterior: SampledPosterior, points: Tensor | None, z: Tensor, energy: Energy
+) -> tuple[float, str]:
+    """Return the largest R-hat, and what it is of: the function's values, or a site in unconstrained space."""
+    if is_network(call.model):
+        at = call.args[0] if points is None else points
+        spread = torch.linspace(0, len(at) - 1, min(len(at), _MOST_POINTS)).round().long()
+        return float(function_rhat(call.model, posterior, at[spread.to(at.device)]).max()), "the function"
+    values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
+    if values is not None:
+        return float(posterior.rhat_of(values).max()), "the values that the model returns"
+    parts = z.split([shape.numel() for shape in energy.shapes.values()], -1)
+    each = {name: float(posterior.rhat_of(part).max()) for name, part in zip(energy.shapes, parts, strict=True)}
+    worst = max(each, key=lambda name: each[name])
+    return each[worst], f"site {worst!r}"
+
+
+def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
+    """Return some of the numbers that a model returns at each draw, (chains, draws, ...); None where there are none.
+
+    A model that returns its data, as many do, returns the same at every draw, which says nothing of the draws.
+    """
+    call = call.to(move_to(None, [call.model]))
+    total = posterior.num_chains * posterior.num_draws
+    draws = posterior.draws_at(torch.arange(total))
+
+    def run(t: int) -> Any:
+        return trace_of(call, {name: value[t] for name, value in draws.items()}).nodes["_RETURN"]["value"]
+
+    with evaluating(call.model), torch.random.fork_rng(devices=[]):
+        first, last = run(0), run(total - 1)
+        numbers = all(isinstance(f, Tensor) and f.is_floating_point() and f.numel() for f in (first, last))
+        if not numbers or first.shape != last.shape or torch.equal(first, last):
+            return None
+        some = torch.linspace(0, first.numel() - 1, min(first.numel(), _MOST_POINTS)).round().long()
+        found = torch.stack([run(t).reshape(-1)[some.to(first.device)] for t in range(total)])
+    return found.reshape(posterior.num_chains, posterior.num_draws, -1)
+
+
+def _warn_of_lost(posterior: SampledPosterior, plan: Plan) -> None:
+    """Say how many trajectories were lost, and what to do about it."""
     if posterior.divergences:
         warnings.warn(
             f"{posterior.divergences} of {posterior.num_chains * plan.samples} trajectories diverged: parts of the"
@@ -130,16 +175,15 @@ def _warn(model: Any, posterior: SampledPosterior, points: Tensor, ran: list[Cha
         )
     if posterior.num_chains == 1:
         warnings.warn("one chain has no other to agree with, so there is no R-hat; take chains=4.", stacklevel=3)
-        return
-    if posterior.num_draws < 4:  # R-hat halves each chain, and needs two draws in a half
-        return
-    spread = torch.linspace(0, len(points) - 1, min(len(points), _MOST_POINTS)).round().long()
-    worst = float(function_rhat(model, posterior, points[spread.to(points.device)]).max())
+
+
+def _warn_of_disagreement(worst: float, what: str, ran: list[Chain], plan: Plan) -> None:
+    """Say what the chains disagree about, and what to do about it."""
     if not worst <= _AGREE:
         deepest = sum(chain.deepest for chain in ran)
         full = f" {deepest} trajectories were as long as max_tree_depth allows: raise it." if deepest else ""
         warnings.warn(
-            f"chains disagree about the function: R-hat is {worst:.3f} where it is largest, and should be below"
+            f"chains disagree about {what}: R-hat is {worst:.3f} where it is largest, and should be below"
             f" {_AGREE}. Take more samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}",
             stacklevel=3,
         )
@@ -154,10 +198,10 @@ def _ticker(bar: Any, energy: Energy) -> Callable[[], None]:
     return tick
 
 
-def _type_of(model: Any, x: Tensor) -> torch.dtype:
-    """Return the type of the model's own weights."""
-    found = next((p.dtype for p in model.parameters()), None) if isinstance(model, nn.Module) else None
-    return found or (x.dtype if x.is_floating_point() else torch.get_default_dtype())
+def _type_of(call: ModelCall) -> torch.dtype:
+    """Return the type of the model's own weights, and of a model that has none, of its data."""
+    found = next((p.dtype for p in call.model.parameters()), None) if isinstance(call.model, nn.Module) else None
+    return found or call.dtype
 
 
 def _check_zero_or_more(name: str, value: Any) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.answers.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.answers.prediction import Prediction
+from pyro_dropout.answers.site_prediction import SitePrediction
 from pyro_dropout.answers.streams import Running, block_log_prob, block_sums, is_class
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_positive, describe
@@ -86,7 +87,7 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         >>> round(pd.tempered(answer, temperature).probs[0].item(), 4)
         0.75
     """
-    check_prediction(prediction)
+    _check_outputs(prediction, "refit_temperature")
     prediction._check_classes("refit_temperature")
     y = checked_targets(prediction, y)
     y = y if prediction._one_of_several else y.to(_F64)
@@ -153,7 +154,7 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
         >>> bool((pd.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
         True
     """
-    check_prediction(prediction)
+    _check_outputs(prediction, "tempered")
     prediction._check_classes("tempered")
     check_positive("temperature", temperature)
     return reweighted(prediction, prediction._likelihood, prediction.samples / float(temperature))
@@ -168,8 +169,18 @@ def reweighted(prediction: Prediction, likelihood: Any, samples: Tensor) -> Pred
     return Prediction(likelihood, running.sums, count, prediction._like, samples, None)
 
 
-def _check_gaussian(prediction: Prediction, name: str) -> None:
+def _check_outputs(prediction: Prediction, name: str) -> None:
+    """Raise unless the samples are outputs of a network, which can be read in another way."""
     check_prediction(prediction)
+    if isinstance(prediction, SitePrediction):
+        raise PyroDropoutError(
+            f"{name} reads the outputs of a network in another way, and site {prediction.site!r} of a Pyro model has"
+            " none. Change the model instead."
+        )
+
+
+def _check_gaussian(prediction: Prediction, name: str) -> None:
+    _check_outputs(prediction, name)
     if not isinstance(prediction._likelihood, Gaussian):
         raise PyroDropoutError(
             f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction._name}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,5 +108,6 @@ class SampledPosterior:
             )
         of: Any = getattr(arviz, name)
         each = values.detach().to("cpu", torch.float64).reshape(self.num_chains, self.num_draws, -1).unbind(-1)
-        found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]
+        with np.errstate(divide="ignore", invalid="ignore"):  # of a chain that never moved
+            found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]
         return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])

@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.answers.rank_band import band, cumulative_counts, uniformity_pvalue
+from pyro_dropout.answers.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.answers.snapshot import evaluating, forked, seed_generators
-from pyro_dropout.answers.weight_draws import Weights, WholeFunctions
-from pyro_dropout.generative.likelihoods import likelihood_of
+from pyro_dropout.answers.weight_draws import Weights, WholeFunctions, latent_draws
+from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
 from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_seed
 
-Quantities = Callable[[Weights, Tensor], dict[str, Tensor]]
+Quantities = Callable[[Weights, Any], dict[str, Tensor]]
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 _POINTS = 3  # at which function values are ranked, unless told otherwise
@@ -95,30 +95,35 @@ class SBC:
 
 def sbc(
     model: Any,
-    fit: Callable[[Any, Tensor, Tensor], Any],
-    x: Tensor,
-    *,
+    fit: Callable[..., Any],
+    *args: Any,
     replications: int = 100,
     samples: int = 99,
     quantities: Quantities | None = None,
     seed: int | None = 0,
     progress: bool = True,
+    **kwargs: Any,
 ) -> SBC:
     """Check an inference by simulation: fit data that the model itself made, and rank the truth among the draws.
 
     Args:
-        model: ``model(x)`` with a ``likelihood``, which draws weights from the prior and returns the outputs.
+        model: a network of this package, or any Pyro model that draws its latent sites from the prior.
         fit: ``fit(model, x, y)`` returns a posterior of the simulated y: a guide, or anything with
-            ``sample_weights(n)``. It must start afresh each time.
-        x: inputs of every simulated data set, (N, ...).
+            ``sample_weights(n)``. It must start afresh each time. Of a model with other arguments it is called with
+            those, ``fit(model, *args, **kwargs)``, the simulated data in the places of the data that were given.
+        args: of a network x, the inputs of every simulated data set, (N, ...). Of any other Pyro model its own
+            arguments: with data of any values, which are replaced by simulated ones; or without an argument that has
+            the name of its site, as ``y`` in ``model(x, y=None)`` with the site "y".
         replications: how many data sets to simulate.
         samples: posterior draws of each; 99 gives 100 possible ranks.
         quantities: what to rank: a function of the weights of n draws, {site: (n, ...)}, and of their outputs f at x,
-            (n, N, outputs), that returns {name: (n,)}. By default function values at three points of x, and every site
-            that is a single number.
+            (n, N, outputs), that returns {name: (n,)}; f is None for models that are not networks. By default function
+            values at three points of x, and every site that is a single number; without function values, three numbers
+            of every site.
         seed: of simulations and draws; each replication has its own, so that a fit that seeds torch does no harm.
             torch's random state is left as it was. None takes new random numbers every time.
         progress: show a progress bar.
+        kwargs: the model's own keyword arguments.
 
     Returns:
         The ranks, with a test and a plot. Equal values, as dropout makes them, are ordered by chance.
@@ -136,29 +141,30 @@ def sbc(
         >>> found.inside_band()["weight"]
         True
     """
-    likelihood_of(model)
+    check_keywords(sbc, model, kwargs)
     check_count("replications", replications)
     check_count("samples", samples)
     check_seed(seed)
-    if not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
-        raise ShapeError(f"x must be a tensor of at least one data point, (N, ...); got {type(x).__name__}.")
+    network = is_network(model)
+    call = _inputs(model, args, kwargs) if network else ModelCall(model, args, kwargs).with_num_data(True)
     for name, value in (("fit", fit), ("quantities", quantities)):
         if not callable(value) and not (value is None and name == "quantities"):
             raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
     device = torch.device(move_to(None, [model]))
-    x = x.to(device)
-    rank = quantities if quantities is not None else _function_values
+    call = call.to(device)
+    rank = quantities if quantities is not None else _function_values if network else site_values
     seeds = np.random.SeedSequence(seed).generate_state(2 * replications)  # None takes the system's entropy
     found: list[dict[str, Tensor]] = []
     with forked(device):
         for first, second in tqdm(seeds.reshape(-1, 2).tolist(), disable=not progress, unit="data set"):
             seed_generators(first, device)
             with evaluating(model):
-                weights, f, y = _simulated(model, x)
-            truth = rank(weights, f)
-            posterior = fit(model, x, y)
+                made = simulate_network(call) if network else simulate_sites(call)
+            posterior = fit(made.call.model, *made.call.args, **made.call.kwargs)
             seed_generators(second, device)
-            found.append(_ranks(truth, rank(*_posterior_draws(model, posterior, x, samples)), samples))
+            drawn, f = _posterior_draws(made.call, posterior, samples, network)
+            truth = rank({name: value for name, value in made.weights.items() if name in drawn}, made.outputs)
+            found.append(_ranks(truth, rank(drawn, f), samples))
     return SBC({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
 
 
@@ -167,31 +173,29 @@ def _check_prob(prob: Any) -> None:
         raise RangeError(f"prob must lie strictly between 0 and 1; got {prob!r}.")
 
 
-def _simulated(model: Any, x: Tensor) -> tuple[Weights, Tensor, Tensor]:
-    """Draw w* from the prior and y from the likelihood; return {site: (1, ...)}, f (1, N, outputs) and y."""
-    with poutine.block(expose_types=["param"]):
-        trace = poutine.trace(model).get_trace(x)
-    f: Any = trace.nodes["_RETURN"]["value"]
-    if not isinstance(f, Tensor) or f.shape[:-1] != (len(x),):
-        got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-        raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
-    latent = {name: site["value"].unsqueeze(0) for name, site in trace.iter_stochastic_nodes() if name != "y"}
-    # The model's own y may be in units that only it knows; f and the likelihood are in those of the data.
-    return latent, f.unsqueeze(0), model.likelihood.distribution(f).sample()
+def _inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+    """Return the call of a network with x, by place or by name."""
+    x = args[0] if args else kwargs.get("x")
+    if len(args) + len(kwargs) != 1 or not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
+        got = type(x).__name__ if len(args) + len(kwargs) == 1 else f"{len(args) + len(kwargs)} arguments"
+        raise ShapeError(f"x must be a tensor of at least one data point, (N, ...); got {got}.")
+    return ModelCall(model, (x,))
 
 
-def _posterior_draws(model: Any, posterior: Any, x: Tensor, samples: int) -> tuple[Weights, Tensor]:
+def _posterior_draws(call: ModelCall, posterior: Any, samples: int, network: bool) -> tuple[Weights, Tensor | None]:
     if not callable(posterior) and not hasattr(posterior, "sample_weights"):
         raise PyroDropoutError(
             f"fit must return a posterior, a guide or something with sample_weights(n); got {type(posterior).__name__}."
         )
-    functions = WholeFunctions(model, posterior)
-    with evaluating(model, posterior):
+    with evaluating(call.model, posterior):
+        if not network:
+            return latent_draws(posterior, samples, call), None
+        functions, x = WholeFunctions(call.model, posterior), call.args[0]
         weights = functions.draw(samples, x)
         return weights, functions.outputs(weights, x, samples)
 
 
-def _function_values(weights: Weights, f: Tensor) -> dict[str, Tensor]:
+def _function_values(weights: Weights, f: Any) -> dict[str, Tensor]:
     """Return f at the first, the middle and the last point, and every site that is a single number."""
     points, outputs = f.shape[-2:]
     found: dict[str, Tensor] = {}

@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 import torch
+from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Independent, Normal
 
@@ -17,7 +18,7 @@ Sums = dict[str, Tensor]
 
 def base_of(p: Any) -> Any:
     """Return p(y | f) of a single target."""
-    while isinstance(p, Independent):
+    while isinstance(p, Independent | MaskedDistribution):
         p = p.base_dist
     return p
 
@@ -32,6 +33,24 @@ def is_normal(p: Any) -> bool:
     return isinstance(base_of(p), Normal)
 
 
+def moments_of(p: Any) -> Sums:
+    """Return what a distribution says of each target: "mean" and "noise", its variance, in float64.
+
+    For classes also "surprise", the entropy, and "votes", the most probable one, as indicators.
+    """
+    base = base_of(p)
+    several, coins = isinstance(base, Categorical), isinstance(base, Bernoulli)
+    if several:  # the mean of its targets is that of their indicators
+        means = base.probs.to(F64)
+        found = {"mean": means, "noise": means * (1 - means)}
+    else:
+        found = {"mean": p.mean.to(F64), "noise": p.variance.to(F64)}
+    if several or coins:
+        found["surprise"] = base.entropy().to(F64)
+        found["votes"] = (base.logits > 0) if coins else _votes(base.logits)
+    return found
+
+
 def block_sums(likelihood: Any, f: Tensor) -> Sums:
     """Reduce a block of draws, f (T, N, D), to sums for each data point.
 
@@ -39,20 +58,11 @@ def block_sums(likelihood: Any, f: Tensor) -> Sums:
         "mean" of E[y], "spread", its squared distances from the mean, and "noise", the sum of Var[y]; for classes also
         "surprise", the sum of the draws' own entropies, and "votes", how many draws are for each class.
     """
-    p = likelihood.distribution(f)
-    base = base_of(p)
-    several, coins = isinstance(base, Categorical), isinstance(base, Bernoulli)
-    if several:  # the mean of its targets is that of their indicators
-        means = base.probs.to(F64)
-        noise = means * (1 - means)
-    else:
-        means, noise = p.mean.to(F64), p.variance.to(F64)
+    each = moments_of(likelihood.distribution(f))
+    means = each.pop("mean")
     middle = means.mean(0)
-    sums = {"mean": middle, "spread": (means - middle).square().sum(0), "noise": noise.sum(0)}
-    if several or coins:
-        sums["surprise"] = base.entropy().to(F64).sum(0)
-        sums["votes"] = ((base.logits > 0) if coins else _votes(base.logits)).sum(0)
-    return sums
+    sums = {"mean": middle, "spread": (means - middle).square().sum(0)}
+    return sums | {name: value.sum(0) for name, value in each.items()}
 
 
 def _votes(logits: Tensor) -> Tensor:
@@ -70,24 +80,25 @@ def block_log_prob(likelihood: Any, f: Tensor, y: Tensor) -> Tensor:
 def block_outer(likelihood: Any, f: Tensor, mean: Tensor) -> Tensor:
     """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws, (N, D, D)."""
     apart = likelihood.distribution(f).mean.to(F64) - mean
-    return torch.einsum("tni,tnj->nij", apart, apart)
+    return torch.einsum("t...i,t...j->...ij", apart, apart)
 
 
 class Running:
     """The sums of all draws so far, for every data point.
 
     Args:
-        points: how many data points there are.
+        points: how many data points there are; of no use where all are added together, by an ellipsis.
     """
 
     def __init__(self, points: int) -> None:
         self.points = points
         self.sums: Sums = {}
 
-    def add(self, seen: int, count: int, points: slice, block: Sums) -> None:
+    def add(self, seen: int, count: int, points: Any, block: Sums) -> None:
         """Add a block of ``count`` draws for some points, which have ``seen`` draws already."""
         if not self.sums:
-            self.sums = {k: v.new_zeros((self.points, *v.shape[1:])) for k, v in block.items()}
+            sizes = {k: v.shape if points is ... else (self.points, *v.shape[1:]) for k, v in block.items()}
+            self.sums = {k: v.new_zeros(sizes[k], dtype=_whole(v.dtype)) for k, v in block.items()}
         own = {name: value[points] for name, value in self.sums.items()}
         # Chan, Golub and LeVeque (1983): two sets of draws, each with its own mean
         step = block["mean"] - own["mean"]
@@ -95,6 +106,10 @@ class Running:
         own["spread"] += block["spread"] + step.square() * (seen * count / (seen + count))
         for name in block.keys() - {"mean", "spread"}:
             own[name] += block[name]
+
+
+def _whole(dtype: torch.dtype) -> torch.dtype:
+    return torch.int64 if dtype == torch.bool else dtype  # votes are counted
 
 
 def mixture_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:

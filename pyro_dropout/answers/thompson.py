@@ -46,4 +46,5 @@ def thompson(model: Any, posterior: Any, contexts: Tensor, *, seed: int | None =
     reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
     if reward.shape[-1] != 1:
         raise ShapeError(f"model must have one target, the reward of an action; it has {reward.shape[-1]}.")
-    return reward.reshape(lead).argmax(-1)
+    best: Tensor = reward.reshape(lead).argmax(-1)
+    return best

@@ -15,6 +15,7 @@ from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
 from pyro_dropout.guides.concrete import ConcreteMixture
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.inference.per_example import per_example
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, describe
@@ -26,6 +27,22 @@ Weights = dict[str, Tensor]
 _PASSES_WITH_FLIPS = 256
 # Numbers in all weights that are held at once: 256 MiB in float32.
 _MOST_NUMBERS = 2**26
+
+
+def latent_draws(posterior: Any, count: int, call: ModelCall) -> Weights:
+    """Return ``count`` draws of all latent sites of a posterior, {site: (count, ...)}.
+
+    Args:
+        posterior: a guide, or anything with ``sample_weights(n)``.
+        count: how many draws.
+        call: the arguments that a guide is called with.
+    """
+    if hasattr(posterior, "sample_weights"):
+        weights: Weights = posterior.sample_weights(count)
+        return weights
+    with _unseen():
+        traces = [_random(call.of(poutine.trace(posterior).get_trace)) for _ in range(count)]
+    return {name: torch.stack([trace[name]["value"] for trace in traces]) for name in traces[0]}
 
 
 class PerExample:
@@ -89,12 +106,7 @@ class WholeFunctions:
 
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return ``count`` draws of all weights."""
-        if hasattr(self.posterior, "sample_weights"):
-            weights: Weights = self.posterior.sample_weights(count)
-            return weights
-        with _unseen():
-            traces = [_random(poutine.trace(self.posterior).get_trace(x)) for _ in range(count)]
-        return {name: torch.stack([trace[name]["value"] for trace in traces]) for name in traces[0]}
+        return latent_draws(self.posterior, count, ModelCall(self.model, (x,)))
 
     def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
         """Run the model once for each draw; networks run all of them at once."""

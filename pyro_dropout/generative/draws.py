@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
 
@@ -51,8 +51,8 @@ def one_for_each_point(
         if recipe is not None:
             recipe.count = particles.numel() * len(x)
         elif batch.numel() > 1 and any(step for step, size in zip(value.stride(), batch, strict=False) if size > 1):
-            raise PyroDropoutError(
-                f"site {site!r} has shared draws for many particles, and others a draw for each point."
+            raise NotFollowedError(
+                f"site {site!r} has shared draws for many particles, and others a draw for each point.", site
             )
         single[site] = value[(0,) * len(batch)] if recipe is None else recipe.weight
     return single, x.repeat(particles.numel(), 1), particles

@@ -13,11 +13,12 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.draws import add_bias, linear, one_for_each_point, without_plate
 from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
-from pyro_dropout.generative.registration import StoreName, buffered, tell_pyro
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_positive
+from pyro_dropout.generative.registration import buffered, tell_pyro
+from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, ShapeError, check_count, check_positive
 from pyro_dropout.mathematics.finite_rank import Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float
@@ -66,7 +67,7 @@ class DeepGP(nn.Module):
             W ~ N(0, 1/K).
         shared_covariance: Whether later layers have the covariance of the first one too, σᵢ(Fᵢ₋₁ Vᵢᵀ + bᵢ) with
             Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ (sites W2_inner, W3_inner, …). Two matrices are then multiplied between layers.
-            Pre-activations grow with the width, for Vᵢ is not scaled; a list of length-scales, one a layer, helps.
+            Pre-activations grow with the width, because Vᵢ is not scaled; a list of length-scales, one a layer, helps.
         mean: Mean function, added to f; any callable from (N, Q) to (N, D). Parameters of an `nn.Module` are trained.
         output_bias: Whether f has a bias of its own, the site b_out.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
@@ -115,7 +116,6 @@ class DeepGP(nn.Module):
         if likelihood is not None and not isinstance(likelihood, Likelihood):
             raise RangeError(f"likelihood must be one of pyro_dropout's; got {type(likelihood).__name__}.")
         depth = len(widths)
-        self.store_name = StoreName.of(type(self).__name__)
         self.in_features, self.widths, self.out_features = in_features, tuple(widths), out_features
         self.space, self.scaling, self.shared_covariance = space, scaling, shared_covariance
         self.mean, self.jitter = mean, jitter
@@ -135,6 +135,11 @@ class DeepGP(nn.Module):
                 self._declare(f"W{i + 1}", (after, width), "scaling", math.sqrt(precision))
         if output_bias:
             self._declare("b_out", (out_features,), "bias_length_scale", bias_scales[-1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        functions: dict[str, Any] = {f"nonlinearity of layer {i}": f for i, f in enumerate(self.activations, start=1)}
+        check_named(type(self).__name__, mean=self.mean, **functions)
+        return dict(self.__dict__)
 
     def _declare(self, site: str, shape: tuple[int, ...], name: str, given: Scale) -> None:
         """Note a site and its prior N(0, l⁻²), with l from the argument ``name``: a number, or one for each column."""
@@ -191,8 +196,10 @@ class DeepGP(nn.Module):
         self._check_call(x, y, num_data)
         drawn = {site: self._draw(site) for site in self.sites}
         if self.space == "function" and any(drawn_per_data_point(value) is not None for value in drawn.values()):
-            raise PyroDropoutError(
-                "function space has one W1 for all data points; use shared draws, or space='weight'."
+            raise NotFollowedError(
+                "function space has one W1 for all data points; use shared draws, or space='weight'.",
+                "W1",
+                "function space has one for all data points",
             )
         weights, h, particles = one_for_each_point(drawn, self.sites, x)
         for i in range(1, len(self.widths) + 1):
@@ -206,7 +213,7 @@ class DeepGP(nn.Module):
     def _mean_at(self, x: Tensor) -> Tensor:
         assert self.mean is not None
         if isinstance(self.mean, nn.Module):
-            tell_pyro(self.store_name, {f"mean.{name}": value for name, value in self.mean.named_parameters()})
+            tell_pyro(self, {f"mean.{name}": value for name, value in self.mean.named_parameters()})
         shift = self.mean(x)
         if shift.shape != (len(x), self.out_features):
             raise ShapeError(f"mean(x) must have shape {(len(x), self.out_features)}; got {tuple(shift.shape)}.")

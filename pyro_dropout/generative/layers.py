@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
 _WRITTEN_OUT = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
@@ -76,7 +76,7 @@ def _step(module: nn.Module, x: Tensor, state: tuple[Tensor, ...], parts: list[T
 def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
     """Run an RNNCell, LSTMCell or GRUCell."""
     if x.dim() != 2:
-        raise PyroDropoutError("per-data-point draws need input (N, features) in recurrent cells.")
+        raise NotFollowedError("per-data-point draws need input (N, features) in recurrent cells.")
     zero = x.new_zeros(len(x), module.hidden_size)
     if hx is None:
         hx = (zero, zero) if isinstance(module, nn.LSTMCell) else zero
@@ -88,9 +88,9 @@ def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
 def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
     """Run an RNN, LSTM or GRU of any number of layers, in one or both directions."""
     if not isinstance(x, Tensor) or x.dim() != 3:
-        raise PyroDropoutError("per-data-point draws need recurrent input (N, T, features), not packed or unbatched.")
+        raise NotFollowedError("per-data-point draws need recurrent input (N, T, features), not packed or unbatched.")
     if module.proj_size:
-        raise PyroDropoutError("per-data-point draws do not cover LSTMs with proj_size; use shared draws.")
+        raise NotFollowedError("per-data-point draws do not cover LSTMs with proj_size; use shared draws.")
     h = x if module.batch_first else x.transpose(0, 1)
     count, steps, directions = h.shape[0], h.shape[1], 2 if module.bidirectional else 1
     is_lstm = isinstance(module, nn.LSTM)
@@ -131,9 +131,9 @@ def _run_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Run multi-head attention; data points must come first."""
     if not module.batch_first or query.dim() != 3:
-        raise PyroDropoutError("per-data-point draws need attention with batch_first=True and inputs (N, T, features).")
+        raise NotFollowedError("per-data-point draws need attention with batch_first=True and inputs (N, T, features).")
     if module.bias_k is not None or module.add_zero_attn:
-        raise PyroDropoutError("per-data-point draws do not cover add_bias_kv and add_zero_attn; use shared draws.")
+        raise NotFollowedError("per-data-point draws do not cover add_bias_kv and add_zero_attn; use shared draws.")
     q, k, v = _projections(module, query, key, value)
     heads, width = module.num_heads, module.head_dim
     q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in (q, k, v))
@@ -160,7 +160,7 @@ def _projections(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tupl
         return whole[id(query)][0], whole[id(key)][1], whole[id(value)][2]
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     if module.in_proj_bias is not None and drawn_per_data_point(module.in_proj_bias) is not None:
-        raise PyroDropoutError("per-data-point draws do not cover attention with kdim or vdim and a random bias.")
+        raise NotFollowedError("per-data-point draws do not cover attention with kdim or vdim and a random bias.")
     maps = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     return tuple(F.linear(t, w, b) for t, w, b in zip((query, key, value), maps, biases, strict=True))
 

@@ -1,101 +1,25 @@
-"""What the outputs of a function say about the data: p(y | f), for regression, classes, and counts.
+"""What the outputs of a function say about the data: p(y | f), for regression, classes, and counts."""
 
-Each likelihood declares the plate ``"data"`` and the observed site ``"y"``, and scales a mini-batch up to the whole
-data set, so that a model needs no more than ``likelihood(f, y, num_data)``.
-"""
-
-import contextlib
-from abc import abstractmethod
 from typing import Any
 
-import pyro
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout.generative.registration import StoreName, buffered, tell_pyro
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
-    check_count,
-    check_flag,
-    check_positive,
-    describe,
-)
+from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
+from pyro_dropout.generative.registration import buffered
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_flag, check_positive, describe
 
-
-class Likelihood(nn.Module):
-    """The last step of a model: outputs ``f`` of shape (..., N, D) in, the observed site ``"y"`` out.
-
-    A new likelihood defines ``distribution``; it may define ``outputs``, how many numbers of ``f`` it takes for D
-    targets, and ``checked``, what a valid ``y`` is.
-
-    Example:
-        >>> import torch, pyro_dropout as pd
-        >>> isinstance(pd.Gaussian(tau=4.0), pd.Likelihood), pd.Gaussian(tau=4.0).distribution(torch.zeros(5, 1))
-        (True, Independent(Normal(loc: torch.Size([5, 1]), scale: torch.Size([5, 1])), 1))
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.store_name = StoreName.of(type(self).__name__)
-
-    @abstractmethod
-    def distribution(self, f: Tensor) -> Any:
-        """Return p(y | f) with one batch element for each data point."""
-
-    def checked(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``y`` as the distribution wants it, or say what is wrong with it."""
-        if y.is_complex():
-            raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
-        if y.shape != f.shape[-2:]:
-            raise ShapeError(
-                f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have; got {tuple(y.shape)}."
-                + (" Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else "")
-            )
-        return y
-
-    def check_values(self, f: Tensor, y: Tensor) -> None:
-        """Raise unless every target is one that can be; for the doors, since a compiled step cannot look at values.
-
-        Args:
-            f: the model's outputs, (N, D), or any with as many of them.
-            y: targets that ``checked`` let through.
-        """
-        if not bool(torch.isfinite(y).all()):
-            raise RangeError(f"y must be finite; got {describe(y)}.")
-
-    def forward(self, f: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
-        """Observe ``y`` (or draw it, when None) and return it."""
-        tell_pyro(self.store_name, dict(self.named_parameters()))
-        if f.dim() < 2:
-            raise ShapeError(f"the model's output must have shape (..., N, D); got {tuple(f.shape)}.")
-        count = f.shape[-2]
-        if num_data is not None:
-            check_count("num_data", num_data)
-        with contextlib.ExitStack() as stack:
-            if num_data is not None and num_data != count:
-                stack.enter_context(poutine.scale(scale=num_data / count))
-            stack.enter_context(pyro.plate("data", count, dim=-1))
-            if y is not None and not isinstance(y, Tensor):
-                raise ShapeError(f"y must be a tensor; got {type(y).__name__}. Write torch.as_tensor(y).")
-            observed = None if y is None else self.checked(f, y)
-            value: Tensor = pyro.sample("y", self.distribution(f), obs=observed)
-        return value
-
-
-def likelihood_of(model: Any) -> Likelihood:
-    """Return what a model's outputs mean, or say that it does not tell."""
-    likelihood = getattr(model, "likelihood", None)
-    if not isinstance(likelihood, Likelihood):
-        raise PyroDropoutError(
-            f"model must say what its outputs mean: {type(model).__name__} has no likelihood of this package. Write"
-            " model.likelihood = pyro_dropout.Gaussian(tau=...), or use BayesianNet."
-        )
-    return likelihood
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "Poisson",
+    "likelihood_of",
+]
 
 
 class Gaussian(Likelihood):
@@ -149,6 +73,18 @@ class Gaussian(Likelihood):
         """Return ``y`` if it holds numbers, as many as ``f``."""
         return super().checked(f, _numbers(y))
 
+    def standardised_targets(self) -> bool:
+        """Yes: τ is the precision of standardised targets."""
+        return True
+
+    def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return f·σ_y + mean."""
+        return f * std + mean
+
+    def raw_likelihood(self, std: Tensor) -> Likelihood:
+        """Return the likelihood of precision τ/σ_y²."""
+        return Gaussian.of_log((self.log_tau - 2 * std.to(self.log_tau).log()).detach())
+
 
 class HeteroscedasticGaussian(Likelihood):
     """Targets whose noise depends on the input: the network gives D means and then D log precisions.
@@ -175,6 +111,19 @@ class HeteroscedasticGaussian(Likelihood):
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""
         return super().checked(self.split(f)[0], _numbers(y))
+
+    def standardised_targets(self) -> bool:
+        """Yes: means and log precisions are those of standardised targets."""
+        return True
+
+    def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return outputs whose means are shifted and scaled, and whose log precisions are shifted."""
+        middle, log_tau = self.split(f)
+        return torch.cat([middle * std + mean, log_tau - 2 * std.log().expand_as(log_tau)], -1)
+
+    def raw_likelihood(self, std: Tensor) -> Likelihood:
+        """Return itself: the outputs hold the precision."""
+        return self
 
 
 def _numbers(y: Tensor) -> Tensor:
@@ -220,6 +169,10 @@ class Categorical(Likelihood):
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
         return y.long()
 
+    def standardised_targets(self) -> bool:
+        """No: class indices stay as they are."""
+        return False
+
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is the index of a class."""
         low, high = int(y.min()), int(y.max())
@@ -246,6 +199,10 @@ class Bernoulli(Likelihood):
             y = y.unsqueeze(-1)
         return super().checked(f, y).to(f.dtype)
 
+    def standardised_targets(self) -> bool:
+        """No: yes and no stay as they are."""
+        return False
+
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is 0 or 1."""
         if not bool(((y == 0) | (y == 1)).all()):
@@ -268,6 +225,10 @@ class Poisson(Likelihood):
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` as numbers of the model's type."""
         return super().checked(f, y).to(f.dtype)
+
+    def standardised_targets(self) -> bool:
+        """No: counts stay as they are."""
+        return False
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is a count."""

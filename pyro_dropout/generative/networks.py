@@ -9,12 +9,13 @@ import pyro.distributions as dist
 import torch
 from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.utils.stateless import _reparametrize_module
 
 from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.priors import Prior, Site
-from pyro_dropout.generative.registration import StoreName, tell_pyro
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, describe
+from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
 
@@ -54,7 +55,6 @@ class BayesianNet(nn.Module):
         self.net = net
         self.prior = Prior() if prior is None else prior
         self.likelihood = Gaussian(1.0) if likelihood is None else likelihood
-        self.store_name = StoreName.of(type(self).__name__)
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
             raise PyroDropoutError("net has no parameter that is random under this prior; is everything hidden?")
@@ -64,7 +64,7 @@ class BayesianNet(nn.Module):
     def prior_of(self, name: str) -> Any:
         """Return the prior distribution of one site."""
         self._check_sites([name])
-        value = self.net.get_parameter(name)
+        value = self._parameter(name)
         scale = getattr(self, _buffer(name)).to(value)
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
@@ -74,7 +74,7 @@ class BayesianNet(nn.Module):
         weights: dict[str, Tensor] = {}
         for name, site in self.sites.items():
             infer: Any = {"kind": site.kind, "row_dim": site.row_dim, "reused": site.uses > 1, "fan_in": site.fan_in}
-            infer["init"] = self.net.get_parameter(name).detach()
+            infer["init"] = self._parameter(name)
             weights[name] = pyro.sample(name, self.prior_of(name), infer=infer)
         return weights
 
@@ -93,10 +93,14 @@ class BayesianNet(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
-        tell_pyro(self.store_name, self.hidden_parameters())
+        tell_pyro(self, self.hidden_parameters())
         f = self.evaluate(self.sample_weights(), x)
         self.likelihood(f, y, num_data)
         return f
+
+    def _parameter(self, name: str) -> Tensor:
+        """Return the network's own value of a random parameter; not by ``detach``, which torch.jit would trace."""
+        return self.net.get_parameter(name).data
 
     # --- how the network is run ---------------------------------------------------------------------------------------
 
@@ -106,7 +110,7 @@ class BayesianNet(nn.Module):
                 raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
     def _batch_of(self, name: str, value: Tensor) -> Size:
-        return value.shape[: value.dim() - self.net.get_parameter(name).dim()]
+        return value.shape[: value.dim() - self._parameter(name).dim()]
 
     def _without_place(self, name: str, value: Tensor) -> Tensor:
         batch = self._batch_of(name, value)
@@ -116,7 +120,7 @@ class BayesianNet(nn.Module):
         """Run the network once, on x of shape (N, ...)."""
         try:
             with written_out(self.net, weights):
-                f: Any = functional_call(self.net, weights, (x,))
+                f: Any = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
             if wrong is None:
@@ -143,7 +147,7 @@ class BayesianNet(nn.Module):
     def _vectorised(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""
         flat = {
-            name: value.expand(batch + self.net.get_parameter(name).shape).flatten(0, len(batch) - 1)
+            name: value.expand(batch + self._parameter(name).shape).flatten(0, len(batch) - 1)
             for name, value in weights.items()
         }
         f = torch.stack(list(self._one_by_one(flat, x))) if self._needs_a_loop() else self._mapped(flat, x)
@@ -167,6 +171,14 @@ class BayesianNet(nn.Module):
 
 
 _SUCH_AS = {"prior": "Prior(length_scale=1.0)", "likelihood": "Gaussian(tau=1.0)"}
+
+
+def _call(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Any:
+    """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
+    if torch._C._get_tracing_state() is None:
+        return functional_call(net, weights, (x,))
+    with _reparametrize_module(net, weights, tie_weights=True):  # what functional_call does itself
+        return net(x)
 
 
 def _wrong_with(x: Any, weights: dict[str, Tensor], net: nn.Module, cause: Exception) -> PyroDropoutError | None:
@@ -202,5 +214,5 @@ def _first(value: Tensor, batch: Size) -> Tensor:
     if recipe is not None:
         return recipe.weight
     if any(stride for size, stride in zip(batch, value.stride(), strict=False) if size > 1):
-        raise PyroDropoutError("particles of shared draws and of per-data-point draws cannot be mixed in one network.")
+        raise NotFollowedError("particles of shared draws and of per-data-point draws cannot be mixed in one network.")
     return value[(0,) * len(batch)]

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_flag, check_positive
 
 # A number for all, a dict by site, or a function of the site's name.
@@ -62,6 +64,11 @@ class Site:
     lookup: bool = False
 
 
+def in_normalisation(name: str, module: nn.Module) -> bool:
+    """Whether a parameter belongs to a normalisation layer; such parameters stay ordinary by default."""
+    return isinstance(module, NORMALISATION)
+
+
 class Prior:
     """Independent Gaussians over a network's parameters, as wide as the paper makes them.
 
@@ -103,7 +110,11 @@ class Prior:
             )
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
         self.width_scaled = width_scaled
-        self.hide = hide if hide is not None else lambda name, module: isinstance(module, NORMALISATION)
+        self.hide = in_normalisation if hide is None else hide
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_named("Prior", length_scale=self.length_scale, bias_length_scale=self.bias_length_scale, hide=self.hide)
+        return dict(self.__dict__)
 
     def sites(self, net: nn.Module) -> Iterator[Site]:
         """Yield the random parameters of ``net`` in the order of its ``named_parameters()``."""
@@ -141,7 +152,7 @@ class Prior:
         mine = [site for site in sites if site.kind == kind]
         names = [site.name for site in mine]
         if isinstance(value, Mapping):
-            by_site(label, value, "", names)  # a name that is no site is a mistake even where there are no sites
+            by_site(label, value, "", names)  # a name that is not a site is a mistake even where there are no sites
         found: dict[str, float | Tensor] = {}
         for site in mine:
             chosen = by_site(label, value, site.name, names)

@@ -1,35 +1,120 @@
-"""How ordinary parameters reach Pyro's parameter store under names that no other model or guide has."""
+"""How trained tensors reach Pyro's parameter store: under names that are the same in every process, and never shared.
+
+The first ``AutoMeanField`` of a process is "AutoMeanField" in the store, the second "AutoMeanField_1": a file that one
+script has saved is found by the next, and two guides never train each other's numbers. A value in the store that no
+model or guide of this process has put there was loaded, and wins, as in Pyro.
+"""
 
 import itertools
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pyro
 import torch
-from torch import Tensor
+from pyro.poutine.runtime import effectful
+from torch import Tensor, nn
+from torch.distributions import constraints
+from torch.utils.weak import WeakIdKeyDictionary
 
-_NUMBERS = itertools.count()
+from pyro_dropout.mathematics.errors import ShapeError
 
-
-class StoreName(str):
-    """A prefix for names in the parameter store; every model and guide has its own, and so has every copy of one."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, kind: str) -> "StoreName":
-        """Return a name that begins with ``kind`` and was never given out before."""
-        return cls(f"{kind}_{next(_NUMBERS)}")
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "StoreName":
-        return self.of(self.rsplit("_", 1)[0])
+# The parameters in the store that a model or guide of this process has put there.
+_TOLD: Any = WeakIdKeyDictionary()
+# The name of each owner, and how far the numbers behind a kind have been given out.
+_NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
+_NEXT: dict[str, int] = {}
 
 
-def tell_pyro(prefix: str, parameters: Mapping[str, Tensor]) -> None:
-    """Say ``pyro.param`` for each parameter, so that stock SVI finds and trains it."""
-    for name, value in parameters.items():
-        if value.requires_grad:
-            pyro.param(f"{prefix}.{name}", value)
+def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) -> str:
+    """Return the prefix of an owner's names in the store; it stays the same while nobody else has taken it.
+
+    Args:
+        owner: a model, a likelihood or a guide.
+        kind: what its name begins with, such as "AutoMeanField".
+        parameters: what it has in the store, or will have, by name.
+    """
+    held = pyro.get_param_store()._params
+
+    def free(prefix: str) -> bool:
+        for name, value in parameters.items():
+            present = held.get(f"{prefix}.{name}")
+            if present is not None and present is not value and present in _TOLD:
+                return False
+        return True
+
+    known = _NAMES.get(owner)
+    if known is not None and known.startswith(kind) and free(known):
+        return known
+    if free(kind):
+        _NEXT[kind] = 1
+        found = kind
+    else:
+        found = next(name for n in itertools.count(_NEXT.get(kind, 1)) if free(name := f"{kind}_{n}"))
+        _NEXT[kind] = int(found.rsplit("_", 1)[1])
+    _NAMES[owner] = found
+    return found
+
+
+def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = "") -> None:
+    """Say ``pyro.param`` for each trained parameter, so that SVI finds it; a value that was loaded is taken over.
+
+    Args:
+        owner: the module whose parameters they are.
+        parameters: by name, without a prefix.
+        kind: what the prefix begins with; the class's name by default.
+    """
+    trained = {name: value for name, value in parameters.items() if value.requires_grad}
+    if not trained:
+        return
+    prefix = store_name(owner, kind or type(owner).__name__, trained)
+    if pyro.settings.get("module_local_params"):
+        for name, value in trained.items():
+            _say_locally(f"{prefix}.{name}", value)
+        return
+    store: Any = pyro.get_param_store()
+    for name, value in trained.items():
+        full = f"{prefix}.{name}"
+        present = store._params.get(full)
+        if present is not None and present is not value:
+            value = _taken_over(owner, full, value, present)
+            present = None
+        if present is None:
+            # Not by ``pyro.param(full, value)``: the store would keep a copy of a tensor that is not contiguous.
+            store._constraints[full] = constraints.real
+            store._params[full] = value
+            store._param_to_name[value] = full
+            _TOLD[value] = True
+        pyro.param(full)
+
+
+def _say_locally(full: str, value: Tensor) -> None:
+    """Show a parameter to the handlers of ``pyro.param`` where modules keep their parameters to themselves."""
+    value.unconstrained = weakref.ref(value)  # type: ignore[attr-defined]
+    effectful(type="param")(lambda *_, **__: value)(full, value, constraint=constraints.real, name=full)
+
+
+def _taken_over(owner: nn.Module, full: str, value: Tensor, loaded: Tensor) -> nn.Parameter:
+    """Put a value that was loaded into the store in the place of the owner's parameter, and return it."""
+    if loaded.shape != value.shape:
+        raise ShapeError(
+            f"the parameter store holds {full!r} with shape {tuple(loaded.shape)}, and here it has shape"
+            f" {tuple(value.shape)}: it was saved from another model or guide. Call pyro.clear_param_store() to start"
+            " anew."
+        )
+    taken = loaded.detach().to(value.device, value.dtype)
+    found = loaded if isinstance(loaded, nn.Parameter) and taken.data_ptr() == loaded.data_ptr() else None
+    parameter = nn.Parameter(taken) if found is None else found
+    for holder, key in places_of(value, owner.modules()):
+        holder[key] = parameter
+    return parameter
+
+
+def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+    """Return where modules hold a parameter: a dictionary, and the key there; tied parameters have several places."""
+    return [
+        (module._parameters, key) for module in modules for key, held in module._parameters.items() if held is value
+    ]
 
 
 def buffered(value: float | Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood, likelihood_of
+from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_finite
 
 
@@ -17,9 +17,10 @@ class Standardised(nn.Module):
     """A model that takes x and y in the units of the data, standardises them for ``model``, and answers in those units.
 
     Means and standard deviations are those of the data given here, for each input and each target; a constant column is
-    shifted and not scaled. Targets that are classes or counts stay as they are. Train, predict and compare with raw
-    data: densities, variances, intervals and ``elbo_report`` are those of the raw targets. Only the loss that ``fit``
-    lowers is of the standardised ones, which differs by the constant N Σ log σ_y.
+    shifted and not scaled. Targets that are classes or counts stay as they are; a likelihood of your own says so itself
+    (``Likelihood.standardised_targets``). Train, predict and compare with raw data: densities, variances, intervals and
+    ``elbo_report`` are those of the raw targets. Only the loss that ``fit`` lowers is of the standardised ones, which
+    differs by the constant N Σ log σ_y.
 
     Args:
         model: a ``BayesianNet`` or another model of this package; its ``Gaussian(tau)`` is in standardised units.
@@ -46,7 +47,7 @@ class Standardised(nn.Module):
 
     def __init__(self, model: Any, x: Tensor, y: Tensor) -> None:
         super().__init__()
-        likelihood_of(model)
+        likelihood_of(model).check_standardised()
         self.model = model
         if isinstance(model, Standardised):
             raise PyroDropoutError("model is Standardised already; give the model inside it.")
@@ -76,15 +77,13 @@ class Standardised(nn.Module):
 
     @property
     def _scales_targets(self) -> bool:
-        return isinstance(self.model.likelihood, Gaussian | HeteroscedasticGaussian)
+        return bool(self.model.likelihood.standardised_targets())
 
     @property
     def likelihood(self) -> Likelihood:
-        """p(y | f) of raw targets: precision τ/σ_y²."""
+        """p(y | f) of raw targets: of a ``Gaussian``, that of precision τ/σ_y²."""
         inner: Likelihood = self.model.likelihood
-        if not isinstance(inner, Gaussian):
-            return inner
-        return Gaussian.of_log((inner.log_tau - 2 * self.y_std.to(inner.log_tau).log()).detach())
+        return inner.raw_likelihood(self.y_std) if self._scales_targets else inner
 
     # --- what guides and predictions ask of a network, passed on ------------------------------------------------------
 
@@ -120,14 +119,11 @@ class Standardised(nn.Module):
         return (y - self.y_mean.to(y)) / self.y_std.to(y)
 
     def raw(self, f: Tensor) -> Tensor:
-        """Return outputs in the units of y: means are shifted and scaled, log precisions shifted."""
+        """Return outputs in the units of y, as the likelihood says: means are shifted and scaled."""
         if not self._scales_targets:
             return f
-        mean, std = self.y_mean.to(f), self.y_std.to(f)
-        if isinstance(self.model.likelihood, Gaussian):
-            return f * std + mean
-        middle, log_tau = self.model.likelihood.split(f)
-        return torch.cat([middle * std + mean, log_tau - 2 * std.log().expand_as(log_tau)], -1)
+        outputs: Tensor = self.model.likelihood.raw_outputs(f, self.y_mean.to(f), self.y_std.to(f))
+        return outputs
 
     def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the outputs in the units of y."""

@@ -1,73 +1,39 @@
 """What every guide has: a site for each latent variable, parameters of its own, and a distribution made from them.
 
 A guide says two things about a weight site: which parameters it has (``parameters_of``) and which distribution they
-make (``weight_distribution``). Everything else is here: reading the model, biases and scalars, plates, constrained
-sites, the parameter store, posteriors and samples.
+make (``weight_distribution``). Everything else is here: reading the model, biases and other latent variables, plates,
+constrained sites, the parameter store. What is asked of a trained guide is in ``guides/marginals.py``.
 """
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from numbers import Integral
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer.autoguide import AutoGuide
 from pyro.infer.autoguide.initialization import InitMessenger
-from torch import Size, Tensor, nn
-from torch.distributions import TransformedDistribution, biject_to, constraints, register_kl
+from torch import Tensor, nn
+from torch.distributions import Distribution, register_kl
 
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.generative.registration import StoreName
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
-    check_count,
-    check_finite,
-    check_positive,
-    describe,
-)
-from pyro_dropout.mathematics.quantiles import marginal_quantile
-from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
+from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.guides.marginals import Marginals
+from pyro_dropout.guides.sites import GuideSite, Init, first_value, per_row, read_site
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_positive, describe
 from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.stacked import Stacked
+
+__all__ = ["Bias", "GuideSite", "Image", "Init", "SiteGuide", "gaussian", "matching", "per_row", "state_key", "trained"]
 
 Bias = Literal["map", "gaussian", "dropout"]
-Init = Literal["module", "paper"] | Callable[[str, Size], Tensor]
-
-
-@dataclass(frozen=True)
-class GuideSite:
-    """What a guide knows of one latent variable, in unconstrained space.
-
-    Attributes:
-        name: the site's name.
-        kind: "weight" or "bias"; sites of fewer than two dimensions are biases.
-        row_dim: the dimension that counts rows.
-        start: the value to start from.
-        transform: from unconstrained space to the site's support; None for real-valued sites.
-        event_dim: of the site in the model.
-        plates: the names of the plates that the site stands in.
-        reused: whether several layers share it.
-    """
-
-    name: str
-    kind: str
-    row_dim: RowDim
-    start: Tensor
-    transform: Any = None
-    event_dim: int = 0
-    plates: tuple[str, ...] = field(default=())
-    reused: bool = False
-
-    @property
-    def plain(self) -> bool:
-        """Whether the guide can sample the site directly: real-valued, and in no plate."""
-        return self.transform is None and not self.plates
+Other = Literal["gaussian", "map"]
+InitLoc = Callable[[Any], Tensor]
 
 
 class SiteState(nn.Module):
@@ -102,61 +68,60 @@ def matching(value: float | Tensor, like: Tensor) -> Tensor:
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
-def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
-    """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
-    layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
-    if tuple(value.shape) not in ((), (1,), (layout.rows,)):
-        raise ShapeError(
-            f"{name} of {site.name} must be a number or one for each of {layout.rows} rows; got shape"
-            f" {tuple(value.shape)}."
-        )
-    return value if value.numel() == 1 else layout.per_row(value)
-
-
-class SiteGuide(AutoGuide):
+class SiteGuide(Marginals):
     """A guide with one distribution for each latent site of any Pyro model with continuous sites.
 
     Args:
         model: the Pyro model.
-        bias: how sites of fewer than two dimensions are treated: a point ("map"), a Gaussian of learned width, or
-            dropped as one row ("dropout", where the guide drops).
+        bias: how biases are treated, vectors that are real-valued and in no plate: a point ("map"), a Gaussian of
+            learned width, or dropped as one row ("dropout", where the guide drops).
+        other: how all other latent variables are treated, scalars, constrained sites and sites in plates: a Gaussian of
+            learned width in unconstrained space, or a point ("map").
         row_dim: the dimension of a weight that counts rows; a number, a dict by site, or a function of the site's name.
             By default what the model says of the site, and else 1, as in torch's Linear.
-        init: where means start: "module", the network's own parameters (in plain Pyro models, as "paper"); "paper",
-            U(±√(3/fan_in)) for weights and 0 for biases; or a function of name and shape.
+        init: where means start: "module", the network's own parameters (in plain Pyro models weights start as in
+            "paper", and all else at the prior's median); "paper", U(±√(3/fan_in)) for weights and 0 for biases; or a
+            function of name and shape.
+        init_loc_fn: where all sites start, as in Pyro's guides: ``init_to_median``, ``init_to_value(values=...)``, ….
         init_scale: the standard deviation at which learned widths start.
         create_plates: as in Pyro's AutoGuide.
     """
 
     biases: tuple[str, ...] = ("map", "gaussian")
+    drops = False  # whether all that sets the guide apart from a Gaussian happens to weights
 
     def __init__(
         self,
         model: Callable[..., Any],
         *,
         bias: Bias = "map",
+        other: Other = "gaussian",
         row_dim: BySite | None = None,
         init: Init = "module",
+        init_loc_fn: InitLoc | None = None,
         init_scale: float = 0.1,
         create_plates: Any = None,
     ) -> None:
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
-        if create_plates is not None and not callable(create_plates):
-            raise PyroDropoutError(
-                "create_plates must be a function of the model's arguments that returns plates, or None; got"
-                f" {describe(create_plates)}."
-            )
+        for name, value in (("create_plates", create_plates), ("init_loc_fn", init_loc_fn)):
+            if value is not None and not callable(value):
+                raise PyroDropoutError(f"{name} must be {_FUNCTIONS[name]}, or None; got {describe(value)}.")
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
-        self.prototype_trace: Any
         if bias not in self.biases:
             raise RangeError(f"bias must be one of {', '.join(self.biases)}; got {bias!r}.")
+        if other not in ("gaussian", "map"):
+            raise RangeError(f"other must be 'gaussian' or 'map'; got {other!r}.")
         if not callable(init) and init not in ("module", "paper"):
             raise RangeError(f"init must be 'module', 'paper' or a function of name and shape; got {init!r}.")
+        if init_loc_fn is not None and init != "module":
+            raise PyroDropoutError("give init or init_loc_fn, not both: each says where the guide starts.")
         check_positive("init_scale", init_scale)
-        self.bias, self.init, self.init_scale, self._row_dim = bias, init, init_scale, row_dim
-        self._pyro_name = StoreName.of(type(self).__name__)
+        self.bias, self.other, self.init, self.init_scale, self._row_dim = bias, other, init, init_scale, row_dim
+        self.init_loc_fn = init_loc_fn
         self._sites: dict[str, GuideSite] = {}
+        self._expected_sites: list[str] = []
+        self._subsampled: set[str] = set()
         self.states = nn.ModuleDict()
 
     def _start(self) -> None:
@@ -176,15 +141,11 @@ class SiteGuide(AutoGuide):
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """Return the tensors of a bias site's distribution."""
-        if self.bias == "map":
-            return {"loc": trained(site.start)}
-        return {"loc": trained(site.start), "log_scale": trained(self.log_width(site))}
+        return self._simple_parameters(site, "map" if self.bias == "map" else "gaussian")
 
     def bias_distribution(self, site: GuideSite, state: Any) -> Any:
         """Return q(b) of a bias site: a point, or a Gaussian of its own width for each number."""
-        if self.bias == "map":
-            return dist.Delta(state.loc, event_dim=state.loc.dim())
-        return gaussian(state.loc, state.log_scale)
+        return self._simple_distribution(site, state)
 
     def log_width(self, site: GuideSite) -> Tensor:
         """Return the starting value of a learned log standard deviation."""
@@ -195,190 +156,205 @@ class SiteGuide(AutoGuide):
         found = by_site(name, value, site.name, list(self._expected_sites))
         return default if found is None else found
 
+    def _joint(self, site: GuideSite) -> bool:
+        """Whether a site shares noise with others, so that it is drawn as one tensor, its plates included."""
+        return False
+
+    # --- parameters and distributions of any site ---------------------------------------------------------------------
+
+    def _simple_parameters(self, site: GuideSite, how: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {"loc": trained(site.start)}
+        return found if how == "map" else {**found, "log_scale": trained(self.log_width(site))}
+
+    def _simple_distribution(self, site: GuideSite, state: Any) -> Any:
+        """Return a point, or independent Gaussians; in a plate, with one batch element for each of its elements."""
+        if not hasattr(state, "log_scale"):
+            return dist.Delta(state.loc, event_dim=state.loc.dim() if site.plain else site.free_dim)
+        if site.plain:
+            return gaussian(state.loc, state.log_scale)
+        return dist.Normal(state.loc, state.log_scale.exp(), validate_args=False).to_event(site.free_dim)
+
+    def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
+        if site.kind == "bias":
+            return self.bias_parameters(site)
+        if site.kind == "other":
+            return self._simple_parameters(site, self.other)
+        if not site.plates or self._joint(site):
+            return self.parameters_of(site)
+        # One weight for each element of its plates: all of them have the same tensors, stacked.
+        elements = site.start.flatten(0, site.start.dim() - site.free_dim - 1)
+        parts = [self.parameters_of(replace(site.element(), start=start)) for start in elements]
+        return {
+            name: trained(torch.stack([part[name] for part in parts]))
+            if isinstance(value, nn.Parameter)
+            else torch.stack([part[name] for part in parts])
+            for name, value in parts[0].items()
+        }
+
+    def _distribution(self, site: GuideSite, state: Any) -> Any:
+        """Return q of a site, from its tensors; in a plate, of the elements that the plate shows now."""
+        if not site.plates or self._joint(site):
+            return self._made(site, state)
+        names = [*state._parameters, *state._buffers]
+        if site.kind == "weight":
+            lead = site.start.shape[: site.start.dim() - site.free_dim]
+            index = pyro.subsample(torch.arange(lead.numel()).reshape(lead), event_dim=0)
+            here = {name: getattr(state, name)[index.flatten().to(site.start.device)] for name in names}
+            parts = [SimpleNamespace(**dict(zip(here, row, strict=True))) for row in zip(*here.values(), strict=True)]
+            return Stacked([self.weight_distribution(site.element(), part) for part in parts], index.shape)
+        shown = {name: pyro.subsample(getattr(state, name), event_dim=site.free_dim) for name in names}
+        return self._made(site, SimpleNamespace(**shown))
+
+    def _made(self, site: GuideSite, state: Any) -> Any:
+        if site.kind == "weight":
+            return self.weight_distribution(site, state)
+        return self.bias_distribution(site, state) if site.kind == "bias" else self._simple_distribution(site, state)
+
     # --- reading the model --------------------------------------------------------------------------------------------
 
-    def _pyro_set_supermodule(self, name: str, context: Any) -> None:
-        super()._pyro_set_supermodule(StoreName.of(name), context)  # two lists of guides may use one name
-
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        start = InitMessenger(first_value(self.init_loc_fn))
         if not args and not kwargs and hasattr(self.model, "sample_weights"):
             # The trace is kept: with the network's own tensors as its values it costs no memory.
-            started = InitMessenger(_first_or_drawn)(self.model.sample_weights)
-            self.prototype_trace = poutine.block(poutine.trace(started).get_trace)()
+            self.prototype_trace = poutine.block(poutine.trace(start(self.model.sample_weights)).get_trace)()
         else:
-            super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+            own = self._model
+            self._model = (start(self.model),)
+            try:
+                super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+            finally:
+                self._model = own
+        with poutine.block():
+            plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
+        self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}
         found = list(self.prototype_trace.iter_stochastic_nodes())
         self._expected_sites = [name for name, _ in found]
+        options: Any = {"guide": type(self).__name__, "sites": self._expected_sites, "row_dim": self._row_dim}
         for name, site in found:
-            self._sites[name] = self._read(name, site)
-            known = self._sites[name]
-            tensors = self.parameters_of(known) if known.kind == "weight" else self.bias_parameters(known)
-            self.states[state_key(name)] = SiteState(**tensors)
+            known = read_site(name, site, init=self.init, given=self.init_loc_fn is not None, **options)
+            self._sites[name] = known
+            self._states[state_key(name)] = SiteState(**self._tensors_of(known))
         if not self._sites:
             raise PyroDropoutError("the model has no latent site for this guide; are all of them hidden or observed?")
+        self._check_built()
 
-    def _read(self, name: str, site: Any) -> GuideSite:
-        fn, value, infer = site["fn"], site["value"], site["infer"]
-        if not value.is_floating_point() or fn.support.is_discrete:
-            raise PyroDropoutError(
-                f"site {name!r} is discrete, and {type(self).__name__} is a guide for continuous sites. Enumerate it,"
-                " or hide it with pyro.poutine.block and add a guide for it through AutoGuideList."
+    def _check_built(self) -> None:
+        """Raise an error where a guide's distribution is not one for its site; warn where the guide does nothing."""
+        with torch.no_grad():
+            self._before_sampling()
+            for name, site in self._sites.items():
+                check_distribution(self._distribution(site, self._states[state_key(name)]), site, type(self).__name__)
+        kinds = {site.kind for site in self._sites.values()}
+        if self.drops and "weight" not in kinds and not ("bias" in kinds and self.bias == "dropout"):
+            warnings.warn(
+                f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
+                " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"
+                " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField.",
+                stacklevel=2,
             )
-        plates = tuple(frame.name for frame in site["cond_indep_stack"] if frame.vectorized)
-        real = fn.support is constraints.real or _is_real(fn.support)
-        transform = None if real else biject_to(fn.support)
-        free = value if transform is None else transform.inv(value)
-        kind = infer.get("kind", "weight" if value.dim() >= 2 else "bias")
-        row_dim: RowDim = infer.get("row_dim", 1)
-        chosen: Any = by_site("row_dim", self._row_dim, name, self._expected_sites)
-        if chosen is not None:
-            if isinstance(chosen, bool) or not isinstance(chosen, Integral):
-                raise RangeError(f"row_dim of {name!r} must be a whole number; got {chosen!r}.")
-            row_dim = int(chosen)
-        if kind == "weight" and not -value.dim() <= int(row_dim or 0) < value.dim():
-            raise RangeError(f"row_dim of {name!r} must index one of its {value.dim()} dimensions; got {row_dim}.")
-        start = self._first_value(name, free.detach(), infer, kind, row_dim)
-        return GuideSite(name, kind, row_dim, start, transform, fn.event_dim, plates, bool(infer.get("reused", False)))
-
-    def _first_value(self, name: str, value: Tensor, infer: Any, kind: str, row_dim: RowDim) -> Tensor:
-        if callable(self.init):
-            chosen = self.init(name, value.shape)
-            check_finite(f"init({name!r}, shape)", chosen)
-            if chosen.shape != value.shape:
-                raise RangeError(f"init gave shape {tuple(chosen.shape)} for {name!r}; it needs {tuple(value.shape)}.")
-            return chosen.to(value)
-        if self.init == "module" and "init" in infer:
-            own: Tensor = infer["init"].to(value)
-            return own
-        if kind == "bias":
-            return torch.zeros_like(value)
-        outputs = next((size for d, size in enumerate(value.shape) if d != int(row_dim or 0) % value.dim()), 1)
-        fan_in = infer.get("fan_in", max(1, value.numel() // max(1, outputs)))
-        uniform: Tensor = (torch.rand_like(value) * 2 - 1) * (3 / fan_in) ** 0.5
-        return uniform
 
     # --- a guide as a Pyro program ------------------------------------------------------------------------------------
+
+    @property
+    def _states(self) -> Any:
+        """The states, without telling Pyro of them: reading ``states`` would, under names of Pyro's own."""
+        return self._modules["states"]
+
+    def _tell(self) -> Any:
+        """Tell Pyro of all parameters, take over what was loaded into its store, and return the states."""
+        named = {name.replace("/", "."): value for name, value in self._states.named_parameters()}
+        tell_pyro(self, named, str(self._pyro_name))
+        return self._states
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """Sample every latent site; takes what the model takes and returns the values by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
-        states = self.states  # read once: reading it tells Pyro of every parameter
+        states = self._tell()
         self._before_sampling()
         result: dict[str, Tensor] = {}
         for name, site in self._sites.items():
-            fn = self._distribution(site, states[state_key(name)])
-            if isinstance(fn, RowMixture):
-                fn.lenient = True
-            infer: Any = {"reused": site.reused}
-            if site.plain:
-                result[name] = pyro.sample(name, fn, infer=infer)
-                continue
-            infer["is_auxiliary"] = True
-            free = pyro.sample(f"_{self._pyro_name}_{name}", fn, infer=infer)
-            value = free if site.transform is None else site.transform(free)
-            log_density = self._log_density(site, free, value)
+            state = states[state_key(name)]
             with ExitStack() as stack:
-                for plate in site.plates:
-                    stack.enter_context(plates[plate])
-                image = Image(value, log_density=log_density, event_dim=site.event_dim)  # type: ignore[no-untyped-call]
-                result[name] = pyro.sample(name, image)
+                joint = self._joint(site)
+                free = self._drawn_whole(site, state, plates) if joint and not site.plain else None
+                for frame in site.plates:
+                    stack.enter_context(plates[frame.name])
+                result[name] = self._sample(site, state) if free is None else self._sample_image(site, free)
         return result
+
+    def _sample(self, site: GuideSite, state: Any) -> Tensor:
+        q = self._distribution(site, state)
+        if isinstance(q, dist.Delta):
+            value = q.v if site.transform is None else site.transform(q.v)
+            event_dim = value.dim() if site.plain else site.event_dim
+            return pyro.sample(site.name, dist.Delta(value, event_dim=event_dim))
+        if isinstance(q, RowMixture | Stacked):
+            q.lenient, q.site = True, site.name
+        if site.transform is None:
+            infer: Any = {"reused": site.reused}
+            return pyro.sample(site.name, q, infer=infer)
+        return self._sample_image(site, pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True}))
+
+    def _sample_image(self, site: GuideSite, free: Tensor) -> Tensor:
+        """Sample a site at the image of a draw in unconstrained space."""
+        value = free if site.transform is None else site.transform(free)
+        log_density = 0.0 if poutine.get_mask() is False else site.log_volume(free, value)
+        return pyro.sample(site.name, Image(value, log_density=log_density, event_dim=site.event_dim))  # type: ignore[no-untyped-call]
+
+    def _drawn_whole(self, site: GuideSite, state: Any, plates: Any) -> Tensor:
+        """Draw a site together with its plates, so that it can share noise with other sites."""
+        for frame in site.plates:
+            if plates[frame.name].subsample_size != site.start.shape[frame.dim - site.free_dim]:
+                raise PyroDropoutError(
+                    f"site {site.name!r} stands in plate {frame.name!r}, which is subsampled now and was not when"
+                    f" {type(self).__name__} first saw the model. Call the guide first with the subsample."
+                )
+        q = self._distribution(site, state)
+        q.lenient, q.site = True, site.name
+        free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
+        lead = free.shape[: free.dim() - site.start.dim()]  # particles, and places for plates further in
+        return free.reshape(torch.broadcast_shapes(site.start.shape, (*lead, *[1] * site.free_dim)))
 
     def _before_sampling(self) -> None:
         """Prepare what the sites of one draw share; nothing, for most guides."""
 
-    def _log_density(self, site: GuideSite, free: Tensor, value: Tensor) -> float | Tensor:
-        """Return the volume term of a constrained site; a point estimate has none, as in Pyro's AutoDelta."""
-        if site.transform is None or (site.kind == "bias" and self.bias == "map"):
-            return 0.0
-        log_volume: Tensor = site.transform.inv.log_abs_det_jacobian(value, free)
-        extra = log_volume.dim() - (value.dim() - site.event_dim)
-        return log_volume.sum(list(range(-extra, 0))) if extra > 0 else log_volume
 
-    def _distribution(self, site: GuideSite, state: Any) -> Any:
-        return self.weight_distribution(site, state) if site.kind == "weight" else self.bias_distribution(site, state)
-
-    # --- the posterior ----------------------------------------------------------------------------------------------
-
-    def _known(self) -> Iterator[GuideSite]:
-        if self.prototype_trace is None:
-            raise PyroDropoutError(
-                f"{type(self).__name__} has not seen its model's sites yet: call it once with the model's arguments, or"
-                " fit it, first."
-            )
-        return iter(self._sites.values())
-
-    def posterior(self, name: str) -> Any:
-        """Return the posterior distribution of one site."""
-        sites = {site.name: site for site in self._known()}
-        if name not in sites:
-            raise PyroDropoutError(f"{name!r} is not a site of this guide; the sites are {', '.join(sites)}.")
-        fn = self._marginal(sites[name], self.states[state_key(name)])
-        transform = sites[name].transform
-        if transform is None:
-            return fn
-        if isinstance(fn, dist.Delta):
-            return dist.Delta(transform(fn.v), event_dim=fn.event_dim)
-        return TransformedDistribution(fn, [transform])
-
-    def _marginal(self, site: GuideSite, state: Any) -> Any:
-        return self._distribution(site, state)
-
-    def mean(self) -> dict[str, Tensor]:
-        """Return E[w] of every site; of a constrained site, the image of the mean in unconstrained space."""
-        found: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for site in self._known():
-                middle = self._marginal(site, self.states[state_key(site.name)]).mean
-                found[site.name] = middle if site.transform is None else site.transform(middle)
-        return found
-
-    def sample_weights(self, n: int) -> dict[str, Tensor]:
-        """Draw ``n`` times from the posterior: {name: (n, ...)}."""
-        check_count("n", n)
-        with torch.no_grad():
-            self._before_sampling()
-            found: dict[str, Tensor] = {}
-            for site in self._known():
-                value = self._distribution(site, self.states[state_key(site.name)]).sample((n,))
-                found[site.name] = value if site.transform is None else site.transform(value)
-        return found
-
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the posterior median of every single number of every site."""
-        return {name: values[0] for name, values in self.quantiles([0.5], *args, **kwargs).items()}
-
-    def quantiles(self, quantiles: list[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return quantiles of every single number of every site: {name: (len(quantiles), ...)}."""
-        if self.prototype_trace is None and (args or kwargs):
-            self._setup_prototype(*args, **kwargs)
-        found: dict[str, Tensor] = {}
-        with torch.no_grad():
-            for site in self._known():
-                fn = self._marginal(site, self.states[state_key(site.name)])
-                values = [fn.v if isinstance(fn, dist.Delta) else marginal_quantile(fn, level) for level in quantiles]
-                found[site.name] = torch.stack([v if site.transform is None else site.transform(v) for v in values])
-        return found
+_FUNCTIONS = {
+    "create_plates": "a function of the model's arguments that returns plates",
+    "init_loc_fn": "a function of a site, such as pyro.infer.autoguide.init_to_median",
+}
 
 
-def _first_or_drawn(site: Any) -> Tensor:
-    """Return the value that the model says a site starts from, or a draw."""
-    value: Tensor = site["infer"]["init"] if "init" in site["infer"] else site["fn"]()
-    return value
+def check_distribution(q: Any, site: GuideSite, guide: str) -> None:
+    """Raise an error unless q is what a guide can sample a site from.
+
+    That is a distribution of Pyro's over real numbers, with ``rsample``, whose batch and event together have the shape
+    of the site, and whose event holds all dimensions that no plate stands for.
+    """
+    if not isinstance(q, Distribution) or not hasattr(q, "to_event"):
+        raise PyroDropoutError(
+            f"{guide} must give a distribution of pyro.distributions for {site.name!r}; it gave {describe(q)}."
+        )
+    shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim
+    if shape != site.start.shape or (len(q.event_shape) != event and not isinstance(q, RowMixture)):
+        raise PyroDropoutError(
+            f"{guide} must give {site.name!r} a distribution of shape {tuple(site.start.shape)} whose last {event}"
+            f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
+            f" {tuple(q.event_shape)}. Write .to_event({event})."
+        )
+    if not q.has_rsample and not isinstance(q, dist.Delta):
+        raise PyroDropoutError(
+            f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
+            " not move it."
+        )
 
 
 def gaussian(loc: Tensor, log_scale: Tensor) -> RowMixture:
     """Return independent Gaussians with a width for each number, as a row mixture of one component."""
     one = torch.ones(1, dtype=loc.dtype, device=loc.device)
     return RowMixture(loc.unsqueeze(0), log_scale.exp(), one, row_dim=None, validate_args=False)
-
-
-def _is_real(support: Any) -> bool:
-    while isinstance(support, constraints.independent):
-        support = support.base_constraint
-    return support is constraints.real
 
 
 def state_key(name: str) -> str:

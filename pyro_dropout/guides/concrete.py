@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, per_row, state_key, trained
+from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, per_row, state_key, trained
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
+from pyro_dropout.mathematics.stacked import Stacked
 
 
 class ConcreteMixture(BernoulliMixture):
@@ -47,6 +48,8 @@ class AutoConcreteDropout(SiteGuide):
         row_dim: the dimension that counts rows; by default what the model says, and else 1.
         init: where the means start.
         init_scale: the width at which Gaussian biases start.
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
 
     Example:
@@ -55,6 +58,8 @@ class AutoConcreteDropout(SiteGuide):
         >>> {name: round(keep.item(), 3) for name, keep in guide.keeps().items()}
         {'weight': 0.75}
     """
+
+    drops = True
 
     def __init__(
         self,
@@ -66,11 +71,12 @@ class AutoConcreteDropout(SiteGuide):
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
+        other: Other = "gaussian",
+        init_loc_fn: InitLoc | None = None,
         create_plates: Any = None,
     ) -> None:
-        super().__init__(
-            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
-        )
+        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
         check_positive("temperature", temperature)
         if not callable(keep) and not isinstance(keep, dict):
             check_keep("keep", keep)
@@ -96,9 +102,7 @@ class AutoConcreteDropout(SiteGuide):
         return q
 
     def _marginal(self, site: GuideSite, state: Any) -> Any:
-        if site.kind != "weight":
-            return super()._marginal(site, state)
-        return BernoulliMixture(state.loc, torch.sigmoid(state.logit), 0.0, site.row_dim, validate_args=False)
+        return as_flips(super()._marginal(site, state))
 
     def sample_weights(self, n: int) -> dict[str, Tensor]:
         """Draw ``n`` times from the posterior, with coin flips that are not relaxed."""
@@ -108,8 +112,17 @@ class AutoConcreteDropout(SiteGuide):
 
     def keeps(self) -> dict[str, Tensor]:
         """Return the learned probability of keeping a row, by weight site."""
-        states: Any = self.states
+        states = self._tell()
         return {site.name: torch.sigmoid(states[state_key(site.name)].logit) for site in self._weights()}
 
     def _weights(self) -> list[GuideSite]:
         return [site for site in self._known() if site.kind == "weight"]
+
+
+def as_flips(q: Any) -> Any:
+    """Return q with coin flips that are not relaxed: what was learned, and what predictions are drawn from."""
+    if isinstance(q, Stacked):
+        return Stacked([as_flips(part) for part in q.parts], q.parts_shape)
+    if not isinstance(q, ConcreteMixture):
+        return q
+    return BernoulliMixture(q.loc, q.keep, 0.0, q.row_dim, validate_args=False)

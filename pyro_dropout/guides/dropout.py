@@ -7,7 +7,18 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import Bias, GuideSite, Init, SiteGuide, gaussian, matching, per_row, trained
+from pyro_dropout.guides.base import (
+    Bias,
+    GuideSite,
+    Init,
+    InitLoc,
+    Other,
+    SiteGuide,
+    gaussian,
+    matching,
+    per_row,
+    trained,
+)
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import check_keep, check_non_negative
 
@@ -28,6 +39,8 @@ class AutoDropout(SiteGuide):
         init: where the means start: "module", "paper" (U(±√(3/fan_in))), or a function of name and shape. Means of
             kept rows start at 1/keep times the module's weights, so that E[w] is the module.
         init_scale: the width at which Gaussian biases start.
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
 
     Example:
@@ -41,6 +54,7 @@ class AutoDropout(SiteGuide):
     """
 
     biases = ("map", "gaussian", "dropout")
+    drops = True
 
     def __init__(
         self,
@@ -52,11 +66,12 @@ class AutoDropout(SiteGuide):
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
+        other: Other = "gaussian",
+        init_loc_fn: InitLoc | None = None,
         create_plates: Any = None,
     ) -> None:
-        super().__init__(
-            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
-        )
+        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
         self.keep, self.scale = keep, scale
         for name, value, check in (("keep", keep, check_keep), ("scale", scale, check_non_negative)):
             if not callable(value) and not isinstance(value, dict):
@@ -73,11 +88,7 @@ class AutoDropout(SiteGuide):
         if not is_number(scale, 0):
             settings["scale"] = matching(scale, site.start)
         by_row = per_row("keep", settings["keep"], site)
-        own = self.init == "module" and not self._from_paper(site)
-        return {"loc": trained(site.start / by_row if own else site.start), **settings}
-
-    def _from_paper(self, site: GuideSite) -> bool:
-        return "init" not in self.prototype_trace.nodes[site.name]["infer"]
+        return {"loc": trained(site.start / by_row if site.own else site.start), **settings}
 
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         """A Bernoulli mixture over rows; a point or a Gaussian where nothing is ever dropped."""
@@ -88,13 +99,17 @@ class AutoDropout(SiteGuide):
             return gaussian(state.loc, scale.log().expand(state.loc.shape))
         return BernoulliMixture(state.loc, state.keep, scale, site.row_dim, validate_args=False)
 
+    def _is_dropped(self, site: GuideSite) -> bool:
+        """Whether a bias is dropped; one that is constrained or in a plate is not a row of a weight layer."""
+        return self.bias == "dropout" and site.plain
+
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """As in every guide; a dropped bias has what a weight has."""
-        return self.parameters_of(site) if self.bias == "dropout" else super().bias_parameters(site)
+        return self.parameters_of(site) if self._is_dropped(site) else super().bias_parameters(site)
 
     def bias_distribution(self, site: GuideSite, state: Any) -> Any:
         """As in every guide; a dropped bias is one row."""
-        if self.bias != "dropout":
+        if not self._is_dropped(site):
             return super().bias_distribution(site, state)
         scale = state.scale if hasattr(state, "scale") else 0.0
         return BernoulliMixture(state.loc, state.keep, scale, "all", validate_args=False)

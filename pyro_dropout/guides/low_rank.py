@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, state_key, trained
+from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, state_key, trained
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
@@ -106,11 +106,13 @@ class AutoLowRank(SiteGuide):
     Args:
         model: any Pyro model with continuous sites.
         rank: R, the number of columns of A.
-        per: "layer", each weight site has an A of its own and biases are independent Gaussians; "net", one A for all
-            sites, biases included.
+        per: "layer", each weight site has an A of its own and all other sites are independent Gaussians; "net", one A
+            for all sites but those in subsampled plates, which are independent Gaussians.
         init: where the means start: "module", "paper", or a function of name and shape.
         init_scale: the standard deviation σ that the diagonal starts with; what A adds starts at a tenth of it.
         bias: with ``per="layer"``: "gaussian" or "map".
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
 
     Example:
@@ -129,9 +131,12 @@ class AutoLowRank(SiteGuide):
         init: Init = "module",
         init_scale: float = 0.1,
         bias: Any = "gaussian",
+        other: Other = "gaussian",
+        init_loc_fn: InitLoc | None = None,
         create_plates: Any = None,
     ) -> None:
-        super().__init__(model, bias=bias, init=init, init_scale=init_scale, create_plates=create_plates)
+        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, create_plates=create_plates, **shared)
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
             raise RangeError(f"rank must be a whole number of at least 1; got {rank!r}.")
         if per not in ("layer", "net"):
@@ -147,27 +152,35 @@ class AutoLowRank(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         """One Gaussian over the whole tensor."""
-        if self.per == "layer":
-            return self._marginal(site, state)
+        return LowRankNormal(state.loc, state.log_scale.exp(), state.factor)
+
+    # --- one A for all sites ------------------------------------------------------------------------------------------
+
+    def _joint(self, site: GuideSite) -> bool:
+        """Whether a site has a part of the one A; the elements of a subsampled plate are never seen together."""
+        shown_in_part = site.subsampled or any(frame.name in self._subsampled for frame in site.plates)
+        return self.per == "net" and not shown_in_part
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_shared": None}  # what a draw leaves behind
+
+    def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
+        return self.parameters_of(site) if self._joint(site) else super()._tensors_of(site)
+
+    def _made(self, site: GuideSite, state: Any) -> Any:
+        if not self._joint(site):
+            return super()._made(site, state)
         assert self._shared is not None
         q = NetBlock(state.loc, state.log_scale.exp(), state.factor)
-        q.shared, q.index = self._shared, list(self._sites).index(site.name)
+        q.shared, q.index = self._shared, self._together().index(site.name)
         return q
 
-    def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
-        """As in every guide; in a network-wide A, biases are weights."""
-        return self.parameters_of(site) if self.per == "net" else super().bias_parameters(site)
-
-    def bias_distribution(self, site: GuideSite, state: Any) -> Any:
-        """As in every guide; in a network-wide A, biases are weights."""
-        return self.weight_distribution(site, state) if self.per == "net" else super().bias_distribution(site, state)
+    def _together(self) -> list[str]:
+        return [name for name, site in self._sites.items() if self._joint(site)]
 
     def _before_sampling(self) -> None:
         if self.per == "net":
-            states: list[Any] = [self.states[state_key(name)] for name in self._sites]
-            self._shared = SharedFactor([state.factor for state in states])
+            self._shared = SharedFactor([self._states[state_key(name)].factor for name in self._together()])
 
     def _marginal(self, site: GuideSite, state: Any) -> Any:
-        if not hasattr(state, "factor"):
-            return super().bias_distribution(site, state)
-        return LowRankNormal(state.loc, state.log_scale.exp(), state.factor)
+        return self.weight_distribution(site, state) if self._joint(site) else super()._marginal(site, state)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, gaussian, trained
+from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, gaussian, trained
 
 
 class AutoMeanField(SiteGuide):
@@ -18,6 +18,8 @@ class AutoMeanField(SiteGuide):
         init: where the means start: "module", "paper", or a function of name and shape.
         init_scale: the standard deviation that every site starts with.
         bias: "gaussian", as weights; or "map", a point.
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
 
     Example:
@@ -34,9 +36,12 @@ class AutoMeanField(SiteGuide):
         init: Init = "module",
         init_scale: float = 0.1,
         bias: Any = "gaussian",
+        other: Other = "gaussian",
+        init_loc_fn: InitLoc | None = None,
         create_plates: Any = None,
     ) -> None:
-        super().__init__(model, bias=bias, init=init, init_scale=init_scale, create_plates=create_plates)
+        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, create_plates=create_plates, **shared)
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, trained
+from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
 from pyro_dropout.guides.dropout import is_number
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
 from pyro_dropout.mathematics.errors import RangeError, check_flag, check_non_negative, check_positive
@@ -29,6 +29,8 @@ class AutoMultiplicative(SiteGuide):
         row_dim: the dimension that counts rows; by default what the model says, and else 1.
         init: where the means start.
         init_scale: the width at which Gaussian biases start.
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
 
     Example:
@@ -39,6 +41,8 @@ class AutoMultiplicative(SiteGuide):
         >>> bool(torch.allclose(q.stddev, 0.5 * q.mean.abs()))
         True
     """
+
+    drops = True
 
     def __init__(
         self,
@@ -52,11 +56,12 @@ class AutoMultiplicative(SiteGuide):
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
+        other: Other = "gaussian",
+        init_loc_fn: InitLoc | None = None,
         create_plates: Any = None,
     ) -> None:
-        super().__init__(
-            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
-        )
+        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
         if per not in ("row", "weight"):
             raise RangeError(f"per must be 'row' or 'weight'; got {per!r}.")
         check_flag("learn_alpha", learn_alpha)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, SiteGuide, matching, trained
+from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.no_density import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import RowMixture
@@ -45,6 +45,8 @@ class AutoRowMixture(SiteGuide):
         row_dim: the dimension that counts rows; by default what the model says, and else 1.
         init: where the means start.
         init_scale: the width at which learned widths start.
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
 
     Example:
@@ -53,6 +55,8 @@ class AutoRowMixture(SiteGuide):
         >>> guide.posterior("weight")
         RowMixture(event_shape=(2, 3), components=3, row_dim=1, singular=False)
     """
+
+    drops = True
 
     def __init__(
         self,
@@ -67,11 +71,12 @@ class AutoRowMixture(SiteGuide):
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
+        other: Other = "gaussian",
+        init_loc_fn: InitLoc | None = None,
         create_plates: Any = None,
     ) -> None:
-        super().__init__(
-            model, bias=bias, row_dim=row_dim, init=init, init_scale=init_scale, create_plates=create_plates
-        )
+        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
         if isinstance(components, bool) or not isinstance(components, int) or components < 2:
             raise RangeError(f"components must be a whole number of at least 2; got {components!r}.")
         if weights not in ("fixed", "learned"):

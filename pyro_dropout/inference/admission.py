@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihoods import Likelihood
 from pyro_dropout.inference.functional import check_loss, quietly
+from pyro_dropout.inference.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
     RangeError,
     ShapeError,
     check_count,
+    check_dense,
     check_device,
     check_finite,
     check_number,
@@ -29,12 +31,31 @@ _LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
 def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> None:
     """Raise an error unless there is data, and one way to say for how long to train on it."""
+    check_duration(steps, epochs, batch_size)
+    check_pairs("x and y", x, y)
+
+
+def check_duration(steps: Any, epochs: Any, batch_size: Any) -> None:
+    """Raise an error unless there is one way to say for how long to train."""
     if (steps is None) == (epochs is None):
         raise RangeError("give either steps or epochs, not both and not neither.")
     check_count("steps" if steps is not None else "epochs", steps if steps is not None else epochs)
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    check_pairs("x and y", x, y)
+
+
+def check_call(call: ModelCall, batch_size: int | None) -> None:
+    """Raise an error unless a model takes its arguments, and mini-batches if there are to be any."""
+    call.check_bound()
+    for leaf in call.leaves():
+        check_dense("data", leaf)
+    count = call.count
+    if batch_size is not None and count is not None and batch_size < count and not takes(call.model, "num_data"):
+        raise PyroDropoutError(
+            f"batch_size must be at least {count}, the number of points, or left out; got {batch_size}:"
+            f" {name_of(call.model)} takes no num_data, so a mini-batch would not be scaled up; give the model a"
+            " num_data argument, or a subsampled pyro.plate and no batch_size."
+        )
 
 
 def check_how(
@@ -74,9 +95,39 @@ def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
     if not isinstance(validation, tuple | list) or len(validation) != 2:
         raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
     check_pairs("validation", *validation)
+    check_rhythm(patience, check_every)
+
+
+def check_held_back(model: Any, validation: Any, patience: Any, check_every: Any) -> ModelCall:
+    """Return the call of any Pyro model with held-back data; raise an error unless it can be made."""
+    if not isinstance(validation, tuple | list | dict):
+        raise ShapeError(
+            "validation must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
+            f" {type(validation).__name__}."
+        )
+    named = isinstance(validation, dict)
+    call = ModelCall(model, () if named else tuple(validation), dict(validation) if named else {})
+    call = call.with_num_data(only_if_needed=True)
+    call.check_bound()
+    check_rhythm(patience, check_every)
+    return call
+
+
+def check_rhythm(patience: Any, check_every: Any) -> None:
+    """Raise an error unless these say how often to look at held-back data, and how long to bear with it."""
     check_count("patience", patience)
     if check_every is not None:
         check_count("check_every", check_every)
+
+
+def check_shared(call: ModelCall) -> None:
+    """Raise an error unless several processes can share the data of a call: x, y, and how many they are."""
+    pair = len(call.args) == 3 and all(isinstance(arg, Tensor) for arg in call.args[:2]) and not call.kwargs
+    if not pair or not takes(call.model, "num_data"):
+        raise PyroDropoutError(
+            f"distributed=True is for models that are called as model(x, y, num_data); {name_of(call.model)} is called"
+            f" with {len(call.args)} arguments and {len(call.kwargs)} keyword arguments. Train it in one process."
+        )
 
 
 def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> None:
@@ -92,9 +143,9 @@ def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> No
         watched: whether these are the validation set, which no step meets.
     """
     _check_called(model)
-    likelihood = getattr(model, "likelihood", None)
-    if not isinstance(likelihood, Likelihood):
+    if not is_network(model):
         return
+    likelihood: Likelihood = model.likelihood
     finite_will_do = type(likelihood).check_values is Likelihood.check_values
     if finite_will_do and not watched:
         return

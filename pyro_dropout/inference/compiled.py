@@ -6,7 +6,7 @@ graph, each reading what the one before has written, so that a replay costs one 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from pyro_dropout.inference.constants import lift_constants
 from pyro_dropout.inference.skinny import rewrite_skinny_products
+from pyro_dropout.inference.surroundings import Surroundings
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Tree = Any
@@ -28,9 +30,18 @@ class Program:
     Args:
         function: its inputs and outputs are trees of tensors.
         inputs: an example of its inputs.
+        outside: where tensors that the program uses beside its inputs are looked for, to be read at every call; without
+            it, the program holds them as they are.
+        like: programs that may be the same as this one, which is then not compiled once more.
     """
 
-    def __init__(self, function: Callable[..., Tree], *inputs: Tree) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        *inputs: Tree,
+        outside: Surroundings | None = None,
+        like: Sequence["Program"] = (),
+    ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
 
@@ -41,7 +52,10 @@ class Program:
 
         self.graph = traced(flat_function, flat)
         self._outputs = outputs[-1]
-        self._compiled = _compile(self.graph, flat)
+        self.lifted = [] if outside is None else lift_constants(self.graph, outside)
+        self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
+        whole = [*flat, *(tensor for _, tensor in self.lifted)]
+        self._compiled: Callable[..., Any] = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(self, *inputs: Tree) -> Tree:
         """Run the compiled function."""
@@ -50,7 +64,22 @@ class Program:
     def flat(self, inputs: list[Tensor]) -> list[Tensor]:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
-            return list(self._compiled(*inputs))
+            return list(self._compiled(*inputs, *(place.read() for place, _ in self.lifted)))
+
+    def with_lifted(self, lifted: list[Tensor], *inputs: Tree) -> Tree:
+        """Run the compiled function with these tensors in the places of those that it would read itself."""
+        with torch.no_grad():
+            return tree_unflatten(list(self._compiled(*tree_flatten(inputs)[0], *lifted)), self._outputs)
+
+    def fits(self) -> bool:
+        """Whether the tensors that it reads beside its inputs have the shapes and types that it was compiled for."""
+        return all(_alike(place.read(), tensor) for place, tensor in self.lifted)
+
+
+def _alike(now: Any, then: Tensor) -> bool:
+    if not isinstance(now, Tensor) or now.shape != then.shape or now.dtype != then.dtype or now.device != then.device:
+        return False
+    return now.stride() == then.stride()
 
 
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:

@@ -5,27 +5,26 @@
 """
 
 import functools
-from collections.abc import Callable
+import warnings
+from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import pyro.infer
 import torch
 from pyro import poutine
-from pyro.distributions import Delta
-from pyro.distributions.util import scale_and_mask
-from pyro.poutine.messenger import Messenger
-from pyro.poutine.util import site_is_subsample
 from pyro.util import warn_if_nan
 from torch import Tensor
-from torch.distributions import Independent, Normal, kl_divergence
-from torch.overrides import _pop_mode_temporarily
 
+from pyro_dropout.inference.attempt import Attempt, is_traced, untraced
+from pyro_dropout.inference.particle import Particle
 from pyro_dropout.inference.per_example import per_example as draw_per_example
-from pyro_dropout.mathematics.divergence import Method, kl
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count, check_flag
-from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.inference.score import score
+from pyro_dropout.inference.site_terms import Term
+from pyro_dropout.mathematics.divergence import Method
+from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, check_count
+
+PerExample = bool | Literal["auto"]
 
 
 class ELBO(pyro.infer.ELBO):
@@ -37,7 +36,8 @@ class ELBO(pyro.infer.ELBO):
     Args:
         kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound where no site is a point (not
             with ``bias="map"``); or "monte_carlo".
-        per_example: whether every data point gets its own weight draw.
+        per_example: whether every data point gets its own weight draw; "auto", wherever the model allows it, and
+            otherwise shared draws from the first refusal on, with a warning.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
 
@@ -57,83 +57,73 @@ class ELBO(pyro.infer.ELBO):
     """
 
     def __init__(
-        self, kl: Method = "large_k", per_example: bool = True, num_particles: int = 1, *, kl_samples: int = 16
+        self, kl: Method = "large_k", per_example: PerExample = True, num_particles: int = 1, *, kl_samples: int = 16
     ) -> None:
         if kl not in ("large_k", "exact", "monte_carlo"):
             raise RangeError(f"kl must be one of large_k, exact, monte_carlo; got {kl!r}.")
-        check_flag("per_example", per_example)
+        if not isinstance(per_example, bool) and per_example != "auto":
+            raise RangeError(f"per_example must be True or False, or 'auto'; got {per_example!r}.")
         check_count("num_particles", num_particles)
         check_count("kl_samples", kl_samples)
         super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
+        self._refusals: list[str] = []  # why a draw for each data point was tried in vain
+
+    @property
+    def _shares(self) -> bool:
+        """Whether all data points share each draw."""
+        return bool(self._refusals) or self.per_example is False
 
     # --- one particle -----------------------------------------------------------------------------------------------
 
     def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        with draw_per_example() if self.per_example else nullcontext():
-            guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-            with _AtEachSite(functools.partial(self._note_divergence, guide_trace)):
-                model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
-        return model_trace, guide_trace
+        drawn = self._drawn(model, guide, args, kwargs)
+        return drawn.model_trace, drawn.guide_trace
 
-    def _note_divergence(self, guide_trace: Any, site: Any) -> None:
-        """Compute the divergence of a site of the model, and leave it with the guide's site."""
-        if site["is_observed"] or site_is_subsample(site):
-            return
-        other = guide_trace.nodes.get(site["name"])
-        if other is None:
-            raise PyroDropoutError(f"the guide has no site {site['name']!r}, which the model samples.")
-        # No layer is met here, and the handler that looks for layers would look at every operation.
-        with _pop_mode_temporarily() if self.per_example else nullcontext():
-            other["divergence"] = _scaled(self._divergence(site["name"], other, site), other).sum()
+    def _drawn(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Particle:
+        """Return the terms of one draw; where a draw for each data point is tried and refused, of a shared one."""
+        if self._shares or self.per_example is True:
+            return self._run(model, guide, args, kwargs)
+        if is_traced():  # tried in vain, it would be a part of the program
+            with untraced():
+                self._tried(model, guide, args, kwargs)[0].undo()
+            return self._run(model, guide, args, kwargs)
+        start, found = self._tried(model, guide, args, kwargs)
+        if found is not None:
+            return found
+        start.undo()
+        return self._run(model, guide, args, kwargs)
 
-    def _from_draw(self, guide_site: Any, model_site: Any) -> bool:
-        """Whether a site's divergence is log q - log p of its draw, so that the labels drawn move it."""
-        q, p = guide_site["fn"], model_site["fn"]
-        if not isinstance(q, RowMixture):
-            return isinstance(q, Delta)  # which may hold a draw of an auxiliary site
-        shared = drawn_per_data_point(guide_site["value"]) is None
-        return shared and (not _is_gaussian(p) or (self.kl == "monte_carlo" and not q.singular))
-
-    def _divergence(self, name: str, guide_site: Any, model_site: Any) -> Any:
-        """Return KL(q‖p) of one site: by formula where there is one, from the draw where there is none."""
-        q, p, value = guide_site["fn"], model_site["fn"], guide_site["value"]
-        if isinstance(q, Delta):
-            return _of_point(q, p)
-        if self._from_draw(guide_site, model_site):
-            return -p.log_prob(value) if q.singular else q.log_prob(value) - p.log_prob(value)
-        if isinstance(q, RowMixture):
-            if not _is_gaussian(p):
-                raise PyroDropoutError(
-                    f"the prior of {name!r} is {type(p).__name__}, not Gaussian, so its KL needs whole weights: use"
-                    " ELBO(per_example=False)."
-                )
-            method: Method = "large_k" if q.components == 1 else self.kl
-            return kl(q, p, method, num_samples=self.kl_samples)
+    def _tried(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Attempt, Particle | None]:
+        """Try a draw for each data point; from the first refusal on, all points share each draw."""
+        start = Attempt(model, guide)
         try:
-            return kl_divergence(q, p)
-        except NotImplementedError:
-            return q.log_prob(value) - p.log_prob(value)
+            return start, self._run(model, guide, args, kwargs, start)
+        except NotFollowedError as refusal:
+            site = "weights" if refusal.site is None else f"site {refusal.site!r}"
+            self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
+            warnings.warn(
+                f"{self._refusals[0]}; all points share each draw from here on. ELBO(per_example=False) silences this.",
+                stacklevel=2,
+            )
+        return start, None
+
+    def _run(self, model: Any, guide: Any, args: Any, kwargs: Any, start: Attempt | None = None) -> Particle:
+        """Draw from the guide, and run the model with the draw."""
+        with nullcontext() if self._shares else draw_per_example() as points:
+            with nullcontext() if start is None else start:
+                guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            particle = Particle(guide_trace, self.kl, self.kl_samples, None if points is None else points.orders)
+            particle.run(model, args, kwargs)
+        particle.add_up()
+        return particle
 
     def _particle(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, float | Tensor]:
-        """Return the negative log-likelihood, the KL, and a term of value zero that carries the score of the labels."""
-        model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
-        surprises, divergences, sampled = [], [], []
-        for name, site in model_trace.nodes.items():
-            if site["type"] != "sample" or site_is_subsample(site):
-                continue
-            if site["is_observed"]:
-                surprises.append(-_scaled(site["fn"].log_prob(site["value"]), site))
-                continue
-            other = guide_trace.nodes[name]
-            divergences.append(other["divergence"])
-            if self._from_draw(other, site):
-                sampled.append(other["divergence"])
-        for name, site in guide_trace.nodes.items():
-            if site["type"] == "sample" and name not in model_trace.nodes and not site_is_subsample(site):
-                divergences.append(_auxiliary(site))
-                sampled.append(divergences[-1])
-        return _total(surprises), _total(divergences), _score(surprises, sampled, guide_trace)
+        """Return the negative log-likelihood, the KL, and a term of value zero that carries the score of the draws."""
+        drawn = self._drawn(model, guide, args, kwargs)
+        everything = [*drawn.surprises, *drawn.divergences.values()]
+        zero = score(everything, drawn.guide_trace, drawn.orders)
+        return _total(drawn.surprises), _total(drawn.divergences.values()), zero
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 
@@ -144,17 +134,12 @@ class ELBO(pyro.infer.ELBO):
         return {"nll": nll, "kl": divergence}
 
     def by_site(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the terms of -ELBO of one draw by site: the KL of a latent one, -log p of an observed one."""
-        model_trace, guide_trace = self._get_trace(model, guide, args, kwargs)
-        found: dict[str, Tensor] = {}
-        for name, site in model_trace.nodes.items():
-            if site["type"] != "sample" or site_is_subsample(site):
-                continue
-            if site["is_observed"]:
-                found[name] = -_scaled(site["fn"].log_prob(site["value"]), site).sum()
-            else:
-                found[name] = guide_trace.nodes[name]["divergence"]
-        return found
+        """Return the terms of -ELBO of one draw by site: the KL of a latent one, -log p of an observed one.
+
+        A constrained site has two: log q of its draw in unconstrained space is under the name of that draw.
+        """
+        drawn = self._drawn(model, guide, args, kwargs)
+        return {term.site: term.value.sum() for term in (*drawn.divergences.values(), *drawn.surprises)}
 
     def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Return -ELBO as a tensor whose gradient is an unbiased estimate of its gradient."""
@@ -178,82 +163,8 @@ class ELBO(pyro.infer.ELBO):
         return found
 
 
-class _AtEachSite(Messenger):
-    """Calls a function for each site as soon as the model has said it, before the model goes on.
-
-    A divergence computed there comes before the forward pass, and so after it in the backward pass: its gradients are
-    made when the tensors of the forward pass are gone, not on top of them.
-    """
-
-    def __init__(self, call: Callable[[Any], None]) -> None:
-        super().__init__()
-        self._call = call
-
-    def _pyro_post_sample(self, msg: Any) -> None:
-        self._call(msg)
-
-
-def _base(p: Any) -> Any:
-    while isinstance(p, Independent):
-        p = p.base_dist
-    return p
-
-
-def _is_gaussian(p: Any) -> bool:
-    return isinstance(_base(p), Normal)
-
-
-def _of_point(q: Any, p: Any) -> Any:
-    """Return -log p at a point; of a Gaussian prior without its normaliser, which nothing moves unless it is learned.
-
-    That is what ``kl`` does for dropout at σ = 0, so a layer that is never dropped is dropout's limit. The image of a
-    draw keeps everything: it stands for a density.
-    """
-    base = _base(p)
-    if type(q) is not Delta or not isinstance(base, Normal) or base.scale.requires_grad or base.loc.requires_grad:
-        return q.log_density - p.log_prob(q.v)
-    squares = ((q.v - base.loc) / base.scale).square()
-    return 0.5 * (squares.sum(list(range(-q.event_dim, 0))) if q.event_dim else squares)
-
-
-def _scaled(value: Tensor, site: Any) -> Tensor:
-    scaled: Tensor = scale_and_mask(value, site["scale"], site["mask"])
-    return scaled
-
-
-def _total(terms: list[Tensor]) -> Tensor:
+def _total(terms: Iterable[Term]) -> Tensor:
     """Return the sum of all terms, on their device: a zero from elsewhere would be copied there at every step."""
-    found: Tensor = functools.reduce(torch.add, [term.sum() for term in terms]) if terms else torch.zeros(())
+    sums = [term.value.sum() for term in terms]
+    found: Tensor = functools.reduce(torch.add, sums) if sums else torch.zeros(())
     return found
-
-
-def _auxiliary(site: Any) -> Tensor:
-    """Return log q of a site that stands for another: a constrained one, or one in a plate."""
-    q = site["fn"]
-    if isinstance(q, Delta) or (isinstance(q, RowMixture) and q.singular):
-        return torch.zeros_like(site["value"]).sum()
-    return _scaled(q.log_prob(site["value"]), site).sum()
-
-
-def _score(surprises: list[Tensor], sampled: list[Tensor], guide_trace: Any) -> float | Tensor:
-    """Return a term of value zero whose gradient is the score-function estimate for trained label probabilities.
-
-    A shared draw moves the whole loss, less what is computed by formula. With a draw for each data point, the labels of
-    one point touch only its own likelihood, and the other points' average is a baseline that depends on none of them.
-    """
-    zero: float | Tensor = 0.0
-    for site in guide_trace.nodes.values():
-        q = site.get("fn")
-        if site["type"] != "sample" or not isinstance(q, RowMixture) or not q.learns_probs:
-            continue
-        recipe = drawn_per_data_point(site["value"])
-        if recipe is None:
-            cost = _total([*surprises, *sampled]).detach()
-            log_label = q.label_log_prob().sum()
-        else:
-            cost = torch.stack([s.detach() for s in surprises]).sum(0)
-            if len(cost) > 1:
-                cost = cost - (cost.sum() - cost) / (len(cost) - 1)
-            log_label = recipe.label_log_prob()
-        zero = zero + (cost * (log_label - log_label.detach())).sum()
-    return zero

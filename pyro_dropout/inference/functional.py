@@ -54,14 +54,22 @@ class Parameters:
             capture = stack.enter_context(poutine.trace(param_only=True))
             loss.differentiable_loss(model, guide, *args, **kwargs)
         sites: Any = capture.trace.nodes.values()
-        self.by_name: dict[str, Tensor] = {s["name"]: s["value"].unconstrained() for s in sites}
+        found = {s["name"]: s["value"].unconstrained() for s in sites}
+        self.by_name: dict[str, Tensor] = {name: value for name, value in found.items() if value.requires_grad}
         self.names = list(self.by_name)
+        self.unused: set[int] = set()  # those that the loss did not depend on when its gradient was last taken
         places: dict[int, list[Place]] = {}
         for module in _modules(model, guide):
             for key, value in module._parameters.items():
                 if value is not None:
                     places.setdefault(id(value), []).append((module._parameters, key))
         self._places = {name: places.get(id(value), []) for name, value in self.by_name.items()}
+
+    def current(self) -> bool:
+        """Whether these are still the tensors in Pyro's store, and all of them are still trained."""
+        store = pyro.get_param_store()._params
+        local = pyro.settings.get("module_local_params")
+        return all(value.requires_grad and (local or store.get(name) is value) for name, value in self.by_name.items())
 
     @property
     def values(self) -> list[Tensor]:
@@ -161,6 +169,7 @@ def loss_and_gradients(
     with torch.enable_grad(), unvalidated(), poutine.block(), parameters.replaced(leaves):
         value = loss.differentiable_loss(model, guide, *args, **kwargs)
         gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    parameters.unused = {k for k, g in enumerate(gradients) if g is None}
     return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
 
 
@@ -179,6 +188,8 @@ def make_step(
     ) -> Any:
         value, gradients = gradients_of(values, buffers, *inputs)
         new_values, new_state = update.step(values, gradients, state, t, lr)
+        for k in parameters.unused:  # torch's optimisers leave alone what has no gradient
+            new_values[k], new_state[k] = values[k], state[k]
         return new_values, new_state, value
 
     return step

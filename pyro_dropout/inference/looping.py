@@ -47,17 +47,14 @@ class Watch:
     def stop(self, step: int) -> bool:
         """Evaluate the validation set at ``step``, and say whether to stop; no later draw of the training notices."""
         self.run.publish()
-        model, guide = self.model, self.guide
+        model = self.model
         training = bool(getattr(model, "training", False))
         if training:
             model.eval()
         with torch.no_grad(), _drawn_apart(self.group.seed(self.seed + step), self.run.t.device):
-            # Ranks have shares of the points; where these are too few, every rank has all of them.
-            share = self.group.share(len(self.x)) if len(self.x) >= self.group.world else slice(None)
-            parts = ELBO(num_particles=8).parts(model, guide, self.x[share], self.y[share])
+            sums = self._surprise()
         if training:
             model.train()
-        sums = torch.stack([parts["nll"].double(), parts["nll"].new_tensor(len(self.x[share])).double()])
         nll, points = self.group.mean(sums).tolist()
         value = nll / points
         self.seen.append((step, value))
@@ -67,6 +64,13 @@ class Watch:
         else:
             self.waited += 1
         return self.waited >= self.patience
+
+    def _surprise(self) -> Tensor:
+        """Return -log p(y|w) of the points, added up, and how many they are, (2,)."""
+        # Ranks have shares of the points; where these are too few, every rank has all of them.
+        share = self.group.share(len(self.x)) if len(self.x) >= self.group.world else slice(None)
+        nll = ELBO(num_particles=8).parts(self.model, self.guide, self.x[share], self.y[share])["nll"]
+        return torch.stack([nll.double(), nll.new_tensor(len(self.x[share])).double()])
 
     def ahead(self, done: int) -> int:
         """Return how many steps to take before the next check; those that come in twenties do not stop for it."""

@@ -1,26 +1,26 @@
 """One weight draw for every data point, at the price of a mask: an effect handler for guides of row mixtures.
 
 The handler gives each weight site of the guide a stand-in tensor instead of a draw. When a layer of the model meets the
-stand-in, it is rewritten: masks on its inputs, noise on its outputs. A stand-in that reaches ``y`` by any other way is
+stand-in, it is rewritten: masks on its inputs, noise on its outputs. A stand-in that reaches ``y`` in any other way is
 an error, never a silent approximation.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.overrides import TorchFunctionMode
 
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.inference.following import Order, Record
+from pyro_dropout.inference.operations import name_of, tensors
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
-_TRACE = "_pyro_dropout_untold"  # on a tensor that was made from a stand-in by an operation that is not a layer
-_TRANSPOSED = "_pyro_dropout_transposed"
+_TRANSPOSED = "_pyro_dropout_transposed"  # on a stand-in of ours
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED_CONVOLUTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -34,7 +34,8 @@ class per_example(Messenger):
 
     The distribution for each data point is that of drawing whole weights; the cost is that of a mask. Works with the
     package's guides on Linear, ConvNd, Embedding, recurrent and attention layers, and on plain Pyro models that use
-    ``F.linear`` or ``@``. Data points come first in every input.
+    ``F.linear`` or ``@``. Data points come first in every input, and what is said of one is made from its own outputs:
+    a model that adds up data points or compares them is refused. Batch normalisation mixes them, and is let through.
 
     Args:
         sites: which sites to draw so: a collection of names, or a function of the name; all by default.
@@ -61,10 +62,13 @@ class per_example(Messenger):
             )
         self._sites, self._reused = sites, reused
         self._mode = _RewriteLayers()
+        self.orders: dict[str, Mapping[str, Order]] = {}
 
     def __enter__(self) -> Any:
+        entered = super().__enter__()  # which refuses to be entered twice
+        self._mode, self.orders = _RewriteLayers(), {}  # a record of its own, which ends with the context
         self._mode.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()
+        return entered
 
     def __exit__(self, *args: Any) -> Any:
         self._mode.__exit__(*args)  # type: ignore[no-untyped-call]
@@ -76,96 +80,49 @@ class per_example(Messenger):
         return self._sites(name) if callable(self._sites) else name in self._sites
 
     def _pyro_sample(self, msg: Any) -> None:
-        fn, name = msg["fn"], msg["name"]
-        _check_followed(name, fn)
+        fn, name, infer = msg["fn"], msg["name"], msg["infer"] or {}
+        if not infer.get("_deterministic"):  # whose value is kept, and has no density
+            observed = msg["value"] if msg["is_observed"] else None
+            self.orders[name] = self._mode.record.check(name, fn, observed, msg["scale"], msg["mask"])
         if msg["done"] or msg["is_observed"] or not isinstance(fn, RowMixture):
             return
-        # A scalar, a constrained site, or one in a plate is drawn once for all data points, as ever.
-        if msg["infer"].get("is_auxiliary") or not fn.event_shape or not self._applies(name):
+        # A scalar or a constrained site is drawn once for all data points, as ever.
+        if infer.get("is_auxiliary") or not fn.event_shape or not self._applies(name):
             if fn.joint:
-                raise PyroDropoutError(
+                raise NotFollowedError(
                     f"{name!r} is drawn once for all data points, and cannot share its noise with weights that are"
-                    " drawn for each. Use shared draws (per_example=False), or AutoLowRank(per='layer')."
+                    " drawn for each. Use shared draws (per_example=False), or AutoLowRank(per='layer').",
+                    name,
+                    "it is drawn once for all of them, and shares its noise with weights",
                 )
             return
-        recipe = PerDataPoint(name, fn, self._reused or bool(msg["infer"].get("reused", False)))
+        recipe = PerDataPoint(name, fn, self._reused or bool(infer.get("reused", False)))
         value = recipe.weight if not fn.batch_shape else recipe.mark(recipe.weight.expand(fn._extended_shape()))
         msg["value"], msg["done"] = value, True
 
 
-def _check_followed(name: str, fn: Any) -> None:
-    """Raise if a distribution was reached by a stand-in that no layer turned into per-data-point values."""
-    for value in vars(fn).values() if isinstance(fn, Distribution) else ():
-        if isinstance(value, Tensor) and _touched(value):
-            site, operation = _origin(value, "a parameter of the distribution")
-            raise PyroDropoutError(
-                f"per_example() cannot follow site {site!r} to {name!r}: it went through {operation}, which is not"
-                " a layer it can rewrite. Use F.linear or @ with data points first, leave the site out with"
-                " per_example(sites=...), or use shared draws (per_example=False)."
-            )
-        _check_followed(name, value)
-
-
 class _RewriteLayers(TorchFunctionMode):
-    """Rewrites the layers that meet a stand-in, and leaves a trace on whatever else is made from one."""
+    """Rewrites the layers that meet a stand-in, and keeps a record of whatever else is made from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record = Record()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        met = [a for a in _tensors((*args, *kwargs.values())) if _touched(a)]
-        if not met:
+        drawn = known = False
+        for value in tensors((*args, *kwargs.values())):
+            drawn = drawn or drawn_per_data_point(value) is not None
+            known = known or self.record.of(value) is not None
+        if not drawn and not known:
             return func(*args, **kwargs)
-        traces = [a for a in met if drawn_per_data_point(a) is None]
         result: Any = NotImplemented
-        if len(traces) < len(met) and func in _REWRITES:
+        if drawn and func in _REWRITES:
             result = _REWRITES[func](func, *args, **kwargs)
         if result is NotImplemented:
-            traces, made = met, self._in_place(func, args)
-            result = func(*args, **kwargs)
-        else:
-            made = []
-        if traces:
-            origin = _origin(traces[0], _name(func))
-            for value in (*made, *_tensors((result,))):
-                if not _touched(value):
-                    setattr(value, _TRACE, origin)
+            return self.record.run(func, args, kwargs)
+        self.record.after_layer(result, args, kwargs, name_of(func))
         return result
-
-    def _in_place(self, func: Any, args: Any) -> list[Tensor]:
-        """Return the tensor that ``func`` changes in place, if it does; stand-ins are not for changing."""
-        name = str(getattr(func, "__name__", ""))
-        if name != "__setitem__" and (not name.endswith("_") or name.endswith("__")):
-            return []
-        recipe = drawn_per_data_point(args[0])
-        if recipe is not None:
-            raise PyroDropoutError(
-                f"the model changes the draw of site {recipe.site!r} in place ({_name(func)}), which per_example()"
-                " cannot follow. Make a new tensor, or use shared draws (per_example=False)."
-            )
-        return [args[0]]
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Yield the tensors among ``values``, and in lists and tuples among them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
-
-
-def _touched(value: Tensor) -> bool:
-    return drawn_per_data_point(value) is not None or hasattr(value, _TRACE)
-
-
-def _origin(value: Tensor, operation: str) -> tuple[str, str]:
-    """Return the site that a touched tensor comes from, and the first operation on its way."""
-    recipe = drawn_per_data_point(value)
-    found: tuple[str, str] = getattr(value, _TRACE) if recipe is None else (recipe.site, operation)
-    return found
-
-
-def _name(func: Any) -> str:
-    return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
 
 
 def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
@@ -222,7 +179,8 @@ def _matmul(func: Any, left: Tensor, right: Tensor) -> Any:
 
 def _add(func: Any, left: Any, right: Any, **kwargs: Any) -> Any:
     bias, other = (right, left) if drawn_per_data_point(right) is not None else (left, right)
-    if kwargs or not isinstance(other, Tensor) or _touched(other) or bias.dim() != 1 or other.dim() < 2:
+    drawn = drawn_per_data_point(other) is not None
+    if kwargs or not isinstance(other, Tensor) or drawn or bias.dim() != 1 or other.dim() < 2:
         return NotImplemented
     return _plus_bias(other, bias)
 
@@ -248,7 +206,9 @@ def _embedding(
     recipe = drawn_per_data_point(weight)
     assert recipe is not None
     if max_norm is not None:
-        raise PyroDropoutError(f"per_example() does not cover max_norm, which changes the embedding {recipe.site!r}.")
+        raise NotFollowedError(
+            f"per_example() does not cover max_norm, which changes the embedding {recipe.site!r}.", recipe.site
+        )
     if getattr(weight, _TRANSPOSED, False):
         return NotImplemented
     layer = Lookup(lambda x, w: func(x, w, padding_idx), 0, 1, positions=True)

@@ -1,6 +1,7 @@
 """Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is no longer a number."""
 
 import contextlib
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,17 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.inference.admission import check_how, check_length, check_owned, check_targets, check_watch
+from pyro_dropout.inference.admission import (
+    check_call,
+    check_duration,
+    check_held_back,
+    check_how,
+    check_length,
+    check_owned,
+    check_shared,
+    check_targets,
+    check_watch,
+)
 from pyro_dropout.inference.data_parallel import check_parallel, parallel_run
 from pyro_dropout.inference.distributed import ALONE, Group, join
 from pyro_dropout.inference.elbo import ELBO
@@ -28,8 +39,11 @@ from pyro_dropout.inference.functional import (
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import Watch, loop
 from pyro_dropout.inference.memory import explained
+from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network, takes
+from pyro_dropout.inference.observed import check_samples
 from pyro_dropout.inference.resumption import Checkpoint, Keeper
 from pyro_dropout.inference.runs import Batches, BesideRun, Run
+from pyro_dropout.inference.site_watch import SiteWatch
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.tensor_file import digest
 from pyro_dropout.inference.torchrun import local_device
@@ -40,9 +54,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 def fit(
     model: Any,
     guide: Any,
-    x: Tensor,
-    y: Tensor,
-    *,
+    *args: Any,
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -55,11 +67,12 @@ def fit(
     progress: bool = True,
     seed: int | None = None,
     device: torch.device | str | None = None,
-    validation: tuple[Tensor, Tensor] | None = None,
+    validation: Any = None,
     patience: int = 10,
     check_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
     distributed: bool = False,
+    **kwargs: Any,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and say how it went.
 
@@ -67,25 +80,29 @@ def fit(
     gather included; on a GPU many steps run in one CUDA graph, with the data resident there.
 
     Args:
-        model: a Pyro model ``model(x, y, num_data)``.
+        model: any Pyro model. One that has a parameter ``num_data``, as networks of this package have, is told N, the
+            length of the first tensor among its arguments, and can be trained on mini-batches: rows of every tensor
+            that has N of them. Any other meets all of its data at every step.
         guide: its guide.
-        x: inputs, (N, ...).
-        y: targets, (N, D) or (N,).
+        args: the model's own arguments, of a network (x, y): inputs, (N, ...), and targets, (N, D) or (N,). They may be
+            tensors, numbers, and dicts, lists and tuples of them.
         steps: how many steps to take; or give ``epochs``.
         epochs: how often to go through the data.
-        batch_size: points in a mini-batch; all of them by default, and where there are fewer.
+        batch_size: points in a mini-batch; all of them by default, and where there are fewer. It needs a model that
+            takes ``num_data``.
         lr: learning rate.
         optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
             Adam, AdamW and SGD join the compiled step, from zero state; any other runs beside it.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient; None for any.
-        loss: ``ELBO()`` by default.
+        loss: ``ELBO(per_example="auto")`` by default.
         compile: "auto", True or False, as in ``SVI``.
         progress: show a progress bar with the loss and the speed.
         seed: of weight draws and mini-batches.
         device: where to train; model, guide and data are moved there. By default, where the model is.
         validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
-            best parameters are put back.
+            best parameters are put back. Of a model that is not a network, a tuple of its arguments or a dict of its
+            keyword arguments, and what is watched is the mean log predictive density of its observed sites.
         patience: how many checks without improvement are borne.
         check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps come in twenties, and a
             check comes after the twenty in which it falls. The last step is always checked. Checks draw random numbers
@@ -96,6 +113,7 @@ def fit(
             or many. Each makes the same call with all of the data, and computes on its share of every batch;
             ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes the
             checkpoints, and steps run eagerly.
+        kwargs: the model's own keyword arguments.
 
     Returns:
         The history of the loss.
@@ -113,48 +131,82 @@ def fit(
     """
     check_programs(model, guide)
     check_compile(compile)
-    check_length(x, y, steps, epochs, batch_size)
+    check_keywords(fit, model, kwargs)
+    watched = (validation, patience, check_every)
+    call, held_back = _admitted(ModelCall(model, args, kwargs), (steps, epochs, batch_size), watched)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
-    check_watch(validation, patience, check_every)
-    check_targets(model, x, y)
-    if validation is not None:
-        check_targets(model, *validation, watched=True)
     check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, clip_norm)
     group = ALONE
     if distributed:
+        check_shared(call)
         device = local_device(device, move_to(None, [model, guide]))
         group = join(device)
     if seed is not None:
         pyro.set_rng_seed(seed)
-    place = move_to(device, [model, guide])
-    x, y = x.to(place), y.to(place)
-    count = len(x)
+    call = call.to(move_to(device, [model, guide]))
+    count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
-    task = _Task(model, guide, ELBO() if loss is None else loss, x, y)
+    task = _Task(guide, ELBO(per_example="auto") if loss is None else loss, call)
     facts: dict[str, Any] = {"batch": batch, "seed": seed}
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
     if distributed:
         check_parallel(group, batch, compile)
         facts["world"] = group.world
-        watched = None if validation is None else [*map(digest, validation), patience, check_every]
-        group.check_same(task.facts() | facts | {"steps": total, "validation": watched, "checkpoint": str(checkpoint)})
+        seen = None if validation is None else [*map(digest, validation), patience, check_every]
+        group.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(checkpoint)})
 
     def train() -> History:
+        with warnings.catch_warnings():
+            if loss is None and not is_network(model):  # nobody has asked for a draw for each data point
+                warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
+            return trained()
+
+    def trained() -> History:
         run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
         watch = None
         if validation is not None:
             every = check_every or max(1, total // 50)
-            watch = Watch(model, guide, run, validation, patience, every, seed, group)
+            if held_back is None:
+                watch = Watch(model, guide, run, validation, patience, every, seed, group)
+            else:
+                watch = SiteWatch(held_back, guide, run, patience, every, seed)
         keeper = None
         if checkpoint is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
             keeper = Keeper(checkpoint, run, model, guide, same, watch, group)
         return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper, group=group)
 
-    return explained(train, task.try_step, batch)
+    return explained(train, task.try_step, batch) if takes(model, "num_data") else train()
+
+
+def _admitted(
+    call: ModelCall, duration: tuple[Any, Any, Any], watched: tuple[Any, Any, Any]
+) -> tuple[ModelCall, ModelCall | None]:
+    """Return the call that a training makes, and of a model that is not a network the one with held-back data.
+
+    Args:
+        call: as it was given.
+        duration: steps, epochs and batch_size.
+        watched: validation, patience and check_every.
+    """
+    validation = watched[0]
+    if is_network(call.model):
+        call = call.as_pair()
+        x, y = call.args
+        check_length(x, y, *duration)
+        check_watch(*watched)
+        check_targets(call.model, x, y)
+        if validation is not None:
+            check_targets(call.model, validation[0], validation[1], watched=True)
+        return call.with_num_data(), None
+    check_duration(*duration)
+    call = call.with_num_data()
+    check_call(call, duration[-1])
+    check_samples(call)
+    return call, None if validation is None else check_held_back(call.model, *watched)
 
 
 def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.device | str:
@@ -185,27 +237,31 @@ def _update(
 class _Task:
     """What is fitted to what."""
 
-    model: Any
     guide: Any
     loss: Any
-    x: Tensor
-    y: Tensor
+    call: ModelCall
+
+    @property
+    def parts(self) -> tuple[Any, Any, Any]:
+        """Model, guide and loss."""
+        return self.call.model, self.guide, self.loss
 
     def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> Run:
         """Return a training of the guide's and the model's parameters, ready to start."""
-        parts = (self.model, self.guide, self.loss)
-        first = (self.x[:batch], self.y[:batch], len(self.x))
-        parameters = Parameters(*parts, first, {})
+        whole = batch == (self.call.count or 1)
+        first = self.call if whole else self.call.at(slice(0, batch))
+        parameters = Parameters(*self.parts, first.args, first.kwargs)
         batches = None
-        if batch < len(self.x):
-            batches = Batches(batch, torch.arange(len(self.x), device=self.x.device))
-        buffers = (Buffers(self.model, self.guide).values,)
-        with quietly(self.model, self.guide):  # compiling runs the model, whose buffers must not notice
+        if not whole:
+            device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
+            batches = Batches(batch, torch.arange(self.call.count or 1, device=device))
+        buffers = (Buffers(self.call.model, self.guide).values,)
+        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not notice
             if isinstance(update, torch.optim.Optimizer):
-                gradients_of = make_gradients(*parts, parameters, self._arguments)
+                gradients_of = make_gradients(*self.parts, parameters, self._arguments)
                 trained = list(parameters.by_name.values())
                 return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=compile)
-            step = make_step(*parts, parameters, update, self._arguments)
+            step = make_step(*self.parts, parameters, update, self._arguments)
             options: Any = {"inputs": buffers, "batches": batches, "compile": compile}
             return Run(step, parameters.values, update, write=parameters.write, **options)
 
@@ -213,29 +269,29 @@ class _Task:
         """Return a training by several ranks, of which each draws its own masks, but all the same batches."""
         base = group.one_seed(seed)
         torch.manual_seed(base)
-        run = parallel_run(group, (self.model, self.guide, self.loss), self.x, self.y, update, batch)
+        run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
         torch.manual_seed(group.seed(base))
         return run
 
     def _arguments(self, *index: Tensor) -> tuple[Any, Any]:
-        if not index:
-            return (self.x, self.y, len(self.x)), {}
-        return (self.x[index[0]], self.y[index[0]], len(self.x)), {}
+        call = self.call.at(index[0]) if index else self.call
+        return call.args, call.kwargs
 
     def try_step(self, points: int) -> None:
         """Take the gradient of the first ``points`` points, and throw it away: to see whether it fits into memory."""
-        index = torch.arange(points, device=self.x.device) % len(self.x)
-        batch = (self.x[index], self.y[index], len(self.x))
-        parts = (self.model, self.guide, self.loss)
-        parameters = Parameters(*parts, batch, {})
+        count, device = self.call.count or 1, next(self.call.leaves()).device
+        batch = self.call.at(torch.arange(points, device=device) % count)
+        parameters = Parameters(*self.parts, batch.args, batch.kwargs)
         moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
-        with quietly(self.model, self.guide):
-            loss_and_gradients(*parts, parameters, parameters.values, batch, {})
+        with quietly(self.call.model, self.guide):
+            loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
         del moments
 
     def facts(self) -> dict[str, Any]:
         """Return what must be the same in a training that is taken up again."""
-        return {"x": digest(self.x), "y": digest(self.y), "loss": told_loss(self.loss)}
+        leaves = list(self.call.leaves())
+        names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]
+        return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {"loss": told_loss(self.loss)}
 
     def blame(self) -> str:
         """Name a site whose term is not a number at the published parameters; "" where all are."""
@@ -245,9 +301,9 @@ class _Task:
         with (
             torch.no_grad(),
             unvalidated(),
-            quietly(self.model, self.guide),
+            quietly(self.call.model, self.guide),
             contextlib.suppress(RuntimeError, ValueError),
         ):
-            terms = self.loss.by_site(self.model, self.guide, self.x, self.y, len(self.x))
+            terms = self.loss.by_site(self.call.model, self.guide, *self.call.args, **self.call.kwargs)
             return next((name for name, term in terms.items() if not bool(torch.isfinite(term).all())), "")
         return ""

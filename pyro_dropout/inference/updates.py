@@ -34,7 +34,9 @@ class Update:
         apply: (parameter, gradient, state, *numbers) -> (parameter, state).
         numbers: (lr, t) -> what ``apply`` needs to know of a step, with t its number, from 1; by default lr and t.
         clip_norm: the largest norm of the whole gradient; None for any.
-        clip_value: the largest size of one element of the gradient; None for any.
+        clip_value: the largest size of one element of the gradient, after ``clip_norm``; None for any.
+        clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as Pyro's optimisers have it.
+        options: the settings that ``apply`` was made with, but the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
 
     Example:
@@ -52,6 +54,8 @@ class Update:
     clip_norm: float | None = None
     clip_value: float | None = None
     schedule: Schedule | None = None
+    clip_each: bool = False
+    options: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -74,12 +78,13 @@ class Update:
         """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
         if self.schedule is not None:
             lr = lr * self.schedule(t - 1)
+        if self.clip_norm is not None:
+            squares = [g.square().sum() for g in gradients]
+            norms = squares if self.clip_each else [torch.stack(squares).sum()] * len(squares)
+            shrink = [(self.clip_norm / (norm.sqrt() + 1e-6)).clamp(max=1.0) for norm in norms]
+            gradients = [g * each for g, each in zip(gradients, shrink, strict=True)]
         if self.clip_value is not None:
             gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
-        if self.clip_norm is not None:
-            norm = torch.stack([g.square().sum() for g in gradients]).sum().sqrt()
-            shrink = (self.clip_norm / (norm + 1e-6)).clamp(max=1.0)
-            gradients = [g * shrink for g in gradients]
         numbers = _stored(self.numbers(lr, t))
         done = [self.apply(p, g, s, *numbers) for p, g, s in zip(parameters, gradients, state, strict=True)]
         return [p for p, _ in done], [s for _, s in done]
@@ -170,6 +175,7 @@ _KNOWN: dict[type, Callable[[dict[str, Any]], Update]] = {
     torch.optim.SGD: lambda o: sgd(**{"lr": 1e-3, **_only(o, "lr", "momentum", "weight_decay", "nesterov")}),
 }
 _REFUSED = ("amsgrad", "maximize", "dampening")
+_TOLD = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
 
 
 def _only(options: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -200,7 +206,8 @@ def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | N
     if kind not in _KNOWN or any(options.get(name) for name in _REFUSED):
         return None
     found = _KNOWN[kind](options)
-    return Update(found.name, found.lr, found.slots, found.apply, found.numbers, **shared)
+    told = tuple((name, plain(options[name])) for name in _TOLD if name in options)
+    return Update(found.name, found.lr, found.slots, found.apply, found.numbers, options=told, **shared)
 
 
 def from_optimiser(optimiser: torch.optim.Optimizer, **shared: Any) -> Update | None:
@@ -217,7 +224,7 @@ def from_pyro(optim: Any) -> Update | None:
     clip = getattr(optim, "pt_clip_args", None) or {}
     if kind is None or callable(options) or callable(clip) or not isinstance(options, dict):
         return None
-    shared = {"clip_norm": clip.get("clip_norm"), "clip_value": clip.get("clip_value")}
+    shared = {"clip_norm": clip.get("clip_norm"), "clip_value": clip.get("clip_value"), "clip_each": True}
     return from_torch(kind, options, **shared)
 
 

@@ -17,6 +17,7 @@ from torch.distributions import Distribution, Independent, Normal, kl_divergence
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError, check_count
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.stacked import Stacked
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 _METHODS = ("large_k", "exact", "monte_carlo")
@@ -267,6 +268,8 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
     if method not in _METHODS:
         raise RangeError(f"method must be one of {', '.join(_METHODS)}; got {method!r}.")
     check_count("num_samples", num_samples)
+    if isinstance(q, Stacked):
+        return _of_parts(q, p, method, num_samples)
     if not isinstance(q, RowMixture):
         try:
             return kl_divergence(q, p)
@@ -290,7 +293,20 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
     return value.expand(torch.broadcast_shapes(q.batch_shape, full[: max(0, len(full) - len(q.event_shape))]))
 
 
-def _by_formula(q: RowMixture, p: Distribution) -> Tensor:
+def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> Tensor:
+    """Return the divergence of each of several distributions from its own part of the prior."""
+    base = _base(p)
+    if not isinstance(base, Normal):
+        raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
+    event = len(q.event_shape)
+    own = q.parts_shape + q.event_shape
+    loc, scale = (t.expand(own).reshape(-1, *q.event_shape) for t in (base.loc, base.scale))
+    priors = [Independent(Normal(*each, validate_args=False), event) for each in zip(loc, scale, strict=True)]
+    found = [kl(part, prior, method, num_samples=num_samples) for part, prior in zip(q.parts, priors, strict=True)]
+    return torch.stack(found).reshape(q.parts_shape).expand(q.batch_shape)
+
+
+def _by_formula(q: RowMixture | Stacked, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
     if not isinstance(_base(p), Normal):
         raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(_base(p)).__name__}).")
@@ -301,3 +317,4 @@ def _by_formula(q: RowMixture, p: Distribution) -> Tensor:
 # Independent, so that pair is named too.
 for _family in (Normal, Independent):
     register_kl(RowMixture, _family)(_by_formula)
+    register_kl(Stacked, _family)(_by_formula)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class PyroDropoutError(ValueError):
-    """Any mistake in what was handed to pyro_dropout; the base of the three below.
+    """Any mistake in what was handed to pyro_dropout; the base of those below.
 
     Example:
         >>> import pyro_dropout as pd
@@ -61,6 +61,47 @@ class SingularError(PyroDropoutError):
         ...     print("no density at scale=0" if "scale=0" in str(mistake) else mistake)
         no density at scale=0
     """
+
+
+class NotFollowedError(PyroDropoutError):
+    """A model in which weights cannot be drawn for each data point, so that all points must share each draw.
+
+    Args:
+        message: what was wrong, and what to do.
+        site: the site whose draws cannot be followed, where it is known.
+        reason: the message without its advice, for a warning that goes on with shared draws.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> from pyro_dropout.mathematics.errors import NotFollowedError
+        >>> def model(y):
+        ...     theta = pyro.sample("theta", pyro.distributions.Normal(torch.zeros(8), 1.0).to_event(1))
+        ...     pyro.sample("y", pyro.distributions.Normal(theta, 1.0).to_event(1), obs=y)
+        >>> try:
+        ...     pd.ELBO().loss(model, pd.AutoMeanField(model), torch.zeros(8))
+        ... except NotFollowedError as mistake:
+        ...     print(mistake.site)
+        theta
+    """
+
+    def __init__(self, message: str = "", site: str | None = None, reason: str | None = None) -> None:
+        super().__init__(message)
+        self._site, self._reason = site, reason
+
+    def _told(self) -> "NotFollowedError":
+        """Return the error as it was first raised: Pyro raises it again with the shapes of the trace."""
+        return self.__cause__._told() if isinstance(self.__cause__, NotFollowedError) else self
+
+    @property
+    def site(self) -> str | None:
+        """The site whose draws cannot be followed, where it is known."""
+        return self._told()._site
+
+    @property
+    def reason(self) -> str:
+        """The message without its advice, or all of it."""
+        first = self._told()
+        return str(first).rstrip(".") if first._reason is None else first._reason
 
 
 def describe(value: Any) -> str:

@@ -24,21 +24,30 @@ def drawn_per_data_point(value: object) -> "PerDataPoint | None":
 class NoDensity(Tensor):
     """A log density that must not be read: it passes through a trace, and raises when a loss uses its value."""
 
+    site: str
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name in _QUESTIONS or name == "__get__":
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
+        site = next((found for each in args if (found := getattr(each, "site", ""))), "")
         if name in _IN_PASSING:
-            return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            passed = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            if isinstance(passed, NoDensity):
+                passed.site = site
+            return passed
+        of = f" of site {site!r}" if site else ""
         raise SingularError(
-            "log q(w) does not exist for these draws: at scale=0 they lie on a set of volume zero, and a draw for each"
-            " data point has no joint density. Use pyro_dropout.ELBO, which needs none; pyro.infer.TraceMeanField_ELBO,"
-            " which needs none for sites that are real-valued and in no plate; or scale > 0 with shared draws."
+            f"log q(w) does not exist for these draws{of}: at scale=0 they lie on a set of volume zero, and a draw for"
+            " each data point has no joint density. Use pyro_dropout.ELBO, which needs none;"
+            " pyro.infer.TraceMeanField_ELBO, which needs none for real-valued sites; or scale > 0 with shared draws."
         )
 
 
-def no_density(like: Tensor, shape: torch.Size) -> Tensor:
-    """Return a stand-in for a log density of shape ``shape``."""
-    return torch.zeros((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(NoDensity)
+def no_density(like: Tensor, shape: torch.Size, site: str = "") -> Tensor:
+    """Return a stand-in for a log density of shape ``shape``, of the draw of ``site``."""
+    found = torch.zeros((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(NoDensity)
+    found.site = site
+    return found

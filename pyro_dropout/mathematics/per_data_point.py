@@ -15,13 +15,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.no_density import MARK, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
 __all__ = ["Layer", "Lookup", "PerDataPoint", "drawn_per_data_point"]
 
 Product = Callable[[Tensor, Tensor], Tensor]
+
+
+class MisplacedPointsError(NotFollowedError, ShapeError):
+    """An input whose first dimension does not count the data points that a site is drawn for."""
 
 
 class PerDataPoint:
@@ -50,7 +54,7 @@ class PerDataPoint:
 
     @property
     def weight(self) -> Tensor:
-        """A new stand-in; it knows the draws, and the draws know none, so that both are freed with the last one."""
+        """A new stand-in; it refers to the draws and they do not refer to it, so both are freed with the last one."""
         return self.mark(self._like.view(self.q.event_shape))
 
     def mark(self, value: Tensor) -> Tensor:
@@ -64,9 +68,12 @@ class PerDataPoint:
         if self.count is None:
             self.count = count
         if self.count != count:
-            raise ShapeError(
-                f"site {self.site!r} is drawn for {self.count} data points, and meets an input whose first dimension is"
-                f" {count}. Inputs must have data points first (batch_first=True in recurrent and attention layers)."
+            reason = f"is drawn for {self.count} data points, and meets an input whose first dimension is {count}"
+            raise MisplacedPointsError(
+                f"site {self.site!r} {reason}. Inputs must have data points first (batch_first=True in recurrent and"
+                " attention layers), or use shared draws (per_example=False).",
+                self.site,
+                f"it {reason}",
             )
 
     def _start(self, count: int) -> None:
@@ -99,14 +106,19 @@ class PerDataPoint:
         assert self.masks is not None
         q = self.q
         if q.row_dim is None and q.components > 1:
-            raise PyroDropoutError(
-                f"site {self.site!r} has a label for each weight, so a draw for each data point would be a weight"
-                " tensor for each data point. Use shared draws, or rows (row_dim=1)."
+            reason = "has a label for each weight, so a draw for each data point would be a weight tensor for each"
+            raise NotFollowedError(
+                f"site {self.site!r} {reason}. Use shared draws (per_example=False), or rows (row_dim=1).",
+                self.site,
+                f"it {reason}",
             )
         if isinstance(q.row_dim, int) and q.row_dim not in (layer.in_dim, layer.out_dim):
-            raise PyroDropoutError(
-                f"site {self.site!r} counts rows by dimension {q.row_dim}, which is neither its layer's input"
-                f" ({layer.in_dim}) nor its output ({layer.out_dim}). Use one of them as row_dim, or shared draws."
+            reason = f"counts rows by dimension {q.row_dim}, which is neither its layer's input"
+            reason += f" ({layer.in_dim}) nor its output ({layer.out_dim})"
+            raise NotFollowedError(
+                f"site {self.site!r} {reason}. Use one of them as row_dim, or shared draws (per_example=False).",
+                self.site,
+                f"it {reason}",
             )
         parts = [
             self._part(x, layer, mean, None if q.components == 1 else self.masks[label])
@@ -148,9 +160,12 @@ class PerDataPoint:
         if not layer.positions and not self.reused:
             self._uses += 1
             if self._uses > 1:
-                raise PyroDropoutError(
-                    f"site {self.site!r} is used twice in one forward pass, and its noise was drawn for one use. Write"
-                    " per_example(reused=True)."
+                reason = "is used twice in one forward pass, and its noise was drawn for one use"
+                raise NotFollowedError(
+                    f"site {self.site!r} {reason}. Write per_example(reused=True), or use shared draws"
+                    " (per_example=False).",
+                    self.site,
+                    f"it {reason}",
                 )
             squares = x.square()
             variance = _total(

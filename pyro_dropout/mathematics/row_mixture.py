@@ -69,6 +69,7 @@ class RowMixture(TorchDistribution):
     has_rsample = True
     # In a guide, a density that does not exist is an error when it is used, not when a trace asks for it in passing.
     lenient = False
+    site = ""  # for that error: the site that is drawn
     learns_probs = False  # whether ``probs`` are trained, by the score of the labels
     joint = False  # whether a draw shares noise with the draws of other sites
 
@@ -331,7 +332,7 @@ class RowMixture(TorchDistribution):
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
         if self.lenient and (self.singular or drawn_per_data_point(value) is not None):
             lead = value.shape[: value.dim() - len(self.event_shape)]
-            return no_density(self.locs, torch.broadcast_shapes(lead, self.batch_shape))
+            return no_density(self.locs, torch.broadcast_shapes(lead, self.batch_shape), self.site)
         if self.singular:
             raise SingularError(
                 f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"

@@ -19,6 +19,23 @@ def test_everything_a_person_does_with_draws(tmp_path: Path) -> None:
     assert (seen["khat"] < 0.7).all()
 
 
+def test_results_of_leaving_one_out_are_compared_by_arviz() -> None:
+    table = arviz_tour.compared(arviz_export)
+    assert set(table.index) == {"good", "theirs", "worse"}
+
+
+def test_chains_whose_draws_are_worth_little_have_longer_tails() -> None:
+    """az.loo's own number, from its own data; a chain by itself counts as independent draws."""
+    az = arviz_export.arviz()
+    rng = np.random.default_rng(0)
+    draws = {"w": rng.normal(size=(3, 40, 2)).repeat(5, 1), "b": rng.normal(size=(3, 200))}
+    worth = arviz_export.efficiency_of(draws)
+    theirs = az.ess(dict(draws), method="mean")
+    assert worth == pytest.approx(np.hstack([theirs[name].values.ravel() for name in draws]).mean() / 600)
+    assert arviz_export.efficiency_of({"w": draws["w"][:1]}) == 1.0
+    assert arviz_export.efficiency_of({"w": np.ones((2, 50))}) == 1.0  # of a constant nothing is known
+
+
 def test_the_module_stands_alone() -> None:
     alone = arviz_tour.loaded()
     assert alone.FEWEST == arviz_export.FEWEST

@@ -111,5 +111,5 @@ def test_bad_input() -> None:
         pd.elbo_report(model, guide, x, y, samples=1)
     with pytest.raises(pd.PyroDropoutError, match=r"write elbo_report\(\*fleet\[i\], x, y\)"):
         pd.elbo_report(None, pd.Fleet(lambda seed: (model, guide), {"seed": [0]}), x, y)
-    with pytest.raises(pd.PyroDropoutError, match="guide must be a guide, for its KL: ExactLine is none"):
+    with pytest.raises(pd.PyroDropoutError, match="because its KL is needed; ExactLine is not one"):
         pd.elbo_report(model, Line().exact(), x, y)

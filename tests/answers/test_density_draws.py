@@ -15,14 +15,17 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.answers.density_draws import draws_with_density
+from pyro_dropout.inference.model_call import ModelCall
 from tests.oracles.predictions import hidden_net
+
+DATA = (torch.zeros(4, 2), torch.zeros(4, 1))
 
 
 def drawn(guide: Any, samples: int = 50, model: Any = None) -> tuple[dict[str, Any], Any]:
     dtype = next(guide.parameters()).dtype if isinstance(guide, nn.Module) else torch.float32
     with torch.no_grad():
         x, y = torch.zeros(4, 2, dtype=dtype), torch.zeros(4, 1, dtype=dtype)
-        weights, density, why = draws_with_density(model, guide, x, y, samples)
+        weights, density, why = draws_with_density(ModelCall(model, (x, y)), guide, samples)
     assert why == ""
     assert density is not None
     return {name: value.double().numpy() for name, value in weights.items()}, density.numpy()
@@ -128,7 +131,7 @@ def test_draws_traced_at_once_are_those_of_the_guide() -> None:
 )
 def test_why_there_is_no_density(make: Any, site: str, reason: str) -> None:
     model = pd.BayesianNet(hidden_net())
-    weights, density, why = draws_with_density(model, make(model), torch.zeros(4, 2), torch.zeros(4, 1), 7)
+    weights, density, why = draws_with_density(ModelCall(model, DATA), make(model), 7)
     assert density is None
     assert site in why
     assert re.search(reason, why)
@@ -139,7 +142,7 @@ def test_why_there_is_no_density(make: Any, site: str, reason: str) -> None:
 def test_a_scale_of_zero_somewhere_is_found_by_its_density() -> None:
     model = pd.BayesianNet(nn.Linear(2, 1, bias=False))
     guide = pd.AutoDropout(model, keep=0.5, scale=torch.tensor([[0.0, 0.1]]))
-    _, density, why = draws_with_density(model, guide, torch.zeros(4, 2), torch.zeros(4, 1), 7)
+    _, density, why = draws_with_density(ModelCall(model, DATA), guide, 7)
     assert density is None
     assert "not finite" in why or "scale) is 0" in why
 
@@ -149,12 +152,12 @@ def test_a_posterior_of_another_kind() -> None:
         def sample_weights(self, n: int) -> dict[str, Tensor]:
             return {"weight": torch.zeros(n, 1, 2)}
 
-    weights, density, why = draws_with_density(None, Known(), torch.zeros(4, 2), torch.zeros(4, 1), 7)
+    weights, density, why = draws_with_density(ModelCall(None, DATA), Known(), 7)
     assert weights["weight"].shape == (7, 1, 2)
     assert (density, why) == (None, "Known has no log_prob(weights).")
     Known.log_prob = lambda self, weights: weights["weight"].sum((-2, -1)) - 3  # type: ignore[attr-defined]
-    _, density, why = draws_with_density(None, Known(), torch.zeros(4, 2), torch.zeros(4, 1), 7)
+    _, density, why = draws_with_density(ModelCall(None, DATA), Known(), 7)
     assert density is not None
     assert (density.tolist(), why) == ([-3.0] * 7, "")
     with pytest.raises(pd.PyroDropoutError, match="posterior must be a guide, a Fleet, or have"):
-        draws_with_density(None, 3, torch.zeros(4, 2), torch.zeros(4, 1), 7)
+        draws_with_density(ModelCall(None, DATA), 3, 7)

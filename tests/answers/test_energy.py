@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.answers.energy import Energy
+from pyro_dropout.inference.model_call import ModelCall
 
 F64 = torch.float64
 
@@ -58,7 +59,7 @@ def joint(model: Any, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> float
 @pytest.mark.parametrize(("model", "x", "y"), cases())
 @pytest.mark.parametrize("chains", [1, 3])
 def test_it_is_minus_the_log_density_and_its_gradient(model: Any, x: Tensor, y: Tensor, chains: int) -> None:
-    energy = Energy(model, x, y, compile=False)
+    energy = Energy(ModelCall(model, (x, y)), compile=False)
     z = np.stack([energy.start() for _ in range(chains)])
     values, slopes = energy(z)
     assert values.shape == (chains,)
@@ -87,7 +88,7 @@ def test_the_model_itself_is_left_alone() -> None:
     model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     x = torch.randn(5, 1)
-    energy = Energy(model, x, x, compile=False)
+    energy = Energy(ModelCall(model, (x, x)), compile=False)
     energy(energy.start()[None])
     assert model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
@@ -98,7 +99,7 @@ def test_the_model_itself_is_left_alone() -> None:
 def test_a_compiled_energy_is_the_same() -> None:
     x = torch.randn(6, 2)
     model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
-    eager, compiled = (Energy(model, x, x[:, :1], compile=c) for c in (False, True))
+    eager, compiled = (Energy(ModelCall(model, (x, x[:, :1])), compile=c) for c in (False, True))
     z = np.stack([eager.start() for _ in range(2)])
     for left, right in zip(eager(z), compiled(z), strict=True):
         np.testing.assert_allclose(left, right, rtol=1e-10)
@@ -114,6 +115,6 @@ def test_what_has_no_gradient_is_told() -> None:
 
     x = torch.zeros(2, 1)
     with pytest.raises(pd.PyroDropoutError, match=r"'z'.*discrete"):
-        Energy(coin, x, x)
+        Energy(ModelCall(coin, (x, x)))
     with pytest.raises(pd.PyroDropoutError, match="no random weights"):
-        Energy(nothing, x, x)
+        Energy(ModelCall(nothing, (x, x)))

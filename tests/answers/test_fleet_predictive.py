@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -94,6 +96,32 @@ def test_classes() -> None:
     torch.testing.assert_close(answer.scores()["accuracy"], expected)
     picked = answer.probs.gather(-1, labels.expand(2, 12).unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(answer.log_prob(), picked.log(), rtol=1e-4, atol=1e-4)
+
+
+def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None:
+    """Each replica has another τ: its interval is that of its own mixture of normals, by scipy."""
+    x, _ = data()
+    answer = pd.predict_fleet(fleet(), x, samples=30, seed=0, keep_samples=True)
+    low, high = answer.interval(0.8)
+    f = answer.samples.double()
+    assert low.shape == high.shape == (3, 12, 1)
+    for e, scale in enumerate((1.0, 0.5, 0.25)):
+        for end, level in ((low, 0.1), (high, 0.9)):
+            below = torch.from_numpy(stats.norm.cdf(end[e].double(), f[:, e], scale)).mean(0)
+            torch.testing.assert_close(below, torch.full_like(below, level), atol=1e-5, rtol=0)
+    torch.testing.assert_close(answer.covariance[..., 0, 0], answer.variance[..., 0])
+    assert answer.covariance.shape == (3, 12, 1, 1)
+
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Linear(2, 2), likelihood=pd.Gaussian(4.0 + seed))
+        return model, pd.AutoDropout(model, keep=0.7)
+
+    both = pd.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, samples=40, seed=0, keep_samples=True)
+    for e in range(2):
+        for n in range(12):
+            exact = np.cov(both.samples[:, e, n].double().numpy().T, bias=True) + np.eye(2) / (4 + e)
+            np.testing.assert_allclose(both.covariance[e, n].double().numpy(), exact, atol=1e-5)
 
 
 def test_compiled_predictions_are_the_same_kind_of_draws() -> None:

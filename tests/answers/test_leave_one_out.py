@@ -64,6 +64,7 @@ def test_without_the_correction_it_is_arvizs() -> None:
     assert mine.p_loo == pytest.approx(float(theirs.p_loo if hasattr(theirs, "p_loo") else theirs.p), abs=1e-6)
 
 
+@TOLD
 def test_draws_of_the_posterior_need_no_correction() -> None:
     line = Line()
     drawn = line.exact().sample_weights(SAMPLES)

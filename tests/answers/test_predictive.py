@@ -135,16 +135,22 @@ def test_noise_whose_signs_are_flipped_is_drawn_in_many_passes() -> None:
     assert len(f.abs().unique()) >= 190  # some of float32's numbers meet
 
 
-def test_plain_models_and_deep_gps_are_predicted_too() -> None:
-    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+class Plain(nn.Module):
+    """A model of one's own, which returns its outputs and uses a likelihood of the package."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.likelihood = pd.Gaussian(tau=4.0)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         weight = pyro.sample("W", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
         f = x @ weight.T
-        with pyro.plate("data", len(x)):
-            pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
+        self.likelihood(f, y)
         return f
 
-    model.likelihood = pd.Gaussian(tau=4.0)  # type: ignore[attr-defined]
-    deep = pd.DeepGP(2, [6], 1, nonlinearity="tanh")
+
+def test_models_of_ones_own_and_deep_gps_are_predicted_too() -> None:
+    model, deep = Plain(), pd.DeepGP(2, [6], 1, nonlinearity="tanh")
     x, y = torch.randn(3, 2), torch.zeros(3, 1)
     for each in (model, deep):
         guide = pd.AutoDropout(each, keep=0.5)

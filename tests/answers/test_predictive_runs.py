@@ -184,7 +184,7 @@ X = torch.zeros(5, 2)
         ({"method": "mean"}, pd.RangeError, "method must be 'mc' or 'standard'"),
         ({"keep_samples": "no"}, pd.RangeError, "keep_samples must be"),
         ({"seed": 0.5}, pd.RangeError, "seed must be"),
-        ({"model": lambda x: x}, pd.PyroDropoutError, "no likelihood"),
+        ({"model": lambda x: x}, pd.PyroDropoutError, "no sample site"),
     ],
 )
 @pytest.mark.usefixtures("unchecked_shapes")
@@ -213,14 +213,13 @@ def test_targets_that_do_not_fit_are_named() -> None:
         answer.log_prob(torch.tensor([0, 1, 2, 3, 0]))
 
 
-def test_a_model_must_return_its_outputs() -> None:
+def test_a_model_that_has_nothing_left_to_predict() -> None:
     def silent(x: Tensor) -> None:
         pyro.sample("W", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
 
-    silent.likelihood = pd.Gaussian()  # type: ignore[attr-defined]
     guide = pd.AutoDropout(silent)
     guide(X)
-    with pytest.raises(pd.ShapeError, match="returned NoneType"):
+    with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model, W, so there is nothing"):
         pd.predict(silent, guide, X)
 
 

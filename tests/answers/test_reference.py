@@ -53,7 +53,7 @@ def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
 
     x = torch.zeros(5, 1, dtype=torch.float64)
     y = torch.tensor([[0.5], [-1.0], [2.0], [-0.3], [1.2]], dtype=torch.float64)
-    draws = pd.nuts(model, x, y, chains=2, samples=400, warmup=150, compile=False, **QUIET).weights["scale"]
+    draws = pd.nuts(model, x, y, chains=4, samples=500, warmup=200, compile=False, **QUIET).weights["scale"]
     grid = np.exp(np.linspace(-4, 4, 4001))
     density = stats.lognorm.pdf(grid, 1.0) * np.prod([stats.norm.pdf(t, 0, grid) for t in y[:, 0].numpy()], 0)
     density /= np.trapezoid(density, grid)

@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import nn
@@ -105,6 +107,13 @@ def classes() -> tuple[Any, Any]:
     return made, pd.AutoDropout(made)
 
 
+def line(x: Any, y: Any = None) -> None:
+    """A Pyro model that is not a network."""
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(slope * x, 1.0).to_event(1), obs=y)
+
+
 def build(seed: int = 0, keep: float = 0.9) -> tuple[Any, Any]:
     """One replica of a fleet."""
     return pair(keep)
@@ -149,15 +158,21 @@ def fleet_fit(x: Any = X, y: Any = Y, **options: Any) -> None:
         own.fit(x, y, **{**QUIET, **options})
 
 
-def predict(x: Any = X, **options: Any) -> pd.Prediction:
+def predict(*x: Any, **options: Any) -> Any:
     own = pair()
     with nothing_lost(*own):
-        return pd.predict(*own, x, **{"samples": 3, **options})
+        return pd.predict(*own, *(x or (X,)), **{"samples": 3, **options})
 
 
-def answer() -> pd.Prediction:
+def answer() -> Any:
     return pd.predict(*pair(), X, samples=4, seed=0)
 
 
-def class_answer() -> pd.Prediction:
+def site_answer(**options: Any) -> Any:
+    """What a Pyro model that is not a network says of its site."""
+    draws = pd.SampledPosterior({"slope": torch.linspace(-1, 1, 4).unsqueeze(0)})
+    return pd.predict(line, draws, X, samples=4, seed=0, **options)
+
+
+def class_answer() -> Any:
     return pd.predict(*classes(), X, samples=4, seed=0)

@@ -7,7 +7,23 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from tests.bad_input.row import LABELS, NAN, OTHER, RANGE, SHAPE, Row, X, Y, classes, model, names, net, pair, refused
+from tests.bad_input.row import (
+    LABELS,
+    NAN,
+    OTHER,
+    RANGE,
+    SHAPE,
+    Row,
+    X,
+    Y,
+    classes,
+    line,
+    model,
+    names,
+    net,
+    pair,
+    refused,
+)  # fmt: skip
 
 QUICK: Any = {"steps": 1, "seeds": 1, "samples": 3, "compile": False, "progress": False}
 
@@ -57,7 +73,15 @@ ROWS = [
         RANGE, "reference", "got 'hmc'", "be 'nuts' or a posterior that predict takes"),
     Row("compare", lambda: compare(model="m"),
         OTHER, "model", "got 'm'", "be a model to copy, or a function of the seed"),
-    Row("compare", lambda: compare(model=net()), OTHER, "model", "Sequential has no likelihood", "or use BayesianNet"),
+    Row("compare", lambda: compare(model=net()),
+        OTHER, "model", "got Sequential, which takes (input)", "Write BayesianNet(net, likelihood=...)"),
+    Row("compare", lambda: compare(model=lambda a, b, c: None),
+        OTHER, "model", "<lambda> takes (a, b, c), and called with a seed it raises", "takes the arguments in train"),
+    Row("compare", lambda: compare(model=lambda seed: 3),
+        OTHER, "model", "called with a seed it returns int", "or a function of the seed that makes one"),
+    Row("compare", lambda: compare(model=line, train=X), SHAPE, "train", "got Tensor", "be a tuple of the model's"),
+    Row("compare", lambda: compare(model=line, test=(X,)),
+        OTHER, "test", "observes nothing with these arguments", "Give it its data"),
     Row("compare", lambda: compare(labels="a"), OTHER, "labels", "got 'a'", "be a dict such as {'title': ...}"),
     Row("compare", lambda: pd.compare(classes()[0], {"d": pd.AutoDropout}, (X, LABELS + 1), (X, LABELS), steps=1,
         seeds=1, progress=False),

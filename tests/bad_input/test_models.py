@@ -108,7 +108,7 @@ ROWS = [
     Row("Standardised", lambda: wide()(torch.ones(12, 3), torch.ones(12, 2) > 0),
         RANGE, "y", "got torch.bool", "Write y.float()"),
     Row("Standardised", lambda: pd.Standardised(nn.Linear(1, 1), X, Y),
-        OTHER, "model", "Linear has no likelihood", "or use BayesianNet"),
+        OTHER, "model", "Linear has no likelihood", "Write BayesianNet(net, likelihood=...)"),
     Row("Standardised", lambda: pd.Standardised(pd.Standardised(model(), X, Y), X, Y),
         OTHER, "model", "is Standardised already", "give the model inside it"),
     Row("Standardised", lambda: pd.Standardised(model(), X[:1], Y[:1]),

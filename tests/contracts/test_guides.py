@@ -55,14 +55,6 @@ REFUSED = (
     Refusal({"trace"}, {"per-example"}, lambda guide, kind: True, SingularError, "no joint density"),
     Refusal({"trace"}, {"shared"}, lambda guide, kind: not GUIDES[guide].density, SingularError, "scale=0"),
     Refusal({"mean-field"}, ANY, lambda guide, kind: guide == "row-mixture-learned", NotImplementedError, "reparam"),
-    Refusal(
-        # a site in constrained space has the density of its draw in unconstrained space, where there is none
-        loss={"mean-field"},
-        draws=ANY,
-        applies=lambda guide, kind: (guide, kind) == ("dropout-dropped-bias", "noisy"),
-        error=SingularError,
-        message="Use pyro_dropout.ELBO",
-    ),
 )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from scipy import special, stats
@@ -112,3 +113,101 @@ def test_mistakes_are_named() -> None:
     once = pd.Standardised(plain, torch.randn(5, 1), torch.randn(5, 1))
     with pytest.raises(pd.PyroDropoutError, match="Standardised already"):
         pd.Standardised(once, torch.randn(5, 1), torch.randn(5, 1))
+
+
+# --- a likelihood of the user's own -----------------------------------------------------------------------------------
+
+
+class Undeclared(pd.Likelihood):
+    """Real-valued targets, and not a word on what becomes of them."""
+
+    def distribution(self, f: Tensor) -> Any:
+        return dist.StudentT(5.0, f, 0.5).to_event(1)
+
+
+class Student(Undeclared):
+    """Targets with heavy tails, whose noise has a width of its own."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+
+    def distribution(self, f: Tensor) -> Any:
+        return dist.StudentT(5.0, f, self.scale.to(f)).to_event(1)
+
+    def standardised_targets(self) -> bool:
+        return True
+
+    def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        return f * std + mean
+
+    def raw_likelihood(self, std: Tensor) -> pd.Likelihood:
+        return Student(self.scale * std)
+
+
+class Durations(Undeclared):
+    """Positive targets, which a shift would make negative."""
+
+    def distribution(self, f: Tensor) -> Any:
+        return dist.Exponential(f.exp()).to_event(1)
+
+    def standardised_targets(self) -> bool:
+        return False
+
+
+class Wider(pd.Gaussian):
+    """A Gaussian that is no longer one; what Gaussian says of standardised targets is not true of it."""
+
+    def distribution(self, f: Tensor) -> Any:
+        return dist.StudentT(3.0, f, self.tau.to(f) ** -0.5).to_event(1)
+
+
+class Half(Wider):
+    """It says that targets are standardised, and not what that does to its outputs."""
+
+    def standardised_targets(self) -> bool:
+        return True
+
+    def distribution(self, f: Tensor) -> Any:
+        return super().distribution(f)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_likelihood_of_ones_own_is_in_the_units_of_y(dtype: torch.dtype, outputs: int) -> None:
+    x, y = raw_data(dtype, outputs)
+    width = 0.2 + torch.arange(outputs, dtype=dtype)
+    plain, model, guide = pair(Student(width), x, y, outputs)
+    torch.testing.assert_close(model.standard_y(y), (y - y.mean(0)) / y.std(0))
+    pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+    raw = pd.predict(model, guide, x, samples=30, seed=3, shared=True)
+    inner = pd.predict(plain, guide, (x - x.mean(0)) / x.std(0), samples=30, seed=3, shared=True)
+    torch.testing.assert_close(raw.samples, inner.samples * y.std(0) + y.mean(0), rtol=1e-5, atol=1e-3)
+    density = stats.t.logpdf(
+        y.double().numpy(), 5.0, raw.samples.double().numpy(), (width * y.std(0)).double().numpy()
+    ).sum(-1)
+    np.testing.assert_allclose(
+        raw.log_prob(y).double().numpy(), special.logsumexp(density, axis=0) - np.log(30), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_targets_that_stay_as_they_are() -> None:
+    x, y = raw_data(torch.float32)
+    y = y.abs() / 300
+    plain, model, guide = pair(Durations(), x, y, 1)
+    assert model.standard_y(y) is y
+    assert model.likelihood is plain.likelihood
+    f = torch.randn(5, 1)
+    assert model.raw(f) is f
+    pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+
+
+@pytest.mark.parametrize("kind", [Undeclared, Wider, Half])
+def test_a_likelihood_that_does_not_say_is_refused(kind: type) -> None:
+    plain = pd.BayesianNet(nn.Linear(2, 1), likelihood=kind())
+    x, y = raw_data(torch.float32)
+    words = f"likelihood {kind.__name__} does not say .*standardised_targets.*raw_outputs.*raw_likelihood"
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        pd.Standardised(plain, x, y)
+    for ask in (lambda: Undeclared().raw_outputs(y, y, y), lambda: Undeclared().raw_likelihood(y)):
+        with pytest.raises(pd.PyroDropoutError, match="likelihood Undeclared does not say"):
+            ask()

@@ -20,7 +20,7 @@ N = 40
 
 
 def weight_model(use: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A Pyro model with square matrices W and V and a bias b, in which mistakes of orientation are no shape errors."""
+    """A Pyro model with square matrices W and V and a bias b, in which a wrong orientation is not a wrong shape."""
 
     def model(x: Tensor, y: Tensor | None = None) -> Tensor:
         w = pyro.sample("W", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))

@@ -96,6 +96,26 @@ def corrected_loo(export: Any) -> float:
     return float(np.log(np.exp(weights + each).sum(-1)).sum())
 
 
+def compared(export: Any) -> Any:
+    """The table of ``az.compare`` from our own results: as ArviZ has them, and with all points made worse by 0.1."""
+    az = export.arviz()
+    theirs = az.loo(container(export), pointwise=True)
+    each = np.asarray(theirs.loo_i if hasattr(theirs, "loo_i") else theirs.elpd_i)
+    khat, make = np.asarray(theirs.pareto_k), export.loo_results()
+    se = float(np.sqrt(len(each) * each.var()))
+    good = make(each.sum(), se, 2.0, each, khat, DRAWS, False)
+    worse = make((each - 0.1).sum(), se, 2.0, each - 0.1, khat, DRAWS, True)
+    import matplotlib.pyplot as plt
+
+    az.plot_khat(good)
+    plt.close("all")
+    table = az.compare({"worse": worse, "good": good, "theirs": theirs})
+    assert list(table.index)[-1] == "worse"
+    assert abs(float(table["elpd_diff"].abs().max()) - 0.1 * POINTS) < 1e-2
+    assert float(table.loc["worse", "weight"]) < 0.01
+    return table
+
+
 def smoothed_normal(export: Any) -> float:
     """The k̂ of a thousand normal log ratios: 0.379 on 0.23, whose tail is one draw shorter than that of 1.3, 0.373."""
     return float(export.pareto_smooth(np.random.default_rng(0).normal(size=1000))[1])
@@ -114,6 +134,8 @@ def main() -> None:
         print(f"  largest k̂ {seen['khat'].max():.3f}; plots drawn; file read back")
     khat = smoothed_normal(export)
     assert 0.37 < khat < 0.38, khat
+    table = compared(export)
+    print(f"  az.compare on our own results: {', '.join(table.index)}")
     mine = corrected_loo(export)
     print(f"  k̂ of known ratios {khat:.6f}; corrected elpd {mine:.4f}")
     if hasattr(az, "loo_approximate_posterior"):

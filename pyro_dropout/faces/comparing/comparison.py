@@ -1,10 +1,8 @@
 """Posterior approximations side by side: one model, one set of data, one table that a reader can check."""
 
-import copy
-import math
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,15 +12,15 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.answers.reference import nuts
 from pyro_dropout.answers.snapshot import forked
-from pyro_dropout.answers.streams import is_normal
 from pyro_dropout.faces.comparing.columns import REFERENCE, Score
 from pyro_dropout.faces.comparing.findings import Comparison, Row
-from pyro_dropout.faces.comparing.scores import Exam, collect, count_parameters, targets_of
-from pyro_dropout.generative.likelihoods import likelihood_of
-from pyro_dropout.inference.fleet import Fleet
+from pyro_dropout.faces.comparing.model_source import source_of
+from pyro_dropout.faces.comparing.scores import Exam, collect, count_parameters
+from pyro_dropout.faces.comparing.site_exam import SiteExam
+from pyro_dropout.faces.comparing.trained import as_a_fleet, each_in_its_store
 from pyro_dropout.inference.history import DivergedError
+from pyro_dropout.inference.model_call import ModelCall, is_network
 from pyro_dropout.inference.svi import Compile, check_compile
-from pyro_dropout.inference.training import fit
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
     RangeError,
@@ -36,16 +34,14 @@ from pyro_dropout.mathematics.errors import (
 )
 
 Data = tuple[Tensor, Tensor]
-Build = Callable[[int], tuple[Any, Any]]
-
-_GRID = 400  # points of a curve
+Source = Callable[[int], Any]
 
 
 def compare(
     model: Any,
     guides: Mapping[str, Callable[[Any], Any]] | Sequence[Callable[[Any], Any]],
-    train: Data,
-    test: Data,
+    train: Any,
+    test: Any,
     *,
     reference: Any = None,
     seeds: int | Sequence[int] = 3,
@@ -60,18 +56,22 @@ def compare(
 ) -> Comparison:
     """Fit several guides to one model, each from several seeds, and judge all of them by the same scores.
 
-    The seeds of a guide are trained as one fleet. A guide that diverges or fails is a row that says so.
+    The seeds of a guide are trained as one fleet. A guide that diverges or fails is a row that says so. A Pyro model
+    that is not a network is trained one seed after another, and judged by its observed sites at the test data: by all
+    scores that their kind has where there is one site, and where there are several by their log density alone.
 
     On one CPU the same seeds give the same scores, to the last digit, if training is compiled both times or neither
     time. Between the two the draws are the same, but sums are rounded in another order, and long training lets the
     difference grow. On a GPU neither is promised.
 
     Args:
-        model: a model to be copied for every seed, its layers initialised anew; or a function of the seed that makes
-            one. A ``Standardised`` model takes raw data.
+        model: a network to be copied for every seed, its layers initialised anew; any Pyro model; or a function of the
+            seed that makes one of them. A function is called with a seed to see which it is. A ``Standardised`` model
+            takes raw data.
         guides: {name: function of the model that makes a guide}, or a list of such functions.
-        train: (x, y) to fit.
-        test: (x, y) to judge by.
+        train: (x, y) to fit. Of a Pyro model that is not a network, a tuple of its arguments, data included, or a dict
+            of its keyword arguments.
+        test: (x, y) to judge by, or arguments likewise.
         reference: what the predictive distributions are measured against: "nuts", which samples the true posterior of a
             small network, or a posterior that ``predict`` takes.
         seeds: how many, or which.
@@ -109,48 +109,53 @@ def compare(
         check_count("batch_size", batch_size)
     if labels is not None and not isinstance(labels, Mapping):
         raise PyroDropoutError(f"labels must be a dict such as {{'title': ...}}; got {describe(labels)}.")
-    for name, data in (("train", train), ("test", test)):
-        _check_data(name, data)
-    first = _model(model, numbers[0])
-    for name, data in (("train", train), ("test", test)):
-        _check_targets(name, first, data)
+    source, first = source_of(model, numbers[0], train)
+    exam = _exam(first, train, test, samples)
     options: Any = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
     bar = tqdm(total=len(named) + (reference is not None), disable=not progress, unit="posterior", desc="compare")
     rows: list[Row] = []
-    exam = Exam(train, test, samples)
     if reference is not None:
         bar.set_postfix_str("reference")
         rows.append(_reference_row(reference, first, exam, progress))
-        exam = Exam(train, test, samples, rows[0].answer)
+        exam = replace(exam, reference=rows[0].answer)
         bar.update()
     for name, make in named.items():
         bar.set_postfix_str(name)
-        rows.append(_row(name, model, make, numbers, exam, options, progress))
+        rows.append(_row(name, source, make, numbers, exam, options, progress))
         bar.update()
     bar.close()
     settings = {"seeds": len(numbers), **options, "samples": samples, "reference": _described(reference)}
-    settings |= {"which_seeds": numbers, "device": str(train[0].device), "when": time.strftime("%Y-%m-%d %H:%M %z")}
+    data = (exam.train, exam.test)
+    settings |= {"which_seeds": numbers, "device": str(data[0][0].device), "when": time.strftime("%Y-%m-%d %H:%M %z")}
     settings |= {"model": str(first), **(labels or {})}
-    return Comparison(rows, train, test, settings, time.perf_counter() - start)
+    call = exam.call if isinstance(exam, SiteExam) else None
+    return Comparison(rows, data[0], data[1], settings, time.perf_counter() - start, call)
 
 
 # --- one row ------------------------------------------------------------------------------------------------------
 
 
 def _row(
-    name: str, model: Any, make: Callable[[Any], Any], seeds: list[int], exam: Exam, options: Any, progress: bool
+    name: str,
+    source: Source,
+    make: Callable[[Any], Any],
+    seeds: list[int],
+    exam: Exam | SiteExam,
+    options: Any,
+    progress: bool,
 ) -> Row:
     """Fit and score one guide; whatever goes wrong with it is the row's to tell."""
 
     def build(seed: int) -> tuple[Any, Any]:
-        own = _model(model, seed)
+        own = source(seed)
         torch.manual_seed(seed)
         return own, make(own)
 
     row = Row(name)
     started = time.perf_counter()
     try:
-        row.trained, each, lost = _trained(build, seeds, exam.train, options, progress)
+        train = each_in_its_store if isinstance(exam, SiteExam) else as_a_fleet
+        row.trained, each, lost = train(build, seeds, exam.call, options, progress)
     except DivergedError as cause:
         row.note = f"diverged: {cause}"
         return row
@@ -173,7 +178,7 @@ def _row(
     return row
 
 
-def _score(row: Row, exam: Exam) -> None:
+def _score(row: Row, exam: Exam | SiteExam) -> None:
     found: list[dict[str, float]] = []
     notes: dict[str, str] = {}
     for model, guide in row.trained:
@@ -188,64 +193,18 @@ def _score(row: Row, exam: Exam) -> None:
         found[-1] |= bounds
         notes |= reasons
     row.scores = collect(found, notes)
-    row.curve = _curve(row.answer, *row.trained[0], exam)
+    row.curve = exam.curve(row.answer, *row.trained[0])
 
 
-def _curve(answer: Any, model: Any, posterior: Any, exam: Exam) -> tuple[Tensor, ...] | None:
-    """Return what a figure along one input shows; None where there are several inputs or targets, or classes."""
-    x = exam.train[0]
-    if x.dim() == 2 and x.shape[1] == answer.mean.shape[1] == 1 and is_normal(targets_of(answer)):
-        everything = torch.cat([x, exam.test[0]])
-        low, high = float(everything.min()), float(everything.max())
-        margin = 0.12 * (high - low)
-        grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
-        found = exam.predict(model, posterior, grid)
-        parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
-        return tuple(part.detach().cpu().squeeze(-1) for part in parts)
-    return None
-
-
-def _trained(
-    build: Build, seeds: list[int], train: Data, options: Any, progress: bool
-) -> tuple[list[tuple[Any, Any]], float, int]:
-    """Return what was trained without diverging, the microseconds of a step of one network, and how many diverged."""
-    try:
-        fleet = Fleet(build, {"seed": seeds})
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*were left behind.*")
-            history = fleet.fit(*train, progress=progress, seed=seeds[0], **options)
-    except DivergedError:
-        raise
-    except PyroDropoutError:  # what cannot be a fleet, such as BatchNorm, is trained one by one
-        return _one_by_one(build, seeds, train, options, progress)
-    good = [pair for pair, bad in zip(fleet, history.diverged.tolist(), strict=True) if not bad]
-    return good, 1e6 * history.seconds / history.steps / len(seeds), len(seeds) - len(good)
-
-
-def _one_by_one(
-    build: Build, seeds: list[int], train: Data, options: Any, progress: bool
-) -> tuple[list[tuple[Any, Any]], float, int]:
-    good, spent = [], []
-    for seed in seeds:
-        model, guide = build(seed)
-        try:
-            history = fit(model, guide, *train, progress=progress, seed=seed, **options)
-        except DivergedError:
-            continue
-        good.append((model, guide))
-        spent.append(1e6 * history.seconds / history.steps)
-    return good, sum(spent) / len(spent) if spent else math.nan, len(seeds) - len(good)
-
-
-def _reference_row(reference: Any, model: Any, exam: Exam, progress: bool) -> Row:
+def _reference_row(reference: Any, model: Any, exam: Exam | SiteExam, progress: bool) -> Row:
     if isinstance(reference, str):
         if reference != "nuts":
             raise RangeError(f"reference must be 'nuts' or a posterior that predict takes; got {reference!r}.")
-        reference = nuts(model, *exam.train, progress=progress)
+        reference = nuts(model, *exam.call.args, progress=progress, **exam.call.kwargs)
     row = Row(REFERENCE, trained=[(model, reference)])
     scores, row.answer = exam.answers(model, reference)
     row.scores = collect([scores], {})
-    row.curve = _curve(row.answer, model, reference, exam)
+    row.curve = exam.curve(row.answer, model, reference)
     return row
 
 
@@ -261,23 +220,6 @@ def _numbers(seeds: int | Sequence[int]) -> list[int]:
         return list(seeds)
     check_count("seeds", seeds)
     return list(range(seeds))
-
-
-def _model(model: Any, seed: int) -> Any:
-    """Return a model of one's own for a seed."""
-    torch.manual_seed(seed)
-    if not callable(model):
-        raise PyroDropoutError(
-            f"model must be a model to copy, or a function of the seed that makes one; got {describe(model)}."
-        )
-    if not isinstance(model, nn.Module):
-        return model(seed)
-    own = copy.deepcopy(model)
-    for part in own.modules():
-        reset = getattr(part, "reset_parameters", None)
-        if callable(reset):
-            reset()
-    return own
 
 
 def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
@@ -300,6 +242,29 @@ def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
     return dict(guides)
 
 
+def _exam(model: Any, train: Any, test: Any, samples: int) -> Exam | SiteExam:
+    """Return what every posterior is asked; raise before anything is trained if the data do not suit the model."""
+    if not is_network(model):
+        exam = SiteExam(_arguments("train", model, train), _arguments("test", model, test), samples)
+        exam.check()
+        return exam
+    for name, data in (("train", train), ("test", test)):
+        _check_data(name, data)
+        _check_targets(name, model, data)
+    return Exam(tuple(train), tuple(test), samples)
+
+
+def _arguments(name: str, model: Any, data: Any) -> ModelCall:
+    if not isinstance(data, tuple | list | Mapping):
+        raise ShapeError(
+            f"{name} must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
+            f" {type(data).__name__}."
+        )
+    named = isinstance(data, Mapping)
+    call = ModelCall(model, () if named else tuple(data), dict(data) if named else {})
+    return call.with_num_data(only_if_needed=True)
+
+
 def _check_data(name: str, data: Any) -> None:
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
@@ -314,7 +279,7 @@ def _check_targets(name: str, model: Any, data: Data) -> None:
     with torch.no_grad(), poutine.block(), forked(x.device):
         try:
             f = model(x)
-            targets = likelihood_of(model).checked(f, y)
+            targets = model.likelihood.checked(f, y)
         except ShapeError as cause:
             raise ShapeError(f"{name}: {str(cause).splitlines()[0]}") from None
     try:

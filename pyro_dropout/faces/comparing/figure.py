@@ -132,13 +132,18 @@ def rejection_of(row: Any, y: Tensor) -> RejectionCurve:
     the mean, in the order of the predictive standard deviation. Several targets of a point count together.
     """
     answer = row.answer
+
+    def together(each: Tensor) -> Tensor:
+        added: Tensor = answer._per_point(each)
+        return added.reshape(-1)
+
     if is_class(targets_of(answer)):
-        if answer.entropy.dim() == 1:  # one of several classes
-            return rejection_curve(answer.entropy, (answer.probs.argmax(-1) == y.to(answer.probs.device)).double())
-        hits = (answer.probs > 0.5) == (y.to(answer.probs) > 0.5)
-        return rejection_curve(answer.entropy.sum(-1), hits.double().mean(-1))
-    error = (answer.mean - y.to(answer.mean)).abs().sum(-1)
-    return rejection_curve(answer.variance.sum(-1).sqrt(), error, higher_is_better=False)
+        sure = answer.probs.argmax(-1) if answer._one_of_several else answer.probs > 0.5
+        hits = (sure == y.to(sure.device, sure.dtype)).double()
+        right = together(hits)
+        return rejection_curve(together(answer.entropy), right * len(right) / hits.numel())
+    error = together((answer.mean - y.to(answer.mean)).abs())
+    return rejection_curve(together(answer.variance).sqrt(), error, higher_is_better=False)
 
 
 def draw_rejection(ax: Any, comparison: Any) -> None:

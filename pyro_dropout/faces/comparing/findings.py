@@ -8,6 +8,7 @@ from torch import Tensor
 
 from pyro_dropout.answers.prediction import Prediction
 from pyro_dropout.faces.comparing.columns import COLUMNS, REFERENCE, Column, Score, best
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
@@ -42,6 +43,8 @@ class Comparison:
         test: the data that was held back.
         settings: how it was made: seeds, steps and so on.
         seconds: how long everything took.
+        call: the arguments of a model that is not a network, with the training data; ``train`` and ``test`` then hold
+            the numbers of the points, and the data of the observed site.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -58,6 +61,7 @@ class Comparison:
     test: tuple[Tensor, Tensor]
     settings: dict[str, Any]
     seconds: float
+    call: ModelCall | None = None
 
     @property
     def columns(self) -> dict[str, Column]:

@@ -13,6 +13,7 @@ from typing import Any
 from pyro_dropout.answers.diagnostics import to_arviz
 from pyro_dropout.faces.commands.terminal import plain
 from pyro_dropout.faces.comparing.findings import Comparison, Row
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 MARK = "comparison.json"  # only a folder with this file in it is written over
@@ -142,7 +143,8 @@ def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: 
         model, posterior = row.trained[0]
         name = re.sub(r"[^\w.-]+", "-", row.name)
         try:
-            draws = to_arviz(model, posterior, *comparison.train, samples, seed=seed)
+            call = comparison.call or ModelCall(model, comparison.train)
+            draws = to_arviz(model, posterior, *call.args, samples=samples, seed=seed, **call.kwargs)
         except PyroDropoutError as cause:
             complaints.append(f"{row.name}: no draws for ArviZ: {cause}")
             continue

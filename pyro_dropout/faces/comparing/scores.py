@@ -19,7 +19,10 @@ from pyro_dropout.answers.streams import base_of, is_class, is_normal
 from pyro_dropout.faces.comparing.columns import Score
 from pyro_dropout.faces.comparing.probes import between, outside
 from pyro_dropout.generative.likelihoods import Poisson
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.mathematics.errors import SingularError
+
+_GRID = 400  # points of a curve
 
 _TAIL = 200  # draws at least, for the tail of the importance ratios
 _UNDEFINED = "undefined, σ = 0"  # of the whole guide, or of a site that is a point
@@ -43,9 +46,16 @@ class Exam:
     reference: Prediction | None = None
     seed: int = 0
 
+    @property
+    def call(self) -> ModelCall:
+        """The training data as arguments of a network."""
+        return ModelCall(None, self.train)
+
     def predict(self, model: Any, posterior: Any, x: Tensor) -> Prediction:
         """Predict with whole functions, which every posterior can draw."""
-        return predict(model, posterior, x, samples=self.samples, shared=True, seed=self.seed, keep_samples=True)
+        own: Any = {"samples": self.samples, "shared": True, "seed": self.seed, "keep_samples": True}
+        found: Prediction = predict(model, posterior, x, **own)
+        return found
 
     def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], Prediction]:
         """Return the scores that need predictions only, and the prediction at the test points."""
@@ -68,28 +78,52 @@ class Exam:
 
     def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
         """Return the scores that need the guide's density, and why some of them do not exist."""
-        x, y = self.train
-        report = elbo_report(model, guide, x, y, min(100, self.samples), seed=self.seed)
-        scores = {"objective": report.objective}
-        notes = {}
-        if report.elbo is None or report.gap is None:
-            notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
-        else:
-            scores |= {"elbo": report.elbo, "gap": report.gap}
-            try:
-                scores["khat"] = khat(model, guide, x, y, max(_TAIL, self.samples), seed=self.seed)
-            except SingularError:
-                notes["khat"] = _UNDEFINED
-        return scores, notes
+        return bounds_of(ModelCall(model, self.train), guide, self.samples, self.seed)
+
+    def curve(self, answer: Any, model: Any, posterior: Any) -> tuple[Tensor, ...] | None:
+        """Return what a figure along one input shows; None where there are several inputs or targets, or classes."""
+        x = self.train[0]
+        if x.dim() == 2 and x.shape[1] == answer.mean.shape[1] == 1 and is_normal(targets_of(answer)):
+            everything = torch.cat([x, self.test[0]])
+            low, high = float(everything.min()), float(everything.max())
+            margin = 0.12 * (high - low)
+            grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
+            found = self.predict(model, posterior, grid)
+            parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
+            return tuple(part.detach().cpu().squeeze(-1) for part in parts)
+        return None
 
     def _doubt(self, model: Any, posterior: Any, x: Tensor) -> float:
         """Return the mean epistemic standard deviation at some points."""
         return float(self.predict(model, posterior, x[:500]).epistemic.sum(-1).sqrt().mean()) + 1e-12
 
 
+def bounds_of(call: ModelCall, guide: Any, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the scores of a guide that need its density, and why some of them do not exist.
+
+    Args:
+        call: the model with the training data.
+        guide: the guide.
+        samples: draws for each of them.
+        seed: of the draws.
+    """
+    report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), seed=seed, **call.kwargs)
+    scores = {"objective": report.objective}
+    notes = {}
+    if report.elbo is None or report.gap is None:
+        notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
+    else:
+        scores |= {"elbo": report.elbo, "gap": report.gap}
+        try:
+            scores["khat"] = khat(call.model, guide, *call.args, samples=max(_TAIL, samples), seed=seed, **call.kwargs)
+        except SingularError:
+            notes["khat"] = _UNDEFINED
+    return scores, notes
+
+
 def targets_of(prediction: Prediction) -> Any:
     """Return p(y | f) of a prediction, for its kind."""
-    return prediction.likelihood.distribution(prediction.samples[0])
+    return prediction._targets
 
 
 def accuracy(prediction: Prediction, y: Tensor) -> float:

@@ -1,0 +1,134 @@
+"""What a likelihood is: the last step of a model, from the outputs of a function to the observed data.
+
+A likelihood declares the plate ``"data"`` and the observed site ``"y"``, and scales a mini-batch up to the whole data
+set, so that a model needs no more than ``likelihood(f, y, num_data)``.
+"""
+
+import contextlib
+from abc import abstractmethod
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, describe
+
+
+class Likelihood(nn.Module):
+    """The last step of a model: outputs ``f`` of shape (..., N, D) in, the observed site ``"y"`` out.
+
+    A new likelihood defines ``distribution``; it may define ``checked``, what a valid ``y`` is. To stand inside
+    ``Standardised`` it says whether its targets are standardised (``standardised_targets``), and if they are, what its
+    outputs and the likelihood itself are in the units of y (``raw_outputs``, ``raw_likelihood``).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> isinstance(pd.Gaussian(tau=4.0), pd.Likelihood), pd.Gaussian(tau=4.0).distribution(torch.zeros(5, 1))
+        (True, Independent(Normal(loc: torch.Size([5, 1]), scale: torch.Size([5, 1])), 1))
+    """
+
+    @abstractmethod
+    def distribution(self, f: Tensor) -> Any:
+        """Return p(y | f) with one batch element for each data point."""
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` as the distribution wants it, or say what is wrong with it."""
+        if y.is_complex():
+            raise RangeError(f"y must hold real numbers; got {y.dtype}. Write y.real, or y.abs().")
+        if y.shape != f.shape[-2:]:
+            raise ShapeError(
+                f"y must have shape (N, D) = {tuple(f.shape[-2:])}, as the model's outputs have; got {tuple(y.shape)}."
+                + (" Write y.unsqueeze(-1)." if y.shape == f.shape[-2:-1] and f.shape[-1] == 1 else "")
+            )
+        return y
+
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise unless every target is possible; asked once before training, as a compiled step cannot look at values.
+
+        Args:
+            f: the model's outputs, (N, D), or any with as many of them.
+            y: targets that ``checked`` let through.
+        """
+        if not bool(torch.isfinite(y).all()):
+            raise RangeError(f"y must be finite; got {describe(y)}.")
+
+    # --- inside ``Standardised`` --------------------------------------------------------------------------------------
+
+    def standardised_targets(self) -> bool:
+        """Whether ``Standardised`` shifts and scales y: yes for real numbers; classes and counts stay as they are."""
+        raise PyroDropoutError(_not_said(type(self)))
+
+    def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        """Return outputs in the units of y, (..., N, D), from those of a model of standardised y.
+
+        Args:
+            f: the outputs, which speak of (y - mean)/std.
+            mean: the mean of each target, (D,).
+            std: its standard deviation, (D,).
+        """
+        raise PyroDropoutError(_not_said(type(self)))
+
+    def raw_likelihood(self, std: Tensor) -> "Likelihood":
+        """Return p(y | f) in the units of y, for outputs in these units; itself, where the outputs say it all.
+
+        Args:
+            std: the standard deviation of each target, (D,).
+        """
+        raise PyroDropoutError(_not_said(type(self)))
+
+    def check_standardised(self) -> None:
+        """Raise unless the class that defines ``distribution`` says what becomes of it on standardised targets."""
+        wanted = ["standardised_targets"]
+        if _said_with_distribution(type(self), wanted[0]) and self.standardised_targets():
+            wanted += ["raw_outputs", "raw_likelihood"]
+        if not all(_said_with_distribution(type(self), name) for name in wanted):
+            raise PyroDropoutError(_not_said(type(self)))
+
+    # --- as a part of a model -----------------------------------------------------------------------------------------
+
+    def forward(self, f: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+        """Observe ``y`` (or draw it, when None) and return it."""
+        tell_pyro(self, dict(self.named_parameters()))
+        if f.dim() < 2:
+            raise ShapeError(f"the model's output must have shape (..., N, D); got {tuple(f.shape)}.")
+        count = f.shape[-2]
+        if num_data is not None:
+            check_count("num_data", num_data)
+        with contextlib.ExitStack() as stack:
+            if num_data is not None and num_data != count:
+                stack.enter_context(poutine.scale(scale=num_data / count))
+            stack.enter_context(pyro.plate("data", count, dim=-1))
+            if y is not None and not isinstance(y, Tensor):
+                raise ShapeError(f"y must be a tensor; got {type(y).__name__}. Write torch.as_tensor(y).")
+            observed = None if y is None else self.checked(f, y)
+            value: Tensor = pyro.sample("y", self.distribution(f), obs=observed)
+        return value
+
+
+def _said_with_distribution(kind: type, method: str) -> bool:
+    """Whether a class defines a method where it defines ``distribution`` or further down, not only in a base."""
+    places = [next(k for k, each in enumerate(kind.__mro__) if name in vars(each)) for name in (method, "distribution")]
+    return places[0] <= places[1]
+
+
+def _not_said(kind: type) -> str:
+    return (
+        f"likelihood {kind.__name__} does not say what becomes of it on standardised targets. Define in it"
+        " standardised_targets(self) -> bool: False if y stays as it is, such as classes and counts; True if y is"
+        " standardised, and then also raw_outputs(self, f, mean, std), the outputs in the units of y, and"
+        " raw_likelihood(self, std), the likelihood in these units."
+    )
+
+
+def likelihood_of(model: Any) -> Likelihood:
+    """Return what a model's outputs mean, or say that it does not tell."""
+    likelihood = getattr(model, "likelihood", None)
+    if not isinstance(likelihood, Likelihood):
+        raise PyroDropoutError(
+            f"model must be a network or a process of this package; {type(model).__name__} has no likelihood of this"
+            " package for its outputs. Write BayesianNet(net, likelihood=...)."
+        )
+    return likelihood

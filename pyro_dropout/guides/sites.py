@@ -1,0 +1,213 @@
+"""What a guide knows of one latent variable: what it is, how large it is, and where it starts.
+
+A *weight* is what the model calls one, or else a real-valued site of two dimensions or more outside all plates. A
+*bias* is what the model calls one, or else a real-valued vector outside all plates. Everything else (a scalar, a
+constrained site, a site in a plate) is an *other* latent variable: nothing of it is ever dropped.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any, Literal
+
+import torch
+from pyro.distributions.util import sum_rightmost
+from pyro.infer.autoguide.initialization import init_to_median
+from pyro.ops.tensor_utils import periodic_repeat
+from torch import Size, Tensor
+from torch.distributions import biject_to, constraints
+
+from pyro_dropout.generative.priors import BySite, by_site
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_finite
+from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
+
+Kind = Literal["weight", "bias", "other"]
+Init = Literal["module", "paper"] | Callable[[str, Size], Tensor]
+_KINDS = ("weight", "bias", "other")
+
+
+@dataclass(frozen=True)
+class GuideSite:
+    """What a guide knows of one latent variable; shapes are those of unconstrained space.
+
+    Attributes:
+        name: the site's name.
+        kind: "weight", "bias" or "other".
+        row_dim: the dimension that counts rows.
+        start: the value to start from, (*plates, *event), with the plates at their full size.
+        transform: from unconstrained space to the site's support; None for real-valued sites.
+        event_dim: how many dimensions the model's site has beyond its plates.
+        free_dim: the same in unconstrained space.
+        plates: the plates that the site stands in, as Pyro's frames.
+        reused: whether several layers share it.
+        own: whether ``start`` is a value that the model or the user has given.
+    """
+
+    name: str
+    kind: str
+    row_dim: RowDim
+    start: Tensor
+    transform: Any = None
+    event_dim: int = 0
+    free_dim: int = 0
+    plates: tuple[Any, ...] = ()
+    reused: bool = False
+    own: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the guide can sample the site as one tensor: real-valued, and in no plate."""
+        return self.transform is None and not self.plates
+
+    @property
+    def subsampled(self) -> bool:
+        """Whether a plate of the site shows only some of its elements at a time."""
+        return any((frame.full_size or frame.size) != frame.size for frame in self.plates)
+
+    def element(self) -> "GuideSite":
+        """Return the site of one element of its plates."""
+        lead = self.start.dim() - self.free_dim
+        return replace(self, start=self.start[(0,) * lead], plates=())
+
+    def log_volume(self, free: Tensor, value: Tensor) -> float | Tensor:
+        """Return what the transform takes from the log density of a draw, one number for each element of a plate."""
+        if self.transform is None:
+            return 0.0
+        found: Tensor = self.transform.inv.log_abs_det_jacobian(value, free)
+        return torch.as_tensor(sum_rightmost(found, found.dim() - value.dim() + self.event_dim))
+
+
+def read_site(
+    name: str, site: Any, *, guide: str, sites: list[str], row_dim: BySite | None, init: Init, given: bool
+) -> GuideSite:
+    """Return what a guide knows of a site of its model's trace.
+
+    Args:
+        name: the site's name.
+        site: the site, with the value that it starts from.
+        guide: the name of the guide's class, for messages.
+        sites: the names of all sites.
+        row_dim: which dimension counts rows, if the user says so.
+        init: where means start.
+        given: whether the value comes from the user's ``init_loc_fn``.
+    """
+    fn, value, infer = site["fn"], site["value"].detach(), site["infer"]
+    if not value.is_floating_point() or fn.support.is_discrete:
+        raise PyroDropoutError(
+            f"site {name!r} is discrete, and {guide} is a guide for continuous sites. Enumerate it, or hide it with"
+            " pyro.poutine.block and add a guide for it through AutoGuideList."
+        )
+    real = _is_real(fn.support)
+    transform = None if real else _transform(name, fn, guide)
+    free = value if transform is None else transform.inv(value).detach()
+    plates = tuple(frame for frame in site["cond_indep_stack"] if frame.vectorized)
+    free_dim = fn.event_dim + free.dim() - value.dim()
+    for frame in plates:  # a subsampled plate shows some elements, and every one of them has its own numbers
+        size = frame.full_size or frame.size
+        if size != frame.size:
+            free = periodic_repeat(free, size, frame.dim - free_dim).contiguous()
+    kind = _kind(name, infer, real, free, plates)
+    known = GuideSite(name, kind, 0, free, transform, fn.event_dim, free_dim, plates, bool(infer.get("reused", False)))
+    shape = known.element().start.shape if plates else free.shape
+    rows = _rows(name, infer, row_dim, sites, shape, kind)
+    start, own = _start(replace(known, row_dim=rows), infer, init, given)
+    return replace(known, row_dim=rows, start=start, own=own)
+
+
+def first_value(init_loc_fn: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
+    """Return the function that gives each site the value it has while a guide reads its model.
+
+    That is what ``init_loc_fn`` says; or what the model says; or, of a weight, a draw, and else the prior's median.
+    """
+
+    def first(site: Any) -> Tensor:
+        if init_loc_fn is not None:
+            found: Tensor = init_loc_fn(site)
+        elif "init" in site["infer"]:
+            found = site["infer"]["init"]
+        else:
+            found = site["fn"]() if site["fn"].support.is_discrete else init_to_median(site)
+        return found
+
+    return first
+
+
+def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
+    """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
+    layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
+    if tuple(value.shape) not in ((), (1,), (layout.rows,)):
+        raise ShapeError(
+            f"{name} of {site.name} must be a number or one for each of {layout.rows} rows; got shape"
+            f" {tuple(value.shape)}."
+        )
+    return value if value.numel() == 1 else layout.per_row(value)
+
+
+def _kind(name: str, infer: Mapping[str, Any], real: bool, free: Tensor, plates: tuple[Any, ...]) -> str:
+    kind = infer.get("kind")
+    if kind is not None:
+        if kind not in _KINDS:
+            raise RangeError(f"infer['kind'] of {name!r} must be one of {', '.join(_KINDS)}; got {kind!r}.")
+        return str(kind)
+    if not real or plates or not free.dim():
+        return "other"
+    return "weight" if free.dim() >= 2 else "bias"
+
+
+def _rows(
+    name: str, infer: Mapping[str, Any], chosen: BySite | None, sites: list[str], shape: Size, kind: str
+) -> RowDim:
+    """Return the dimension of a site (of one element of its plates) that counts rows."""
+    found: RowDim = infer.get("row_dim", min(1, max(0, len(shape) - 1)))
+    said: Any = by_site("row_dim", chosen, name, sites)
+    if said is not None:
+        if isinstance(said, bool) or not isinstance(said, Integral):
+            raise RangeError(f"row_dim of {name!r} must be a whole number; got {said!r}.")
+        found = int(said)
+    if kind == "weight" and isinstance(found, int) and not -len(shape) <= found < len(shape):
+        raise RangeError(f"row_dim of {name!r} must index one of its {len(shape)} dimensions; got {found}.")
+    return found
+
+
+def _start(site: GuideSite, infer: Mapping[str, Any], init: Init, given: bool) -> tuple[Tensor, bool]:
+    """Return where a site's mean starts, and whether somebody has said so."""
+    value, name = site.start, site.name
+    if callable(init):
+        chosen = init(name, value.shape)
+        check_finite(f"init({name!r}, shape)", chosen)
+        if chosen.shape != value.shape:
+            raise RangeError(f"init gave shape {tuple(chosen.shape)} for {name!r}; it needs {tuple(value.shape)}.")
+        return chosen.to(value), False
+    if given or (init == "module" and "init" in infer):
+        return value, True
+    if site.kind == "bias" and init == "paper":
+        return torch.zeros_like(value), False
+    if site.kind != "weight":
+        return value, False
+    shape = site.element().start.shape if site.plates else value.shape
+    rows = int(site.row_dim) if isinstance(site.row_dim, int) else 0
+    outputs = next((size for d, size in enumerate(shape) if d != rows % len(shape)), 1)
+    fan_in = infer.get("fan_in", max(1, shape.numel() // max(1, outputs)))
+    return (torch.rand_like(value) * 2 - 1) * (3 / fan_in) ** 0.5, False
+
+
+def _transform(name: str, fn: Any, guide: str) -> Any:
+    try:
+        return biject_to(fn.support)
+    except NotImplementedError:
+        reparam = "ProjectedNormalReparam" if "sphere" in repr(fn.support).lower() else None
+        advice = (
+            f"Write poutine.reparam(model, config={{{name!r}: pyro.infer.reparam.{reparam}()}})."
+            if reparam
+            else "Reparameterise it (pyro.poutine.reparam), or hide it and add a guide for it through AutoGuideList."
+        )
+        raise PyroDropoutError(
+            f"site {name!r} ({type(fn).__name__}) has the support {fn.support}, which no bijection maps to"
+            f" real numbers, so {guide} cannot draw it. {advice}"
+        ) from None
+
+
+def _is_real(support: Any) -> bool:
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    return support is constraints.real

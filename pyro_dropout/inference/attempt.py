@@ -1,0 +1,75 @@
+"""A run that may fail and then leaves no mark: random numbers, buffers and new parameters are put back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro.poutine.messenger import Messenger
+from pyro.util import get_rng_state, set_rng_state
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+
+class Attempt(Messenger):
+    """What there was before a run of a model and a guide; as a context around the guide, it sees when draws begin.
+
+    A guide that first has to read its model draws random numbers on the way, once. A second run does not, so it starts
+    where the first run made its first draw, and gives what one run would have given.
+
+    Args:
+        model: the Pyro model.
+        guide: the Pyro guide.
+    """
+
+    def __init__(self, model: Any, guide: Any) -> None:
+        super().__init__()
+        self._random = _random_states()
+        self._buffers = [
+            (module._buffers, key, buffer, buffer.detach().clone())
+            for root in (model, guide)
+            for module in (root.modules() if isinstance(root, nn.Module) else ())
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._parameters = set(pyro.get_param_store().keys())
+        self._reads_its_model = getattr(guide, "prototype_trace", self) is None
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if self._reads_its_model:
+            self._random, self._reads_its_model = _random_states(), False
+
+    def undo(self) -> None:
+        """Put everything back as it was."""
+        _set_random_states(self._random)
+        with torch.no_grad():
+            for holder, key, buffer, value in self._buffers:
+                holder[key] = buffer
+                buffer.copy_(value)
+        store = pyro.get_param_store()
+        for name in set(store.keys()) - self._parameters:
+            del store[name]
+
+
+def is_traced() -> bool:
+    """Whether operations are being recorded, so that even what fails would become a part of a program."""
+    return bool(_get_current_dispatch_mode_stack())
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Within this context, operations run and are not recorded."""
+    with _disable_current_modes(), torch.no_grad():
+        yield
+
+
+def _random_states() -> tuple[Any, list[Tensor]]:
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return get_rng_state(), on_gpus
+
+
+def _set_random_states(states: tuple[Any, list[Tensor]]) -> None:
+    set_rng_state(states[0])
+    if states[1]:
+        torch.cuda.set_rng_state_all(states[1])

@@ -1,0 +1,213 @@
+"""A Pyro model and the arguments it is called with: any that its signature takes, as trees of tensors.
+
+Networks of this package are called as ``model(x, y, num_data)``. Any other Pyro model has arguments of its own, which
+the doors of this package (``fit``, ``predict``, ``to_arviz``, ...) pass on as they were given.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
+
+import torch
+from pyro.nn import PyroModule
+from pyro.poutine.messenger import _bound_partial, _context_wrap
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, describe
+
+
+def is_network(model: Any) -> bool:
+    """Whether a model is a module that returns its outputs f and has a likelihood of this package for them.
+
+    A likelihood that someone has written onto a function says nothing: what such a model observes, its trace tells.
+    """
+    return isinstance(model, nn.Module) and isinstance(getattr(model, "likelihood", None), Likelihood)
+
+
+def name_of(model: Any) -> str:
+    """Return what a model is called: the name of a function, or the class of a module."""
+    inner = _unwrapped(model)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def signature_of(model: Any) -> inspect.Signature | None:
+    """Return what a model takes, that of ``forward`` for a module; None where nothing is known of it.
+
+    Example:
+        >>> from pyro import poutine
+        >>> signature_of(poutine.scale(lambda x, y=None: x, scale=2.0))
+        <Signature (x, y=None)>
+    """
+    inner = _unwrapped(model)
+    try:
+        return inspect.signature(inner.forward if isinstance(inner, nn.Module) else inner)
+    except (TypeError, ValueError):  # written in C, or made so that nothing is known of it
+        return None
+
+
+def _unwrapped(model: Any) -> Any:
+    """Return the model inside Pyro's handlers, or inside another that says what it wraps: they hide its signature."""
+    while True:
+        inner = model.func if isinstance(model, _bound_partial) else None
+        wrapped = vars(model).get("__wrapped__") if isinstance(model, nn.Module) else None
+        if isinstance(inner, partial) and inner.func is _context_wrap:
+            model = inner.args[1]
+        elif isinstance(wrapped, tuple):
+            (model,) = wrapped
+        else:
+            return model
+
+
+def takes(model: Any, name: str) -> bool:
+    """Whether a parameter of the model has this name."""
+    known = signature_of(model)
+    return known is not None and name in known.parameters
+
+
+def check_keywords(door: Callable[..., Any], model: Any, kwargs: Iterable[str]) -> None:
+    """Raise if a keyword is neither an option of a public function nor a parameter of the model.
+
+    Args:
+        door: the public function, whose keyword-only parameters are its options.
+        model: the model.
+        kwargs: the names that were given and are not options.
+    """
+    known = signature_of(model)
+    if known is None or any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
+        return
+    options = [
+        name for name, each in inspect.signature(door).parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for name in kwargs:
+        if name not in known.parameters:
+            close = get_close_matches(name, [*options, *known.parameters], n=1, cutoff=0.5)
+            raise PyroDropoutError(
+                f"{door.__name__} has no option {name!r}, and {name_of(model)}{known} has no parameter of that name."
+                + (f" Did you mean {close[0]!r}?" if close else f" The options are {', '.join(options)}.")
+            )
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """A model with its arguments.
+
+    Attributes:
+        model: any Pyro model.
+        args: its positional arguments: trees of tensors, numbers and anything else.
+        kwargs: its keyword arguments.
+
+    Example:
+        >>> import torch
+        >>> call = ModelCall(lambda x, num_data: x.sum(), (torch.ones(6),))
+        >>> call.count, call.with_num_data().args[1]
+        (6, 6)
+        >>> call.at(torch.tensor([0, 1])).count
+        2
+    """
+
+    model: Any
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self) -> Any:
+        """Run the model."""
+        return self.model(*self.args, **self.kwargs)
+
+    def of(self, other: Any) -> Any:
+        """Run another program, such as a guide, with the same arguments."""
+        return other(*self.args, **self.kwargs)
+
+    def as_pair(self) -> "ModelCall":
+        """Return the call of a network with (x, y) in their places, which may have been given by name."""
+        names = ("x", "y")[len(self.args) :]
+        given = (*self.args, *(self.kwargs[name] for name in names if name in self.kwargs))
+        if len(given) != 2 or set(self.kwargs) - set(names):
+            got = [*(type(arg).__name__ for arg in self.args), *(f"{name}=..." for name in self.kwargs)]
+            raise PyroDropoutError(f"a network takes its data as (x, y); got ({', '.join(got)}).")
+        return replace(self, args=given, kwargs={})
+
+    # --- the data in it -----------------------------------------------------------------------------------------------
+
+    def leaves(self) -> Iterator[Tensor]:
+        """Yield all tensors in the arguments, in order."""
+        return (leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor))
+
+    @property
+    def count(self) -> int | None:
+        """The number N of data points: the length of the first tensor that has one; None where there is no such."""
+        return next((len(leaf) for leaf in self.leaves() if leaf.dim()), None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating-point type of the arguments; torch's default where they have none."""
+        return next((leaf.dtype for leaf in self.leaves() if leaf.is_floating_point()), torch.get_default_dtype())
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "ModelCall":
+        """Return the same call with every tensor changed."""
+        args, kwargs = tree_map(
+            lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, (self.args, self.kwargs)
+        )
+        return replace(self, args=args, kwargs=kwargs)
+
+    def to(self, device: torch.device | str) -> "ModelCall":
+        """Return the same call with every tensor on a device."""
+        return self.mapped(lambda leaf: leaf.to(device))
+
+    def at(self, index: Tensor | slice) -> "ModelCall":
+        """Return the call with a mini-batch: these rows of every tensor that has N of them."""
+        count = self.count
+        return self.mapped(lambda leaf: leaf[index] if leaf.dim() and len(leaf) == count else leaf)
+
+    # --- num_data -----------------------------------------------------------------------------------------------------
+
+    def with_num_data(self, only_if_needed: bool = False) -> "ModelCall":
+        """Return the call with N as ``num_data``, where the model has such a parameter and it was not given.
+
+        Args:
+            only_if_needed: whether a parameter that has a default is left at it.
+        """
+        known = signature_of(self.model)
+        if known is None or "num_data" not in known.parameters or "num_data" in self._bound(known).arguments:
+            return self
+        if only_if_needed and known.parameters["num_data"].default is not inspect.Parameter.empty:
+            return self
+        if self.count is None:
+            raise ShapeError(
+                f"{name_of(self.model)} takes num_data, and none of its arguments is a tensor with a row for each data"
+                f" point; got {describe(self.args)}."
+            )
+        names = list(known.parameters)
+        in_turn = names.index("num_data") == len(self.args)
+        if in_turn and known.parameters["num_data"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            return replace(self, args=(*self.args, self.count))  # so that a guide may call it by another name
+        return replace(self, kwargs={**self.kwargs, "num_data": self.count})
+
+    def _bound(self, known: inspect.Signature) -> inspect.BoundArguments:
+        try:
+            return known.bind_partial(*self.args, **self.kwargs)
+        except TypeError as cause:
+            raise self._refusal(known, cause) from None
+
+    def check_bound(self) -> None:
+        """Raise unless the model can be called with these arguments."""
+        known = signature_of(self.model)
+        if known is None:
+            return
+        try:
+            known.bind(*self.args, **self.kwargs)
+        except TypeError as cause:
+            raise self._refusal(known, cause) from None
+
+    def _refusal(self, known: inspect.Signature, cause: TypeError) -> PyroDropoutError:
+        given = [type(arg).__name__ for arg in self.args] + [f"{k}={type(v).__name__}" for k, v in self.kwargs.items()]
+        network = isinstance(self.model, nn.Module) and not isinstance(self.model, PyroModule)
+        return PyroDropoutError(
+            f"model must be a Pyro model that takes the arguments given, ({', '.join(given)}); got"
+            f" {name_of(self.model)}, which takes {known}: {cause}."
+            + (" Write BayesianNet(net, likelihood=...)." if network else "")
+        )

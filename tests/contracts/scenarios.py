@@ -1,0 +1,625 @@
+"""What Pyro's users do with a guide: each scenario is a script in small, with an assertion on what must come out.
+
+``python -m tests.contracts.scenario_table`` runs every scenario with Pyro's own AutoNormal and with every guide of this
+package in its place, and prints what passed, what was refused by name, and what failed.
+"""
+
+import copy
+import io
+import pickle
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.contrib.forecast import Forecaster, ForecastingModel
+from pyro.infer import SVI, JitTrace_ELBO, Predictive, RenyiELBO, Trace_ELBO, TraceEnum_ELBO, TraceGraph_ELBO
+from pyro.infer.autoguide import (
+    AutoCallable,
+    AutoDelta,
+    AutoDiscreteParallel,
+    AutoGuideList,
+    init_to_feasible,
+    init_to_mean,
+    init_to_median,
+    init_to_sample,
+    init_to_uniform,
+    init_to_value,
+)
+from pyro.infer.reparam import ProjectedNormalReparam
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.optim import Adam
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from pyro_dropout import ELBO
+
+Make = Callable[..., Any]
+LOSSES = {"trace": Trace_ELBO, "graph": TraceGraph_ELBO, "enum": TraceEnum_ELBO}
+INITS = {
+    "feasible": init_to_feasible,
+    "mean": init_to_mean,
+    "median": init_to_median,
+    "sample": init_to_sample,
+    "uniform": init_to_uniform,
+}
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A script in small.
+
+    Attributes:
+        name: of the scenario.
+        run: takes a function that makes a guide of a model.
+    """
+
+    name: str
+    run: Callable[[Make], None]
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Any = None, **cases: dict[str, Any]) -> Any:
+    """Register a scenario, once for each case of its further argument."""
+
+    def register(run: Any) -> Any:
+        if not cases:
+            SCENARIOS[run.__name__] = Scenario(run.__name__, run)
+            return run
+        (argument, values), *more = cases.items()
+        for key, value in values.items():
+            for other, second in next(iter(more))[1].items() if more else [("", None)]:
+                name = "-".join(filter(None, (run.__name__, key, other)))
+                options = {argument: value, **({more[0][0]: second} if more else {})}
+                SCENARIOS[name] = Scenario(name, lambda make, options=options: run(make, **options))
+        return run
+
+    return register if function is None else register(function)
+
+
+def trained(model: Any, guide: Any, loss: Any, *args: Any, steps: int = 100, lr: float = 0.05, **kwargs: Any) -> Any:
+    svi = SVI(model, guide, Adam({"lr": lr, "betas": (0.8, 0.99)}), loss)
+    losses = [svi.step(*args, **kwargs) for _ in range(steps)]
+    assert all(value == value and abs(value) < 1e9 for value in losses)
+    return guide
+
+
+# --- losses, shapes and starts ----------------------------------------------------------------------------------------
+
+
+@scenario
+def scores_are_counted_once(make: Make) -> None:
+    def model() -> None:
+        pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    guide = make(model)
+    trace = poutine.trace(guide).get_trace()
+    trace.compute_log_prob()
+    ends = guide.quantiles([0.5, 0.8413447])["z"]
+    z = trace.nodes["z"]["value"]
+    expected = dist.Normal(ends[0], ends[1] - ends[0]).log_prob(z)
+    total = sum(site["log_prob_sum"] for site in trace.nodes.values() if site["type"] == "sample")
+    assert torch.allclose(total, expected, atol=1e-3)
+
+
+@scenario(loss=LOSSES)
+def a_factor_moves_the_loss_by_its_value(make: Make, loss: Any) -> None:
+    def model(log_factor: Tensor) -> None:
+        pyro.sample("z1", dist.Normal(0.0, 1.0))
+        pyro.factor("f1", log_factor)
+        pyro.sample("z2", dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1))
+        with pyro.plate("plate", 3):
+            pyro.factor("f2", log_factor)
+            pyro.sample("z3", dist.Normal(torch.zeros(3), torch.ones(3)))
+
+    guide, elbo, found = make(model), loss(strict_enumeration_warning=False), []
+    elbo.loss(model, guide, torch.tensor(0.0))
+    for value in (5.0, 4.0):
+        pyro.set_rng_seed(123)
+        found.append(elbo.loss(model, guide, torch.tensor(value)))
+    assert abs(found[0] - found[1] + 4) < 1e-4
+
+
+def every_shape() -> None:
+    pyro.sample("scalar", dist.Normal(0.0, 1.0))
+    pyro.sample("vector", dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1))
+    with pyro.plate("plate", 3):
+        pyro.sample("plated", dist.Normal(torch.zeros(3), torch.ones(3)))
+        pyro.sample("plated_rates", dist.Gamma(torch.ones(3, 2), 1.0).to_event(1))
+        pyro.sample("plated_correlations", dist.LKJCholesky(3, torch.tensor(1.0)))
+    pyro.sample("joint", dist.MultivariateNormal(torch.zeros(2), torch.eye(2)))
+    pyro.sample("simplex", dist.Dirichlet(torch.ones(3)))
+    pyro.sample("masked", dist.Normal(0, 1).expand((2,)).mask(torch.arange(2) > 0).to_event(1))
+    pyro.sample("correlations", dist.LKJCholesky(4, torch.tensor(1.0)))
+    pyro.sample("matrix", dist.HalfNormal(1.0).expand([2, 3]).to_event(2))
+    increasing = [dist.transforms.OrderedTransform()]
+    pyro.sample("ordered", dist.TransformedDistribution(dist.Normal(torch.zeros(3), 1.0), increasing))
+
+
+@scenario(loss=LOSSES, init=INITS)
+def every_shape_of_site(make: Make, loss: Any, init: Any) -> None:
+    guide = make(every_shape, init_loc_fn=init)
+    estimate = loss(strict_enumeration_warning=False)
+    assert abs(estimate.loss(every_shape, guide)) < 1e6
+    draws, median, quantiles = guide(), guide.median(), guide.quantiles([0.1, 0.5, 0.9])
+    trace = poutine.trace(every_shape).get_trace()
+    for name in draws:
+        site = trace.nodes[name]
+        assert draws[name].shape == median[name].shape == site["value"].shape
+        assert site["fn"].support.check(draws[name]).all()
+        assert quantiles[name].shape == (3, *site["value"].shape)
+
+
+@scenario(loss=LOSSES)
+def many_draws_at_once(make: Make, loss: Any) -> None:
+    guide = make(every_shape)
+    guide()
+    options = {"strict_enumeration_warning": False, "num_particles": 7, "vectorize_particles": True}
+    assert abs(loss(**options, max_plate_nesting=1).loss(every_shape, guide)) < 1e6
+
+
+@scenario
+def a_plate_seen_by_many_particles(make: Make) -> None:
+    """Unit prior, unit noise: the posterior is N(y/2, 1/2) in each element of the plate."""
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("plate", 3):
+            z = pyro.sample("z", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    y = torch.tensor([0.0, 2.0, 4.0])
+    guide = trained(model, make(model), Trace_ELBO(num_particles=20, vectorize_particles=True), y, steps=250)
+    low, middle, high = guide.quantiles([0.1587, 0.5, 0.8413], y)["z"]
+    assert torch.allclose(middle, y / 2, atol=0.2)
+    assert torch.allclose((high - low) / 2, torch.full((3,), 0.5**0.5), atol=0.15)
+    found = Predictive(model, guide=guide, num_samples=9, parallel=True)(y)
+    assert found["z"].shape == (9, 3)
+
+
+def three_kinds() -> None:
+    pyro.sample("x", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.LogNormal(0.0, 1.0))
+    pyro.sample("z", dist.Beta(2.0, 2.0))
+
+
+def on_three_kinds(make: Make, loss: Any) -> Any:
+    options = {"strict_enumeration_warning": False, "num_particles": 100, "vectorize_particles": True}
+    return trained(three_kinds, make(three_kinds), loss(**options))
+
+
+@scenario(loss=LOSSES)
+def medians_are_learned(make: Make, loss: Any) -> None:
+    found = on_three_kinds(make, loss).median()
+    expected = {"x": 0.0, "y": 1.0, "z": 0.5}
+    assert all(abs(found[name].item() - value) < 0.1 for name, value in expected.items())
+
+
+@scenario(loss=LOSSES)
+def quantiles_are_learned(make: Make, loss: Any) -> None:
+    guide = on_three_kinds(make, loss)
+    found, median = guide.quantiles([0.1, 0.5, 0.9]), guide.median()
+    assert all(torch.allclose(found[name][1], median[name]) for name in "xyz")
+    x, y, z = (found[name].tolist() for name in "xyz")
+    assert -3 < x[0] < x[1] - 0.9 < x[2] - 1.8 < 1.2
+    assert 0.01 < y[0] < y[1] / 2 < y[2] / 4 < 25
+    assert 0.01 < z[0] < z[1] - 0.1 < z[2] - 0.2 < 0.8
+
+
+@scenario
+def it_starts_where_it_is_told(make: Make) -> None:
+    def model() -> None:
+        pyro.sample("x", dist.Normal(0.0, 1.0))
+        pyro.sample("y", dist.MultivariateNormal(torch.zeros(5), torch.eye(5, 5)))
+        pyro.sample("rate", dist.LogNormal(0.0, 1.0))
+
+    starts = {"x": torch.randn(()), "y": torch.randn(5), "rate": torch.tensor(3.0)}
+    for start in (init_to_value(values=starts), lambda site: starts[site["name"]]):
+        guide = make(model, init_loc_fn=start)
+        guide()
+        assert all(torch.allclose(guide.median()[name], value, atol=1e-5) for name, value in starts.items())
+        pyro.clear_param_store()
+
+
+@scenario(scale={"0.1": 0.1, "1e-4": 1e-4})
+def widths_start_as_told(make: Make, scale: float) -> None:
+    def model() -> None:
+        pyro.sample("x", dist.Normal(0.0, 1.0))
+        with pyro.plate("plate", 100):
+            pyro.sample("z", dist.Normal(0.0, 1.0))
+
+    guide = make(model, init_scale=scale)
+    guide()
+    ends = guide.quantiles([0.1587, 0.8413])
+    for name in ("x", "z"):
+        width = (ends[name][1] - ends[name][0]) / 2
+        assert torch.allclose(width, torch.full_like(width, scale), rtol=0.1)
+
+
+@scenario
+def a_prior_away_from_zero_is_where_it_starts(make: Make) -> None:
+    def model() -> None:
+        pyro.sample("a", dist.Normal(50.0, 0.1))
+        pyro.sample("b", dist.Normal(50.0, 0.1).expand([3]).to_event(1))
+
+    guide = make(model, init_loc_fn=init_to_median)
+    guide()
+    assert all((value - 50).abs().max() < 1 for value in guide.median().values())
+
+
+# --- models of other make ---------------------------------------------------------------------------------------------
+
+
+class WithParameters(PyroModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.x_loc = nn.Parameter(torch.tensor(1.0))
+        self.x_scale = PyroParam(torch.tensor(0.1), constraints.positive)
+
+    def forward(self) -> None:
+        pyro.sample("x", dist.Normal(self.x_loc, self.x_scale))
+        with pyro.plate("plate", 2):
+            pyro.sample("y", dist.Normal(2.0, 0.1))
+
+
+@scenario(loss=LOSSES)
+def a_module_with_parameters_of_its_own(make: Make, loss: Any) -> None:
+    model = WithParameters()
+    guide = make(model, init_loc_fn=init_to_mean)
+    guide = trained(model, guide, loss(strict_enumeration_warning=False), steps=20, lr=0.005)
+    median = guide.median()
+    assert abs(median["x"].item() - 1) < 0.1
+    assert (median["y"] - 2).abs().max() < 0.1
+
+
+class RandomLinear(nn.Linear, PyroModule):
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.weight = PyroSample(dist.Normal(0.0, 1.0).expand([out_features, in_features]).to_event(2))
+        self.bias = PyroSample(dist.Normal(0.0, 10.0).expand([out_features]).to_event(1))
+
+
+class Regression(PyroModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = RandomLinear(3, 1)
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        mean = self.linear(x).squeeze(-1)
+        sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("plate", len(x)):
+            return pyro.sample("obs", dist.Normal(mean, sigma), obs=y)
+
+
+@scenario(loss=LOSSES)
+def regression_by_modules(make: Make, loss: Any) -> None:
+    x, model = torch.randn(10, 3), Regression()
+    trained(model, make(model), loss(strict_enumeration_warning=False), x, x.sum(1), steps=2)
+
+
+@scenario
+def regression_compiled_by_jit(make: Make) -> None:
+    x, model = torch.randn(10, 3), Regression()
+    guide = make(model)
+    guide(x, x.sum(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trained(model, guide, JitTrace_ELBO(ignore_jit_warnings=True), x, x.sum(1), steps=3)
+
+
+@scenario
+def renyis_bound(make: Make) -> None:
+    x, model = torch.randn(10, 3), Regression()
+    trained(model, make(model), RenyiELBO(num_particles=3), x, x.sum(1), steps=2)
+
+
+@scenario
+def predictions_one_by_one_and_by_jit(make: Make) -> None:
+    x, model = torch.randn(10, 3), Regression()
+    guide = make(model)
+    guide(x, x.sum(1))  # a guide that first sees its model without y takes y for a latent variable
+    predictive = Predictive(model, guide=guide, num_samples=10)
+    found = predictive(x)
+    assert {"obs", "sigma", "linear.weight", "linear.bias"} <= set(found)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jitted = torch.jit.trace_module(predictive, {"call": (x,)}, check_trace=False)
+    file = io.BytesIO()
+    torch.jit.save(jitted, file)
+    file.seek(0)
+    assert len(torch.jit.load(file).call(x)) == len(found)
+
+
+@scenario
+def a_guide_saved_by_jit(make: Make) -> None:
+    def model() -> None:
+        pyro.sample("x", dist.Normal(0.0, 1.0))
+        with pyro.plate("plate", 2):
+            pyro.sample("y", dist.LogNormal(0.0, 1.0))
+
+    guide = make(model)
+    guide()
+    pyro.set_rng_seed(0)
+    expected = guide.call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        jitted = torch.jit.trace_module(guide, {"call": ()}, check_trace=False)
+    file = io.BytesIO()
+    torch.jit.save(jitted, file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    pyro.set_rng_seed(0)
+    assert all(torch.allclose(a, b) for a, b in zip(loaded.call(), expected, strict=True))
+    assert {name for name, _ in loaded.named_parameters()} == {name for name, _ in guide.named_parameters()}
+
+
+@scenario
+def a_sphere_after_reparameterisation(make: Make) -> None:
+    def model() -> None:
+        pyro.sample("x", dist.ProjectedNormal(torch.tensor([1.0, 0.0, 0.0])))
+
+    sphere = poutine.reparam(model, {"x": ProjectedNormalReparam()})
+    trained(sphere, make(sphere), Trace_ELBO(), steps=3)
+
+
+@scenario
+def a_site_that_is_partly_observed(make: Make) -> None:
+    def model(data: Tensor, mask: Tensor) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("plate", len(data)):
+            pyro.sample("x", dist.Normal(loc, 1.0), obs=data, obs_mask=mask)
+
+    data, mask = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True])
+    guide = trained(model, make(model), Trace_ELBO(), data, mask, steps=3)
+    assert guide.median()["x_unobserved"].shape == (3,)
+
+
+@scenario
+def a_series_is_forecast(make: Make) -> None:
+    class Drift(ForecastingModel):
+        def model(self, zero_data: Tensor, covariates: Tensor) -> None:
+            drift = pyro.sample("drift", dist.Normal(0.0, 0.1))
+            sigma = pyro.sample("sigma", dist.LogNormal(-1.0, 1.0))
+            with self.time_plate:
+                level = pyro.sample("level", dist.Normal(0.0, 0.1))
+            mean = (drift + level).cumsum(-1).unsqueeze(-1)
+            self.predict(dist.Normal(0.0, sigma.unsqueeze(-1)), mean)
+
+    data, model = torch.randn(8, 1).cumsum(0) * 0.1, Drift()
+    covariates = torch.zeros(10, 0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        forecaster = Forecaster(model, data, covariates[:8], guide=make(model), num_steps=3, log_every=0)
+        found = forecaster(data, covariates, num_samples=4)
+    assert found.shape == (4, 2, 1), found.shape
+
+
+# --- plates that show some of their elements --------------------------------------------------------------------------
+
+
+@scenario
+def local_numbers_of_a_subsampled_plate(make: Make) -> None:
+    """Every element has its own number, however few are shown at a time."""
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("N", 20, subsample_size=5) as index:
+            z = pyro.sample("z", dist.Normal(0.0, 10.0))
+            pyro.sample("y", dist.Normal(z, 0.5), obs=y[index])
+
+    y = torch.arange(20.0)
+    guide = trained(model, make(model), Trace_ELBO(), y, steps=600, lr=0.3)
+    assert guide.median(y)["z"].shape == (20,)
+    assert (guide.median(y)["z"] - y).abs().max() < 1.5
+
+
+@scenario
+def a_model_that_subsamples(make: Make) -> None:
+    def model(x: Tensor, y: Tensor, batch_size: int) -> None:
+        loc = pyro.param("loc", lambda: torch.tensor(0.0))
+        with pyro.plate("batch", len(x), subsample_size=batch_size):
+            batch_x, batch_y = pyro.subsample(x, event_dim=0), pyro.subsample(y, event_dim=0)
+            sigma = pyro.sample("sigma", dist.LogNormal(0.0, 1.0))
+            pyro.sample("obs", dist.Normal(loc + batch_x, sigma), obs=batch_y)
+
+    x = torch.randn(50)
+    guide = trained(model, make(model), Trace_ELBO(), x, x + 1, batch_size=20, steps=5)
+    assert guide.median()["sigma"].shape == (50,)
+
+
+def states(batch: Any, subsample: Tensor, full_size: int) -> Tensor:
+    drift = pyro.sample("drift", dist.LogNormal(-1, 0.5))
+    with pyro.plate("data", full_size, subsample=subsample):
+        z, result = torch.tensor(0.0), []
+        for t in range(len(batch)):
+            z = pyro.sample(f"state_{t}", dist.Normal(z, drift))
+            result.append(pyro.sample(f"obs_{t}", dist.Bernoulli(logits=z), obs=batch[t]))
+    return torch.stack(result)
+
+
+@scenario(init={"default": None, "mean": init_to_mean, "median": init_to_median})
+def a_guide_that_subsamples(make: Make, init: Any) -> None:
+    """Batches of 20, 20 and 10 of 50 elements."""
+
+    def plates(batch: Any, subsample: Tensor, full_size: int) -> Any:
+        return pyro.plate("data", full_size, subsample=subsample)
+
+    with torch.no_grad():
+        data = states([None] * 4, torch.arange(50), 50)
+    guide = make(states, create_plates=plates, **({} if init is None else {"init_loc_fn": init}))
+    svi = SVI(states, guide, Adam({"lr": 0.02}), Trace_ELBO())
+    for start in (0, 20, 40, 0):
+        index = torch.arange(start, min(50, start + 20))
+        assert abs(svi.step(data[:, index], index, full_size=50)) < 1e6
+
+
+@scenario(independent={"independent": True, "dependent": False})
+def two_plates_that_subsample(make: Make, independent: bool) -> None:
+    def model(data: Tensor) -> None:
+        with pyro.plate("origin", len(data), dim=-2), pyro.plate("destin", len(data), dim=-1):
+            batch = pyro.subsample(data, event_dim=0)
+            assert batch.size(0) == batch.size(1)
+            pyro.sample("obs", dist.Normal(pyro.sample("z", dist.Normal(0.0, 1.0)), 1.0), obs=batch)
+
+    def plates(data: Tensor) -> Any:
+        origin = pyro.plate("origin", len(data), subsample_size=5, dim=-2)
+        if independent:
+            return origin, pyro.plate("destin", len(data), subsample_size=5, dim=-1)
+        with origin as subsample:
+            pass
+        return origin, pyro.plate("destin", len(data), subsample=subsample, dim=-1)
+
+    data = torch.randn(10, 10)
+    guide = make(model, create_plates=plates)
+    svi = SVI(model, guide, Adam({"lr": 0.01}), Trace_ELBO())
+    assert all(abs(svi.step(data)) < 1e6 for _ in range(2))
+    assert guide.median()["z"].shape == (10, 10)
+
+
+@scenario
+def plates_replayed_from_the_guide(make: Make) -> None:
+    def model(batch_size: int | None = None) -> None:
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        with pyro.plate("outer", 4, subsample_size=batch_size, dim=-2), pyro.plate("inner", 3, dim=-1):
+            pyro.sample("x", dist.Normal(loc, 1.0))
+
+    guide = make(model)
+    guide(batch_size=2)
+    trace = poutine.trace(guide).get_trace(batch_size=2)
+    assert trace.nodes["x"]["value"].shape == (2, 3)
+    replayed = poutine.trace(poutine.replay(model, trace=trace)).get_trace(batch_size=2)
+    assert torch.equal(replayed.nodes["outer"]["value"], trace.nodes["outer"]["value"])
+    assert guide.median()["x"].shape == (4, 3)
+
+
+# --- guides in lists --------------------------------------------------------------------------------------------------
+
+
+@scenario
+def an_enumerated_mixture(make: Make) -> None:
+    data = torch.tensor([0.0, 1.0, 10.0, 11.0, 12.0])
+
+    def model(data: Tensor) -> None:
+        weights = pyro.sample("weights", dist.Dirichlet(0.5 * torch.ones(2)))
+        locs = pyro.sample("locs", dist.Normal(0, 10).expand_by([2]).to_event(1))
+        scale = pyro.sample("scale", dist.LogNormal(0, 1))
+        with pyro.plate("data", len(data)):
+            assignment = pyro.sample("assignment", dist.Categorical(weights.expand(len(data), 2)))
+            pyro.sample("obs", dist.Normal(locs[assignment], scale), obs=data)
+
+    guide = AutoGuideList(model)
+    guide.append(make(poutine.block(model, hide=["assignment"])))
+    guide.append(AutoDiscreteParallel(poutine.block(model, expose=["assignment"])))
+    assert abs(TraceEnum_ELBO(max_plate_nesting=1).loss_and_grads(model, guide, data)) < 1e6
+
+
+def two_sites() -> None:
+    pyro.sample("x", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.MultivariateNormal(torch.zeros(5), torch.eye(5, 5)))
+
+
+@scenario
+def a_list_of_guides(make: Make) -> None:
+    guide = AutoGuideList(two_sites)
+    guide.append(make(poutine.block(two_sites, expose=["x"])))
+    guide.append(make(poutine.block(two_sites, expose=["y"])))
+    assert set(guide()) == {"x", "y"}
+    trained(two_sites, guide, Trace_ELBO(), steps=2)
+    assert set(guide.median()) == {"x", "y"}
+
+
+@scenario(returns={"nothing": False, "values": True})
+def a_list_with_a_function(make: Make, returns: bool) -> None:
+    def own() -> Any:
+        x = pyro.sample("x", dist.Delta(pyro.param("x_loc", torch.tensor(0.0))))
+        return {"x": x} if returns else None
+
+    guide = AutoGuideList(two_sites)
+    guide.append(AutoCallable(two_sites, own, lambda: {"x": pyro.param("x_loc")}))
+    guide.append(make(poutine.block(two_sites, expose=["y"])))
+    assert set(guide()) == ({"x", "y"} if returns else {"y"})
+    trained(two_sites, guide, Trace_ELBO(), steps=2)
+    assert set(guide.median()) == {"x", "y"}
+
+
+@scenario(loss=LOSSES)
+def lists_in_lists(make: Make, loss: Any) -> None:
+    model = WithParameters()
+    guide = AutoGuideList(model)
+    guide.append(AutoDelta(poutine.block(model, expose=["x"])))
+    inner = AutoGuideList(poutine.block(model, expose=["y"]))
+    inner.z = make(poutine.block(model, expose=["y"]))
+    guide.append(inner)
+    trained(model, guide, loss(strict_enumeration_warning=False), steps=3, lr=0.005)
+    assert {"x", "y"} <= set(poutine.trace(guide).get_trace().stochastic_nodes)
+
+
+# --- keeping what was learned -----------------------------------------------------------------------------------------
+
+
+@scenario
+def the_parameter_store_saved_and_loaded(make: Make) -> None:
+    """What one script saves, the next one finds, goes on from, and trains."""
+    x, model = torch.randn(10, 3), Regression()
+    guide = trained(model, make(model), ELBO(per_example=False), x, x.sum(1), steps=5)
+    expected = {name: value.clone() for name, value in guide.median().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "store.pt")
+        pyro.get_param_store().save(file)
+        pyro.clear_param_store()
+        other = make(model)
+        pyro.get_param_store().load(file)
+    other(x, x.sum(1))
+    assert all(torch.equal(other.median()[name], value) for name, value in expected.items())
+    trained(model, other, ELBO(per_example=False), x, x.sum(1), steps=2)
+    assert not any(torch.equal(other.median()[name], value) for name, value in expected.items())
+    held = {id(value) for value in pyro.get_param_store()._params.values()}
+    assert {id(value) for value in other.parameters()} <= held
+
+
+@scenario
+def copies_and_pickles(make: Make) -> None:
+    x, model = torch.randn(10, 3), Regression()
+    guide = trained(model, make(model), ELBO(per_example=False), x, x.sum(1), steps=2)
+    file = io.BytesIO()
+    torch.save(guide, file)
+    file.seek(0)
+    copies = [pickle.loads(pickle.dumps(guide)), torch.load(file, weights_only=False), copy.deepcopy(guide)]
+    for other in copies:
+        assert all(torch.equal(other.median()[name], value) for name, value in guide.median().items())
+
+
+@scenario
+def parameters_local_to_modules(make: Make) -> None:
+    x = torch.randn(10, 3)
+    with pyro.settings.context(module_local_params=True):
+        model = Regression()
+        guide = make(model)
+        guide(x, x.sum(1))
+        before = {name: value.detach().clone() for name, value in guide.named_parameters()}
+        trained(model, guide, ELBO(per_example=False), x, x.sum(1), steps=2)
+        assert all(not torch.equal(value, before[name]) for name, value in guide.named_parameters())
+        assert not len(pyro.get_param_store())
+
+
+@scenario
+def the_posterior_of_a_conjugate_model(make: Make) -> None:
+    """Two unknown means with known noise: the posterior factorises, and is N(mean·n/(n+1), 1/(n+1))."""
+
+    def model(y: Tensor) -> None:
+        with pyro.plate("groups", 2, dim=-1):
+            mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+            with pyro.plate("data", y.shape[0], dim=-2):
+                pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = torch.randn(8, 2) + torch.tensor([1.0, -1.0])
+    guide = trained(model, make(model), Trace_ELBO(num_particles=10, vectorize_particles=True), y, steps=300, lr=0.03)
+    low, middle, high = guide.quantiles([0.1587, 0.5, 0.8413])["mu"]
+    assert torch.allclose(middle, y.sum(0) / 9, atol=0.1)
+    assert torch.allclose((high - low) / 2, torch.full((2,), 1 / 3), atol=0.06)

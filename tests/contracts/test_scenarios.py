@@ -1,0 +1,65 @@
+"""Every guide where Pyro's AutoNormal was: what AutoNormal can do, a guide with a density can do, and others refuse."""
+
+import itertools
+from collections.abc import Iterator
+
+import jaxtyping
+import pytest
+
+from tests.contracts.guides import GUIDES
+from tests.contracts.scenario_table import outcome
+from tests.contracts.scenarios import SCENARIOS
+
+# What needs log q of a weight. A guide whose weights have no density refuses these by name, and passes all others.
+NEED_A_DENSITY = {
+    "regression_by_modules-trace",
+    "regression_by_modules-graph",
+    "regression_by_modules-enum",
+    "regression_compiled_by_jit",
+    "renyis_bound",
+}
+# A guide that drops whole vectors has no density for them either, and starts with their mean at the value told.
+DROPS_VECTORS = "dropout-dropped-bias"
+START = {"it_starts_where_it_is_told", "a_prior_away_from_zero_is_where_it_starts"}
+# Probabilities of labels are trained by their score, which this loss has no term for, and Pyro says so.
+NEED_RSAMPLE = {("row-mixture-learned", "renyis_bound")}
+WHOLE = ("mean-field",)  # the guides that run through all scenarios in the short tests
+SLOW = ("learned", "many_particles", "local_numbers", "conjugate", "jit")
+
+
+@pytest.fixture(autouse=True)
+def unchecked() -> Iterator[None]:
+    """Let torch.jit trace through annotated functions: shapes are tensors to it."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def cases() -> list[object]:
+    found: list[object] = []
+    for guide, scenario in itertools.product(GUIDES, SCENARIOS):
+        if (guide, scenario) in NEED_RSAMPLE or (guide == DROPS_VECTORS and scenario in START):
+            continue
+        repeated = scenario.startswith("every_shape_of_site") and not scenario.endswith("trace-median")
+        long = guide not in WHOLE and (repeated or any(word in scenario for word in SLOW))
+        marks = [pytest.mark.deep] if long else []
+        found.append(pytest.param(guide, scenario, id=f"{guide}-{scenario}", marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("guide", "scenario"), cases())
+def test_it_stands_where_autonormal_stood(guide: str, scenario: str) -> None:
+    what, why = outcome(scenario, guide)
+    if guide == DROPS_VECTORS:
+        assert what != "failed", why
+        return
+    expected = "refused" if scenario in NEED_A_DENSITY and not GUIDES[guide].density else "passed"
+    assert what == expected, why
+    if what == "refused":
+        assert "linear.weight" in why or "scale=0" in why
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_autonormal_passes_every_scenario(scenario: str) -> None:
+    assert outcome(scenario, "Pyro's AutoNormal") == ("passed", "")

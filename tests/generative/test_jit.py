@@ -1,0 +1,57 @@
+"""A network under Pyro's JitTrace_ELBO: torch.jit traces one step, and every later one must read the new parameters."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from pyro.infer import SVI, JitTrace_ELBO, Trace_ELBO
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+GUIDES: dict[str, Callable[[Any], Any]] = {
+    "mean-field": pd.AutoMeanField,
+    "dropout": lambda model: pd.AutoDropout(model, scale=0.1, bias="gaussian"),
+}
+pytestmark = pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+
+
+def network() -> tuple[pd.BayesianNet, Tensor, Tensor]:
+    net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    x = torch.randn(20, 3, dtype=torch.float64)
+    return pd.BayesianNet(net, likelihood=pd.Gaussian(2.0, learn=True)).double(), x, x.sum(1, keepdim=True)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # torch.jit hands shapes around as tensors
+@pytest.mark.parametrize("name", GUIDES)
+def test_losses_and_gradients_are_those_of_trace_elbo(name: str) -> None:
+    model, x, y = network()
+    guide = GUIDES[name](model)
+    traced, plain = JitTrace_ELBO(ignore_jit_warnings=True), Trace_ELBO()
+    traced.loss_and_grads(model, guide, x, y)
+    trained = [*guide.parameters(), model.likelihood.log_tau]
+    for seed in range(3):
+        with torch.no_grad():  # what the traced program must see, though it was traced before
+            for value in trained:
+                value.add_(0.1 * torch.randn_like(value))
+        found = []
+        for loss in (plain, traced):
+            for value in trained:
+                value.grad = None
+            pyro.set_rng_seed(seed)
+            found.append((loss.loss_and_grads(model, guide, x, y), [value.grad.clone() for value in trained]))
+        # torch.jit holds sizes as tensors, so that a size times log 2π is rounded to float32
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-7)
+        for one, other in zip(found[0][1], found[1][1], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("name", GUIDES)
+def test_stock_svi_trains_with_it(name: str) -> None:
+    model, x, y = network()
+    svi = SVI(model, GUIDES[name](model), pyro.optim.Adam({"lr": 0.02}), JitTrace_ELBO(ignore_jit_warnings=True))
+    losses = [svi.step(x, y) for _ in range(150)]
+    assert sum(losses[-20:]) < 0.8 * sum(losses[:20])

@@ -1,0 +1,146 @@
+"""Models and likelihoods go through pickle, torch.save, copies and new processes, and come out the same."""
+
+import copy
+import io
+import multiprocessing
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+X, Y = torch.linspace(-1, 2, 12).reshape(6, 2), torch.linspace(3, 9, 6).unsqueeze(-1)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1)).eval()
+
+
+def doubled(name: str) -> float:
+    return 2.0
+
+
+def nothing_hidden(name: str, module: nn.Module) -> bool:
+    return False
+
+
+def line(x: Tensor) -> Tensor:
+    return x.sum(-1, keepdim=True)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "network": lambda: pd.BayesianNet(net()),
+    "network with functions": lambda: pd.BayesianNet(net(), pd.Prior(doubled, hide=nothing_hidden)),
+    "standardised": lambda: pd.Standardised(pd.BayesianNet(net(), likelihood=pd.Gaussian(4.0, learn=True)), X, Y),
+    "finite rank": lambda: pd.FiniteRankGP(2, 5, 1, mean=line),
+    "deep": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"], output_bias=True),
+    "deep, of functions": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["tanh", nn.functional.gelu], space="function"),
+}
+LIKELIHOODS: dict[str, Callable[[], pd.Likelihood]] = {
+    "gaussian": lambda: pd.Gaussian(torch.tensor([2.0, 3.0]), learn=True),
+    "heteroscedastic": pd.HeteroscedasticGaussian,
+    "categorical": pd.Categorical,
+    "bernoulli": pd.Bernoulli,
+    "poisson": pd.Poisson,
+}
+EVERYTHING = {**MODELS, **LIKELIHOODS}
+
+
+def through_file(given: Any) -> Any:
+    room = io.BytesIO()
+    torch.save(given, room)
+    room.seek(0)
+    return torch.load(room, weights_only=False)
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda given: pickle.loads(pickle.dumps(given)),
+    "torch.save": through_file,
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+}
+
+
+def answers(given: Any) -> list[Tensor]:
+    """All that a model draws, its priors and its output; or the densities of a likelihood."""
+    pyro.set_rng_seed(3)
+    if isinstance(given, pd.Likelihood):
+        f = torch.linspace(-1, 1, 12).reshape(6, 2)
+        y = given.distribution(f).sample()
+        return [y, given.distribution(f).log_prob(y)]
+    trace = pyro.poutine.trace(given).get_trace(X)
+    sites = [site for site in trace.nodes.values() if site["type"] == "sample" and site["name"] != "data"]
+    drawn = [site["value"] for site in sites]
+    return [*drawn, *(site["fn"].log_prob(site["value"]) for site in sites), trace.nodes["_RETURN"]["value"]]
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> None:
+    assert len(one) == len(other)
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_what_comes_back_is_the_same(name: str, way: str) -> None:
+    given = EVERYTHING[name]()
+    back = WAYS[way](given)
+    assert back is not given
+    same(answers(given), answers(back))
+    own = given.model if isinstance(given, pd.Standardised) else given
+    if isinstance(own, pd.BayesianNet):
+        other = back.model if isinstance(back, pd.Standardised) else back
+        widths, again = own.prior.scales(own.net), other.prior.scales(other.net)
+        assert list(widths) == list(again)
+        same(list(widths.values()), list(again.values()))
+
+
+def elsewhere(given: dict[str, Any], queue: Any) -> None:
+    queue.put({name: [value.tolist() for value in answers(each)] for name, each in given.items()})
+
+
+def test_a_new_process_has_the_same() -> None:
+    given = {name: make() for name, make in EVERYTHING.items()}
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=elsewhere, args=(given, queue))
+    process.start()
+    try:
+        found = queue.get(timeout=120)
+    finally:
+        process.join(timeout=30)
+    assert found == {name: [value.tolist() for value in answers(each)] for name, each in given.items()}
+
+
+NAMELESS: dict[str, tuple[Callable[[], Any], str]] = {
+    "hide": (lambda: pd.Prior(hide=lambda name, module: False), "hide of Prior"),
+    "length_scale": (lambda: pd.Prior(lambda name: 2.0), "length_scale of Prior"),
+    "bias_length_scale": (lambda: pd.Prior(1.0, lambda name: 2.0), "bias_length_scale of Prior"),
+    "in a network": (lambda: pd.BayesianNet(net(), pd.Prior(hide=lambda n, m: False)), "hide of Prior"),
+    "mean": (lambda: pd.FiniteRankGP(2, 5, 1, mean=lambda x: x), "mean of FiniteRankGP"),
+    "nonlinearity": (
+        lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["relu", lambda x: x]),
+        "nonlinearity of layer 2 of DeepGP",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_a_function_without_a_name_is_told_by_its_argument(name: str) -> None:
+    make, words = NAMELESS[name]
+    given = make()
+    for way in ("pickle", "torch.save"):
+        with pytest.raises(pd.PyroDropoutError, match=f"{words} cannot be pickled: .*Write it with def"):
+            WAYS[way](given)
+    for way in ("deepcopy", "copy"):
+        WAYS[way](given)
+
+
+def test_a_pickler_that_takes_functions_may_take_them() -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    given = pd.BayesianNet(net(), pd.Prior(hide=lambda name, module: False))
+    same(answers(given), answers(pickle.loads(cloudpickle.dumps(given))))

@@ -1,0 +1,178 @@
+"""Names in Pyro's store: the same in every process, never shared by two owners, and a loaded value wins."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI
+from pyro.infer.autoguide import AutoGuideList
+from pyro.optim import Adam
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+
+def normed() -> pd.BayesianNet:
+    """A network with a hidden parameter (of the normalisation), and a learned precision."""
+    net = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3), nn.Linear(3, 1))
+    return pd.BayesianNet(net, likelihood=pd.Gaussian(1.0, learn=True))
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-1, 1, 12).reshape(6, 2)
+    return x, x[:, :1]
+
+
+def step(model: Any, guide: Any, lr: float = 0.1, count: int = 2) -> None:
+    svi = SVI(model, guide, Adam({"lr": lr}), pd.ELBO(per_example=False))
+    for _ in range(count):
+        svi.step(*data())
+
+
+def test_the_first_of_its_kind_has_the_plain_name() -> None:
+    model = normed()
+    step(model, pd.AutoMeanField(model))
+    names = set(pyro.get_param_store())
+    assert {"BayesianNet.1.weight", "Gaussian.log_tau", "AutoMeanField.0.weight.loc"} <= names
+
+
+def test_a_store_saved_by_one_script_is_found_by_another(tmp_path: Path) -> None:
+    """The second script builds other objects first, and in another order."""
+    script = """
+import sys, torch, pyro, pyro_dropout as pd
+from tests.generative.test_registration import normed, step, data
+torch.manual_seed(int(sys.argv[2]))
+if sys.argv[1] == "load":
+    others = [pd.AutoDropout(normed()), pd.Gaussian(2.0, learn=True)]
+    guide = pd.AutoMeanField(model := normed())
+    pyro.get_param_store().load(sys.argv[3])
+    step(model, guide, lr=0.0, count=1)
+else:
+    guide = pd.AutoMeanField(model := normed())
+    step(model, guide)
+    pyro.get_param_store().save(sys.argv[3])
+print(guide.mean()["0.weight"].flatten().tolist(), model.net[1].weight.tolist(), model.likelihood.tau.item())
+"""
+    said = []
+    for seed, what in enumerate(("save", "load")):
+        command = [sys.executable, "-W", "ignore", "-c", script, what, str(seed), str(tmp_path / "store.pt")]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
+        assert ran.returncode == 0, ran.stderr
+        said.append(ran.stdout)
+    assert said[0] == said[1]
+
+
+def test_a_loaded_store_restores_and_trains(tmp_path: Path) -> None:
+    model = normed()
+    guide = pd.AutoMeanField(model)
+    step(model, guide)
+    kept = {name: value.detach().clone() for name, value in guide.named_parameters()}
+    hidden, tau = model.net[1].weight.detach().clone(), model.likelihood.tau.item()
+    pyro.get_param_store().save(str(tmp_path / "store.pt"))
+    step(model, guide, count=3)
+    assert not torch.equal(guide.states["0/weight"].loc, kept["states.0/weight.loc"])
+    pyro.get_param_store().load(str(tmp_path / "store.pt"))
+    step(model, guide, lr=0.0, count=1)
+    assert all(torch.equal(value, kept[name]) for name, value in guide.named_parameters())
+    assert torch.equal(model.net[1].weight, hidden)
+    assert model.likelihood.tau.item() == pytest.approx(tau)
+    step(model, guide)
+    assert not any(torch.equal(value, kept[name]) for name, value in guide.named_parameters())
+    held = {id(value) for value in pyro.get_param_store()._params.values()}
+    assert held >= {id(value) for part in (guide, model.likelihood) for value in part.parameters()}
+
+
+def test_a_loaded_value_of_another_shape_is_refused_by_name() -> None:
+    model = normed()
+    guide = pd.AutoMeanField(model)
+    pyro.get_param_store().set_state(
+        {
+            "params": {"AutoMeanField.0.weight.loc": torch.zeros(5, requires_grad=True)},
+            "constraints": {"AutoMeanField.0.weight.loc": dist.constraints.real},
+        }
+    )
+    with pytest.raises(pd.ShapeError, match=r"'AutoMeanField\.0\.weight\.loc' with shape"):
+        guide(*data())
+
+
+def test_two_guides_of_a_kind_share_nothing() -> None:
+    model = normed()
+    first, second = pd.AutoMeanField(model), pd.AutoMeanField(model)
+    for guide in (first, second):
+        step(model, guide, count=1)
+    before = first.mean()["0.weight"]
+    step(model, second)
+    assert torch.equal(first.mean()["0.weight"], before)
+    assert any(name.startswith("AutoMeanField_1.") for name in pyro.get_param_store())
+
+
+def test_a_guide_made_anew_starts_anew() -> None:
+    """As when a cell of a notebook is run twice: what the first one has learned stays its own."""
+    model = normed()
+    guide = pd.AutoMeanField(model)
+    step(model, guide, count=5)
+    trained = guide.mean()["0.weight"]
+    guide = pd.AutoMeanField(model)
+    step(model, guide, lr=0.0, count=1)
+    assert not torch.equal(guide.mean()["0.weight"], trained)
+    assert torch.allclose(guide.mean()["0.weight"], model.net[0].weight)
+
+
+def test_a_cleared_store_is_filled_again() -> None:
+    model = normed()
+    guide = pd.AutoMeanField(model)
+    step(model, guide)
+    pyro.clear_param_store()
+    step(model, guide)
+    held = {id(value) for value in pyro.get_param_store()._params.values()}
+    assert held >= {id(value) for value in guide.parameters()}
+    assert "AutoMeanField.0.weight.loc" in pyro.get_param_store()
+
+
+def test_parts_of_two_lists_share_nothing() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
+
+    lists = []
+    for _ in range(2):
+        whole = AutoGuideList(model)
+        whole.append(pd.AutoMeanField(model))
+        whole(*data())
+        lists.append(whole)
+    assert "AutoGuideList.0.w.loc" in pyro.get_param_store()
+    assert "AutoGuideList.0_1.w.loc" in pyro.get_param_store()
+    assert lists[0][0].mean()["w"].shape == (2, 2)
+
+
+def test_a_parameter_that_is_not_contiguous_is_trained() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.LayerNorm([3]))
+    net[1].weight = nn.Parameter(torch.ones(3, 2)[:, 0])  # every other number of its memory
+    model = pd.BayesianNet(net)
+    before = net[1].weight.detach().clone()
+    SVI(model, pd.AutoMeanField(model), Adam({"lr": 0.1}), pd.ELBO()).step(data()[0], torch.zeros(6, 3))
+    assert not torch.equal(net[1].weight, before)
+
+
+def test_copies_have_names_of_their_own() -> None:
+    model = normed()
+    guide = pd.AutoMeanField(model)
+    step(model, guide)
+    other_model, other = copy.deepcopy((model, guide))
+    assert other.model is other_model
+    before = {name: value.detach().clone() for name, value in guide.named_parameters()}
+    step(other_model, other)
+    assert all(torch.equal(value, before[name]) for name, value in guide.named_parameters())
+
+
+def test_many_of_a_kind_are_named_in_no_time() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1))
+    guides = [pd.AutoMeanField(model) for _ in range(300)]
+    for guide in guides:
+        guide()
+    assert len({name.split(".")[0] for name in pyro.get_param_store()}) == 300

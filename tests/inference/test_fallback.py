@@ -1,0 +1,375 @@
+"""``ELBO(per_example="auto")``: a draw for each data point where the model allows it, and a shared one where not.
+
+Where it is refused, everything after is as if it had not been tried: the same numbers as with ``per_example=False``.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro.infer import SVI
+from pyro.optim import Adam
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import pyro_dropout as pd
+from pyro_dropout.mathematics.errors import NotFollowedError
+
+pytestmark = pytest.mark.usefixtures("unchecked_shapes")
+EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
+ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
+
+
+def schools(y: Tensor) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(10.0))
+    theta = pyro.sample("theta", dist.Normal(mu, tau).expand([8]).to_event(1))
+    with pyro.plate("schools", 8):
+        pyro.sample("y", dist.Normal(theta, ERRORS), obs=y)
+
+
+def plated_schools(y: Tensor) -> None:
+    mu = pyro.sample("mu", dist.Normal(0.0, 10.0))
+    tau = pyro.sample("tau", dist.HalfCauchy(10.0))
+    with pyro.plate("schools", 8):
+        theta = pyro.sample("theta", dist.Normal(mu, tau))
+        pyro.sample("y", dist.Normal(theta, ERRORS), obs=y)
+
+
+@contextmanager
+def one_warning(words: str) -> Iterator[None]:
+    """Within the context there is one warning, and this is what it says."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    assert [str(each.message) for each in caught if "all points share each draw" not in str(each.message)] == []
+    assert len(caught) == 1
+    assert re.search(words, str(caught[0].message)), str(caught[0].message)
+
+
+def test_eight_schools_train_with_one_warning() -> None:
+    svi = SVI(schools, pd.AutoMeanField(schools), Adam({"lr": 0.05}), pd.ELBO(per_example="auto"))
+    words = (
+        r"^site 'theta' cannot be drawn for each data point: it reaches 'y' through .*, which is not a layer; all"
+        r" points share each draw from here on\. ELBO\(per_example=False\) silences this\.$"
+    )
+    with one_warning(words):
+        losses = [svi.step(EFFECTS) for _ in range(60)]
+    assert sum(losses[-10:]) < sum(losses[:10])
+
+
+def test_sites_in_plates_are_drawn_once_and_need_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svi = SVI(plated_schools, pd.AutoMeanField(plated_schools), Adam({"lr": 0.05}), pd.ELBO(per_example="auto"))
+        for _ in range(5):
+            svi.step(EFFECTS)
+
+
+# --- all that is refused ----------------------------------------------------------------------------------------------
+
+
+def weights_model(use: Callable[..., Tensor], prior: Any = None) -> Callable[..., None]:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", (prior or dist.Normal(torch.zeros(2, 2), 1.0)).to_event(2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(use(x, w), 1.0).to_event(1), obs=y)
+
+    return model
+
+
+def matrix(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+def scalar_beside(x: Tensor, y: Tensor) -> None:
+    s = pyro.sample("s", dist.Normal(0.0, 1.0))
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w + s, 1.0).to_event(1), obs=y)
+
+
+def label_for_each_weight(x: Tensor, y: Tensor) -> None:
+    locs = pyro.param("locs", lambda: torch.randn(2, 2, 2))
+    pyro.sample("w", pd.RowMixture(locs, 0.3, torch.tensor([0.4, 0.6]), row_dim=None, validate_args=False))
+
+
+class Sequence(nn.Module):
+    """Attention in torch's own layout, with data points second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.unsqueeze(0)
+        return self.attention(h, h, h)[0][0]
+
+
+class Twice(nn.Module):
+    def __init__(self, turn: bool = False) -> None:
+        super().__init__()
+        self.layer, self.norm, self.turn = nn.Linear(2, 2), nn.BatchNorm1d(2), turn
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.layer(x))
+        return self.layer(h[:1]).expand_as(h) if self.turn else self.layer(h)
+
+
+Pair = tuple[Any, Any]
+
+
+def pair(model: Any, guide: Callable[[Any], Any] = pd.AutoMeanField) -> Pair:
+    return model, guide(model)
+
+
+REFUSED: dict[str, tuple[Callable[[], Pair], str]] = {
+    "not a layer": (lambda: pair(weights_model(lambda x, w: x @ (2 * w))), "'w' .* reaches 'y' through"),
+    "a prior that is not Gaussian": (
+        lambda: pair(weights_model(matrix, dist.Laplace(torch.zeros(2, 2), 1.0))),
+        "'w' .* its prior is Independent, not Gaussian",
+    ),
+    "noise shared with a scalar": (
+        lambda: pair(scalar_beside, lambda model: pd.AutoLowRank(model, rank=2, per="net")),
+        "'s' .* drawn once for all of them, and shares its noise",
+    ),
+    "a label for each weight": (lambda: (weights_model(matrix), label_for_each_weight), "'w' .* label for each weight"),
+    "used twice": (lambda: pair(pd.BayesianNet(Twice())), r"'layer.weight' .* is used twice"),
+    "other points": (
+        lambda: pair(pd.BayesianNet(Twice(turn=True)), lambda model: pd.AutoDropout(model, keep=0.8)),
+        r"'layer.weight' .* drawn for 6 data points, and meets an input whose first dimension is 1",
+    ),
+    "a layer that is not covered": (
+        lambda: pair(pd.BayesianNet(Sequence())),
+        "weights .* need attention with batch_first",
+    ),
+    "points added up": (
+        lambda: pair(
+            weights_model(lambda x, w: x @ w - (x @ w).mean(0)), lambda model: pd.AutoDropout(model, keep=0.8)
+        ),
+        "'w' .* which mixes data points",
+    ),
+    "numbers read": (lambda: pair(weights_model(lambda x, w: x + w.sum().item())), "'w' .* reads its numbers"),
+    "changed in place": (lambda: pair(weights_model(lambda x, w: x @ w.mul_(2))), "'w' .* changes it in place"),
+    "a process in function space": (
+        lambda: pair(pd.DeepGP(2, [3], 2, space="function", jitter=0.1)),
+        "'W1' .* function space",
+    ),
+}
+X, Y = torch.randn(6, 2, generator=torch.Generator().manual_seed(0)), torch.ones(6, 2)
+
+
+ASK: dict[str, Callable[..., Any]] = {
+    "loss": lambda elbo, *args: elbo.loss(*args),
+    "loss_and_grads": lambda elbo, *args: elbo.loss_and_grads(*args),
+    "differentiable_loss": lambda elbo, *args: elbo.differentiable_loss(*args),
+    "parts": lambda elbo, *args: torch.stack(list(elbo.parts(*args).values())),
+    "by_site": lambda elbo, *args: torch.stack(list(elbo.by_site(*args).values())),
+}
+
+
+def state(model: Any) -> list[Tensor]:
+    buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
+    store = pyro.get_param_store()
+    return [*(buffer.clone() for buffer in buffers), *(store[name].detach().clone() for name in sorted(store.keys()))]
+
+
+@pytest.mark.parametrize("ask", ASK)
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_leaves_no_mark(case: str, ask: str) -> None:
+    """From the same seed all numbers are those of shared draws, in this call and in the next, buffers included."""
+    make, words = REFUSED[case]
+    found = []
+    for per_example in ("auto", False):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(5)
+        model, guide = make()
+        elbo = pd.ELBO(per_example=per_example, num_particles=3)  # type: ignore[arg-type]
+        with one_warning(words) if per_example == "auto" else warnings.catch_warnings():
+            values = [torch.as_tensor(ASK[ask](elbo, model, guide, X, Y)).detach() for _ in range(2)]
+        found.append([*values, *state(model), torch.rand(3)])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_explicit_loss_refuses_as_ever(case: str) -> None:
+    model, guide = REFUSED[case][0]()
+    with pytest.raises(NotFollowedError):
+        pd.ELBO().loss(model, guide, X, Y)
+
+
+def test_other_mistakes_are_not_swallowed() -> None:
+    model, guide = pair(pd.BayesianNet(nn.Linear(2, 2)))
+    elbo = pd.ELBO(per_example="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(pd.ShapeError, match="y must have shape"):
+            elbo.loss(model, guide, X, Y[:3])
+        with pytest.raises(pd.PyroDropoutError, match="no site 'bias'"):
+            elbo.loss(model, pyro.poutine.block(guide, hide=["bias"]), X, Y)
+        assert not elbo._shares
+
+
+def test_a_refusal_may_come_later() -> None:
+    """A model that treats small batches in another way: from then on draws are shared, and said so once."""
+
+    def use(x: Tensor, w: Tensor) -> Tensor:
+        return x @ w if len(x) > 3 else x @ (1 * w)
+
+    model, guide = pair(weights_model(use))
+    elbo = pd.ELBO(per_example="auto")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        elbo.loss(model, guide, X, Y)
+    pyro.set_rng_seed(1)
+    with one_warning("'w' cannot be drawn"):
+        mine = elbo.loss(model, guide, X[:2], Y[:2])
+    pyro.set_rng_seed(1)
+    assert mine == pd.ELBO(per_example=False).loss(model, guide, X[:2], Y[:2])
+
+
+@pytest.mark.parametrize("make", [pd.AutoMeanField, pd.AutoDropout])
+def test_where_nothing_is_refused_it_is_true(make: Any) -> None:
+    found = []
+    for per_example in ("auto", True):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(3)
+        net = nn.Sequential(nn.Linear(2, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+        model = pd.BayesianNet(net)
+        guide = make(model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            svi = SVI(model, guide, Adam({"lr": 0.05}), pd.ELBO(per_example=per_example, num_particles=2))  # type: ignore[arg-type]
+            found.append([*(svi.step(X, Y) for _ in range(3)), *(b.sum().item() for b in model.buffers())])
+    assert found[0] == found[1]
+
+
+# --- while a tracer records -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case", ["not a layer", "used twice", "a prior that is not Gaussian", "a layer that is not covered"]
+)
+def test_a_tracer_records_shared_draws_alone(case: str) -> None:
+    """The first call is traced: the program is that of ``per_example=False``, with none of what was tried in it."""
+    make, words = REFUSED[case]
+    programs, numbers = [], []
+    for per_example in ("auto", False):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(5)
+        model, guide = make()
+        guide(X, Y)
+        elbo = pd.ELBO(per_example=per_example)  # type: ignore[arg-type]
+
+        def loss(x: Tensor, y: Tensor) -> Tensor:
+            return elbo.differentiable_loss(model, guide, x, y).detach()  # noqa: B023
+
+        with pyro.validation_enabled(False), one_warning(words) if per_example == "auto" else warnings.catch_warnings():
+            program = make_fx(loss)(X, Y)
+        assert elbo._shares
+        programs.append(program.code)
+        numbers.append([program(X, Y), torch.rand(2), *state(model)])
+    assert programs[0] == programs[1]
+    assert all(torch.equal(one, other) for one, other in zip(*numbers, strict=True))
+
+
+def test_a_tracer_records_a_draw_for_each_point_where_it_can() -> None:
+    programs = []
+    for per_example in ("auto", True):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(5)
+        model, guide = pair(pd.BayesianNet(nn.Linear(2, 2)))
+        elbo = pd.ELBO(per_example=per_example)  # type: ignore[arg-type]
+        with pyro.validation_enabled(False):
+            programs.append(make_fx(lambda x, y: elbo.differentiable_loss(model, guide, x, y).detach())(X, Y).code)  # noqa: B023
+    assert programs[0] == programs[1]
+
+
+# --- what is expected -------------------------------------------------------------------------------------------------
+
+
+def regression(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+    b = pyro.sample("b", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(F.linear(x, w, b), 0.7).to_event(1), obs=y)
+
+
+def hierarchy(x: Tensor, y: Tensor) -> None:
+    s = pyro.sample("s", dist.HalfNormal(1.0))
+    with pyro.plate("groups", 3):
+        level = pyro.sample("level", dist.Normal(0.0, s + 0.1))
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 2), s + 0.5).to_event(2))
+    with pyro.plate("data", len(x)):
+        f = x @ w + level[torch.arange(len(x)) % 3].unsqueeze(-1)
+        pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+
+
+def two_observed(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+    v = pyro.sample("v", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+    h = torch.tanh(x @ w)
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(h @ v, 0.7).to_event(1), obs=y)
+        pyro.sample("size", dist.Poisson(h.exp()).to_event(1), obs=torch.ones(len(x), 2))
+
+
+def whole_and_parts(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+    f = x @ w
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, 0.7).to_event(1), obs=y)
+    pyro.sample("total", dist.Normal(f.sum(), 0.7), obs=y.sum())
+
+
+def no_plate(x: Tensor, y: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+    pyro.sample("y", dist.Normal(x @ w, 0.7).to_event(2), obs=y)
+
+
+EXPECTED: dict[str, tuple[Callable[..., None], bool]] = {
+    "regression": (regression, False),
+    "schools": (lambda x, y: schools(EFFECTS), True),
+    "schools in a plate": (lambda x, y: plated_schools(EFFECTS), False),
+    "hierarchy": (hierarchy, False),
+    "two observed sites": (two_observed, False),
+    "a sum over points": (whole_and_parts, True),
+    "no dimension of data": (no_plate, False),
+}
+AUTOGUIDES: dict[str, Callable[[Any], Any]] = {
+    "mean-field": lambda model: pd.AutoMeanField(model, init_scale=0.5),
+    "dropout": lambda model: pd.AutoDropout(model, keep=0.7, scale=0.3, bias="gaussian"),
+    "low-rank": lambda model: pd.AutoLowRank(model, rank=2, init_scale=0.5),
+    "learned": lambda model: pd.AutoRowMixture(model, 2, weights="learned", bias="gaussian"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*finds no weight in this model", "ignore:.*all points share each draw")
+@pytest.mark.parametrize("name", AUTOGUIDES)
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_loss_and_its_gradient_have_one_expectation(case: str, name: str) -> None:
+    """4.5 standard errors of 120 estimates: a correct number exceeds them 1 time in 50,000; there are some 500."""
+    model, refused = EXPECTED[case]
+    guide = AUTOGUIDES[name](model)
+    guide(X, Y)
+    seen = []
+    for per_example in ("auto", False):
+        elbo, found = pd.ELBO(per_example=per_example), []  # type: ignore[arg-type]
+        for _ in range(120):
+            guide.zero_grad()
+            value = elbo.loss_and_grads(model, guide, X, Y)
+            grads = [torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in guide.parameters()]
+            found.append(torch.cat([torch.tensor([value]), *grads]).double())
+        seen.append(torch.stack(found))
+        assert per_example is False or elbo._shares == refused
+    error = ((seen[0].var(0) + seen[1].var(0)) / 120).sqrt()
+    gap = (seen[0].mean(0) - seen[1].mean(0)).abs()
+    assert bool((gap <= 4.5 * error + 1e-3).all()), gap / error
