@@ -320,6 +320,13 @@ def renyis_bound(make: Make) -> None:
     trained(model, make(model), RenyiELBO(num_particles=3), x, x.sum(1), steps=2)
 
 
+def saved_by_jit(module: Any, inputs: Any) -> Any:
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.trace_module(module, {"call": inputs}, check_trace=False), file)
+    file.seek(0)
+    return torch.jit.load(file)
+
+
 @scenario
 def predictions_one_by_one_and_by_jit(make: Make) -> None:
     x, model = torch.randn(10, 3), Regression()
@@ -330,11 +337,8 @@ def predictions_one_by_one_and_by_jit(make: Make) -> None:
     assert {"obs", "sigma", "linear.weight", "linear.bias"} <= set(found)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        jitted = torch.jit.trace_module(predictive, {"call": (x,)}, check_trace=False)
-    file = io.BytesIO()
-    torch.jit.save(jitted, file)
-    file.seek(0)
-    assert len(torch.jit.load(file).call(x)) == len(found)
+        loaded = saved_by_jit(predictive, (x,))
+        assert len(loaded.call(x)) == len(found)
 
 
 @scenario
@@ -350,11 +354,7 @@ def a_guide_saved_by_jit(make: Make) -> None:
     expected = guide.call()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        jitted = torch.jit.trace_module(guide, {"call": ()}, check_trace=False)
-    file = io.BytesIO()
-    torch.jit.save(jitted, file)
-    file.seek(0)
-    loaded = torch.jit.load(file)
+        loaded = saved_by_jit(guide, ())
     pyro.set_rng_seed(0)
     assert all(torch.allclose(a, b) for a, b in zip(loaded.call(), expected, strict=True))
     assert {name for name, _ in loaded.named_parameters()} == {name for name, _ in guide.named_parameters()}
