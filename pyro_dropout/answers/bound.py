@@ -19,7 +19,7 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.inference.elbo import ELBO
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.model_call import ModelCall
-from pyro_dropout.inference.training import move_to
+from pyro_dropout.inference.training import place_of
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count
 
@@ -102,7 +102,7 @@ def elbo_report(
     surprises = -draws.log_data.flatten()
     if draws.log_q is not None and not isinstance(guide, SiteGuide):
         return _of_draws(surprises, (draws.log_q - draws.log_prior).flatten())
-    device = torch.device(move_to(None, [model, guide]))
+    device = place_of([model, guide], call)
     call = checked_call(call).to(device)
     with evaluating(model, guide):
         first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above

@@ -18,7 +18,7 @@ from pyro_dropout.answers.weight_draws import Weights
 from pyro_dropout.inference.fleet import Fleet
 from pyro_dropout.inference.model_call import ModelCall, is_network
 from pyro_dropout.inference.observed import speaks_by_likelihood
-from pyro_dropout.inference.training import move_to
+from pyro_dropout.inference.training import place_of
 from pyro_dropout.mathematics.errors import (
     PyroDropoutError,
     check_count,
@@ -87,7 +87,7 @@ def joint_draws(
                 f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
             )
     parts = [part for pair in pairs for part in pair]
-    device = torch.device(move_to(None, parts))
+    device = place_of(parts, call)
     with evaluating(*parts):
         with seeded(seed, device):
             drawn = [_drawn(each.to(device), q, samples) for each, (_, q) in zip(calls, pairs, strict=True)]

@@ -20,7 +20,7 @@ from pyro_dropout.answers.weight_draws import WholeFunctions
 from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
 from pyro_dropout.inference.observed import trace_of
 from pyro_dropout.inference.svi import Compile, check_compile
-from pyro_dropout.inference.training import move_to
+from pyro_dropout.inference.training import move_to, place_of
 from pyro_dropout.mathematics.errors import RangeError, check_count, check_finite
 
 _AGREE = 1.01  # Vehtari et al. (2021): chains with a larger R-hat are not to be used
@@ -97,7 +97,7 @@ def nuts(
     with bar, evaluating(model):
         ran = run_chains(energy, starts, plan, int(seed), _ticker(bar, energy))
     z = torch.from_numpy(np.stack([np.stack(chain.draws) for chain in ran]))
-    device, dtype = move_to(None, [model]), _type_of(call)
+    device, dtype = place_of([model], call), _type_of(call)
     weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
@@ -147,7 +147,7 @@ def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
 
     A model that returns its data, as many do, returns the same at every draw, which says nothing of the draws.
     """
-    call = call.to(move_to(None, [call.model]))
+    call = call.to(place_of([call.model], call))
     total = posterior.num_chains * posterior.num_draws
     draws = posterior.draws_at(torch.arange(total))
 

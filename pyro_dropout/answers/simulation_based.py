@@ -19,7 +19,7 @@ from pyro_dropout.answers.simulated_data import simulate_network, simulate_sites
 from pyro_dropout.answers.snapshot import evaluating, forked, seed_generators
 from pyro_dropout.answers.weight_draws import Weights, WholeFunctions, latent_draws
 from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
-from pyro_dropout.inference.training import move_to
+from pyro_dropout.inference.training import place_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_seed
 
 Quantities = Callable[[Weights, Any], dict[str, Tensor]]
@@ -150,7 +150,7 @@ def sbc(
     for name, value in (("fit", fit), ("quantities", quantities)):
         if not callable(value) and not (value is None and name == "quantities"):
             raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
-    device = torch.device(move_to(None, [model]))
+    device = place_of([model], call)
     call = call.to(device)
     rank = quantities if quantities is not None else _function_values if network else site_values
     seeds = np.random.SeedSequence(seed).generate_state(2 * replications)  # None takes the system's entropy

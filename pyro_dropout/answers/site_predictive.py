@@ -20,7 +20,7 @@ from pyro_dropout.inference.observed import (
     sample_sites,
     trace_of,
 )
-from pyro_dropout.inference.training import move_to
+from pyro_dropout.inference.training import place_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, describe
 
 _FEW = 2**24  # numbers in the samples that are kept without being asked for
@@ -44,14 +44,14 @@ def predict_sites(
     """
     if not callable(call.model):
         raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
-    device = torch.device(move_to(None, [call.model, posterior]))
+    device = place_of([call.model, posterior], call)
     call = call.with_num_data(only_if_needed=True).to(device)
     call.check_bound()
     found: dict[str, _Tally] = {}
     bar = tqdm(total=samples, disable=not progress, unit="draw", desc="predict")
     with seeded(seed, device), evaluating(call.model, posterior), bar:
-        for t, draw in enumerate(_draws(call, posterior, samples, method)):
-            sites = _asked(call, draw)
+        for t, drawn in enumerate(_draws(call, posterior, samples, method)):
+            sites = _asked(call, {name: value.to(device) for name, value in drawn.items()})
             if t == 0:
                 size = samples * sum(site["value"].numel() for site in sites.values())
                 keeps = size <= _FEW if keep == "auto" else bool(keep)

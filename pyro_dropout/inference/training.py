@@ -144,7 +144,7 @@ def fit(
         group = join(device)
     if seed is not None:
         pyro.set_rng_seed(seed)
-    call = call.to(move_to(device, [model, guide]))
+    call = call.to(place_of([model, guide], call) if device is None else move_to(device, [model, guide]))
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
@@ -217,6 +217,12 @@ def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.de
             module.to(device)
         return device
     return next((p.device for module in modules for p in module.parameters()), torch.device("cpu"))
+
+
+def place_of(parts: Iterable[Any], call: ModelCall) -> torch.device:
+    """Return the device of the first parameter of some modules; where they have none, that of the arguments."""
+    parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
+    return next((value.device for value in (*parameters, *call.leaves())), torch.device("cpu"))
 
 
 def _update(

@@ -1,11 +1,16 @@
 """Every guide where Pyro's AutoNormal was: what AutoNormal can do, a guide with a density can do, and others refuse."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jaxtyping
+import pyro
+import pyro.distributions as dist
 import pytest
+import torch
+from pyro.infer.autoguide import init_to_median
 
+from pyro_dropout import PyroDropoutError
 from tests.contracts.guides import GUIDES
 from tests.contracts.scenario_table import outcome
 from tests.contracts.scenarios import SCENARIOS
@@ -63,3 +68,39 @@ def test_it_stands_where_autonormal_stood(guide: str, scenario: str) -> None:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_autonormal_passes_every_scenario(scenario: str) -> None:
     assert outcome(scenario, "Pyro's AutoNormal") == ("passed", "")
+
+
+def on_a_sphere() -> None:
+    pyro.sample("direction", dist.ProjectedNormal(torch.tensor([1.0, 0.0, 0.0])))
+
+
+def a_count() -> None:
+    pyro.sample("count", dist.Poisson(3.0))
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (on_a_sphere, "'direction'.*ProjectedNormalReparam"),
+        (a_count, "'count' is discrete"),
+        (nothing, "no latent site"),
+    ],
+)
+def test_what_no_guide_can_do_is_refused_by_name(guide: str, model: Callable[[], None], words: str) -> None:
+    with pytest.raises(PyroDropoutError, match=words):
+        GUIDES[guide].make(model)()
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_start_is_said_once(guide: str) -> None:
+    with pytest.raises(PyroDropoutError, match="init or init_loc_fn, not both"):
+        GUIDES[guide].make(nothing, init="paper", init_loc_fn=init_to_median)
+    with pytest.raises(PyroDropoutError, match="init_loc_fn must be a function of a site"):
+        GUIDES[guide].make(nothing, init_loc_fn="median")
+    with pytest.raises(PyroDropoutError, match="other must be 'gaussian' or 'map'"):
+        GUIDES[guide].make(nothing, other="none")

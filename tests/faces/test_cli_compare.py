@@ -127,7 +127,7 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     def diverge(*args: Any) -> None:
         raise pd.DivergedError("the loss is nan at step 1")
 
-    monkeypatch.setattr(comparison, "_trained", diverge)
+    monkeypatch.setattr(comparison, "as_a_fleet", diverge)
     done = run("compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out", *FEW)
     assert done.exit_code == 1
     assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."

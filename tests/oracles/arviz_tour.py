@@ -60,6 +60,7 @@ def exercise(export: Any, data: Any, folder: Path) -> dict[str, Any]:
     import matplotlib.pyplot as plt
 
     az, seen = export.arviz(), {}
+    plt.close("all")  # those of other tests
     summary = az.summary(data, kind="stats")
     seen["summary"] = list(summary.index)
     assert np.isfinite(summary["mean"].astype(float)).all()
