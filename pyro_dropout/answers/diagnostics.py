@@ -5,6 +5,7 @@ off by k̂, the shape of the Pareto distribution that fits it, says that q misse
 Vehtari, Simpson and Gelman 2018).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from torch import Tensor
 from pyro_dropout.answers.arviz_export import FEWEST, Variable, container, pareto_smooth
 from pyro_dropout.answers.joint_draws import SAMPLED, JointDraws, joint_draws
 from pyro_dropout.inference.fleet import Fleet
-from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
+from pyro_dropout.inference.model_call import ModelCall, call_of, is_network
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 
 _DRAWS = ("chain", "draw")
@@ -81,8 +82,7 @@ def asked(
     first = posterior[0][0] if isinstance(posterior, Fleet) else model
     if is_network(first) and len(args) == 3 and isinstance(args[-1], int):
         args, samples = args[:-1], args[-1]
-    check_keywords(door, first, kwargs)
-    return ModelCall(model, args, kwargs), samples
+    return replace(call_of(door, first, args, kwargs), model=model), samples
 
 
 def _sites(draws: JointDraws) -> dict[str, Variable]:

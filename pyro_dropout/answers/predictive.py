@@ -13,7 +13,7 @@ from pyro_dropout.answers.walk import Block, Walk
 from pyro_dropout.answers.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.inference.distributed import join
-from pyro_dropout.inference.model_call import ModelCall, check_keywords
+from pyro_dropout.inference.model_call import ModelCall, call_of, check_keywords
 from pyro_dropout.inference.observed import speaks_by_likelihood
 from pyro_dropout.inference.training import move_to
 from pyro_dropout.mathematics.errors import (
@@ -101,7 +101,7 @@ def predict(
         _check_points(model, x)
         x = x.to(move_to(None, [model, posterior]))
     else:
-        check_keywords(predict, model, kwargs)
+        call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)
     if chunk is not None:
         check_count("chunk", chunk)
@@ -119,7 +119,7 @@ def predict(
         _check_alone(compile, distributed)
         _check_drawn(posterior)
         own: Any = {"samples": samples, "method": method, "seed": seed, "keep": keep_samples, "progress": progress}
-        return predict_sites(ModelCall(model, args, kwargs), posterior, **own)
+        return predict_sites(call, posterior, **own)
     likelihood = likelihood_of(model)
     if distributed:
         return _together(

@@ -17,7 +17,7 @@ from pyro_dropout.answers.joint_draws import checked_call
 from pyro_dropout.answers.sampled_posterior import SampledPosterior
 from pyro_dropout.answers.snapshot import evaluating
 from pyro_dropout.answers.weight_draws import WholeFunctions
-from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
+from pyro_dropout.inference.model_call import ModelCall, call_of, is_network
 from pyro_dropout.inference.observed import trace_of
 from pyro_dropout.inference.svi import Compile, check_compile
 from pyro_dropout.inference.training import move_to, place_of
@@ -83,8 +83,7 @@ def nuts(
     if not 0 < target_accept < 1:
         raise RangeError(f"target_accept must lie strictly between 0 and 1; got {target_accept!r}.")
     check_compile(compile)
-    check_keywords(nuts, model, kwargs)
-    call = checked_call(ModelCall(model, args, kwargs))
+    call = checked_call(call_of(nuts, model, args, kwargs))
     if is_network(model) and call.args[1].is_floating_point():
         check_finite("y", call.args[1])
     began = time.perf_counter()

@@ -18,7 +18,7 @@ from pyro_dropout.answers.rank_band import band, cumulative_counts, uniformity_p
 from pyro_dropout.answers.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.answers.snapshot import evaluating, forked, seed_generators
 from pyro_dropout.answers.weight_draws import Weights, WholeFunctions, latent_draws
-from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network
+from pyro_dropout.inference.model_call import ModelCall, call_of, is_network
 from pyro_dropout.inference.training import place_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_seed
 
@@ -141,12 +141,12 @@ def sbc(
         >>> found.inside_band()["weight"]
         True
     """
-    check_keywords(sbc, model, kwargs)
+    asked = call_of(sbc, model, args, kwargs)
     check_count("replications", replications)
     check_count("samples", samples)
     check_seed(seed)
     network = is_network(model)
-    call = _inputs(model, args, kwargs) if network else ModelCall(model, args, kwargs).with_num_data(True)
+    call = _inputs(model, args, kwargs) if network else asked.with_num_data(only_if_needed=True)
     for name, value in (("fit", fit), ("quantities", quantities)):
         if not callable(value) and not (value is None and name == "quantities"):
             raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")

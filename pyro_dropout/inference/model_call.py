@@ -211,3 +211,21 @@ class ModelCall:
             f" {name_of(self.model)}, which takes {known}: {cause}."
             + (" Write BayesianNet(net, likelihood=...)." if network else "")
         )
+
+
+def call_of(door: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+    """Return the call that a public function was asked about; a keyword that nobody knows is told.
+
+    Args:
+        door: the public function.
+        model: the model.
+        args: what it was given beside the model and the posterior.
+        kwargs: keywords that are not its options. Data that are named x and y, for a model that has other names for
+            them, are meant by their places.
+    """
+    known = signature_of(model)
+    places = [name for name in ("x", "y") if name in kwargs]
+    if known is not None and places and not args and not any(takes(model, name) for name in kwargs):
+        args, kwargs = tuple(kwargs[name] for name in places), {k: v for k, v in kwargs.items() if k not in places}
+    check_keywords(door, model, kwargs)
+    return ModelCall(model, args, kwargs)

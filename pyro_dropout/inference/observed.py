@@ -102,7 +102,7 @@ def trace_at(call: ModelCall, draw: dict[str, Tensor]) -> Any:
     trace = trace_of(call, draw)
     for name, site in sample_sites(trace).items():
         if name not in draw and not site["is_observed"]:
-            discrete = " It is discrete: sum it out in the model." if site["fn"].support.is_discrete else ""
+            discrete = " It is discrete: sum it out in the model." if site["fn"].has_enumerate_support else ""
             raise PyroDropoutError(f"the posterior has no site {name!r}, which the model samples.{discrete}")
     return trace
 

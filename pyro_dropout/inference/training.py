@@ -39,7 +39,7 @@ from pyro_dropout.inference.functional import (
 from pyro_dropout.inference.history import History
 from pyro_dropout.inference.looping import Watch, loop
 from pyro_dropout.inference.memory import explained
-from pyro_dropout.inference.model_call import ModelCall, check_keywords, is_network, takes
+from pyro_dropout.inference.model_call import ModelCall, call_of, is_network, takes
 from pyro_dropout.inference.observed import check_samples
 from pyro_dropout.inference.resumption import Checkpoint, Keeper
 from pyro_dropout.inference.runs import Batches, BesideRun, Run
@@ -131,9 +131,8 @@ def fit(
     """
     check_programs(model, guide)
     check_compile(compile)
-    check_keywords(fit, model, kwargs)
     watched = (validation, patience, check_every)
-    call, held_back = _admitted(ModelCall(model, args, kwargs), (steps, epochs, batch_size), watched)
+    call, held_back = _admitted(call_of(fit, model, args, kwargs), (steps, epochs, batch_size), watched)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
     check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, clip_norm)

@@ -160,6 +160,18 @@ def test_names_by_keyword_work_too() -> None:
     assert torch.equal(ends[0], ends[2])
 
 
+def test_x_and_y_may_name_data_that_the_model_calls_otherwise() -> None:
+    def model(inputs: Tensor, targets: Tensor | None = None) -> None:
+        line(inputs, targets)
+
+    one, two = (AutoNormal(model), pd.AutoMeanField(model))
+    first = pd.fit(model, one, x=X, y=Y, steps=5, **QUIET).losses
+    assert torch.isfinite(first).all()
+    pd.fit(model, two, X, targets=Y, steps=5, **QUIET)
+    assert pd.predict(model, one, x=X, samples=5).mean.shape == (12,)
+    assert pd.to_arviz(model, one, x=X, y=Y, samples=30)["log_likelihood"]["obs"].shape == (1, 30, 12)
+
+
 def test_held_back_data_of_any_model_stop_the_training() -> None:
     """The validation targets contradict the training ones, so the best step comes early."""
     guide = AutoNormal(line)
