@@ -6,6 +6,7 @@ from typing import Any
 import pyro
 
 import pyro_dropout as pd
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.inference.runs import CHAIN
 from pyro_dropout.inference.training import _Task
 from pyro_dropout.inference.updates import named
@@ -42,7 +43,7 @@ def fitting(
     x, y = size.data(device, batches * size.batch)
     model = size.model(device)
     posterior = guide(model).to(device)
-    task = _Task(model, posterior, pd.ELBO(per_example=per_example), x, y)
+    task = _Task(posterior, pd.ELBO(per_example=per_example), ModelCall(model, (x, y, len(x))))
     run = task.run(named("adam", LEARNING_RATE), size.batch, compile)
 
     def advance(steps: int) -> None:

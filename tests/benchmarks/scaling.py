@@ -22,6 +22,7 @@ import torch.distributed as dist
 import pyro_dropout as pd
 from pyro_dropout.inference.data_parallel import parallel_run
 from pyro_dropout.inference.distributed import Group, join
+from pyro_dropout.inference.model_call import ModelCall
 from pyro_dropout.inference.training import _Task
 from pyro_dropout.inference.updates import named
 from tests.benchmarks.machine import cpu_model, moment, version
@@ -67,7 +68,7 @@ def measured(group: Group, size: Size, rounds: int) -> dict[str, Any]:
     models = [size.model("cpu") for _ in range(2)]
     guides = [dropout(model) for model in models]
     together = parallel_run(group, (models[0], guides[0], loss), x, y, update, size.batch)
-    alone = _Task(models[1], guides[1], loss, x, y).run(update, size.batch, False)
+    alone = _Task(guides[1], loss, ModelCall(models[1], (x, y, len(x)))).run(update, size.batch, False)
     gradients = torch.zeros(size.weights)
     actions: dict[str, Callable[[], Any]] = {
         "together": lambda: together.advance(1),
