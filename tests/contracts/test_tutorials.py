@@ -1,7 +1,7 @@
 """Models of Pyro's tutorials, each by stock SVI and by ours, with our guides where AutoNormal was: the answers agree.
 
-Means over seeds are compared: a difference of more than four standard errors, and of a hundredth of the scale of the
-answer, would be one that no luck explains (less than once in ten thousand runs of correct code).
+Means over seeds are compared: they may differ by four standard errors of four seeds, and by two hundredths of the size
+of the answer (at least of 1) beside, which is for training that has not quite come to rest.
 """
 
 import warnings
