@@ -27,6 +27,7 @@ from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.guides.sites import GuideSite, Init, first_value, per_row, read_site
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_positive, describe
 from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
 
 __all__ = ["Bias", "GuideSite", "Image", "Init", "SiteGuide", "gaussian", "matching", "per_row", "state_key", "trained"]
@@ -344,7 +345,7 @@ def check_distribution(q: Any, site: GuideSite, guide: str) -> None:
             f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
             f" {tuple(q.event_shape)}. Write .to_event({event})."
         )
-    if not q.has_rsample and not isinstance(q, dist.Delta):
+    if not q.has_rsample and not isinstance(q, (dist.Delta, Scored)):
         raise PyroDropoutError(
             f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
             " not move it."

@@ -109,7 +109,7 @@ class AutoLowRank(SiteGuide):
         per: "layer", each weight site has an A of its own and all other sites are independent Gaussians; "net", one A
             for all sites but those in subsampled plates, which are independent Gaussians.
         init: where the means start: "module", "paper", or a function of name and shape.
-        init_scale: the standard deviation σ that the diagonal starts with; what A adds starts at a tenth of it.
+        init_scale: the standard deviation that every number starts with; a hundredth of its square comes from A.
         bias: with ``per="layer"``: "gaussian" or "map".
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
@@ -148,7 +148,9 @@ class AutoLowRank(SiteGuide):
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means, log widths, and A with R columns."""
         factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (0.1 / self.rank**0.5)
-        return {"loc": trained(site.start), "log_scale": trained(self.log_width(site)), "factor": trained(factor)}
+        added = factor.square().sum(-1).reshape(site.start.shape)
+        width = self.log_width(site) - 0.5 * added.log1p()
+        return {"loc": trained(site.start), "log_scale": trained(width), "factor": trained(factor)}
 
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         """One Gaussian over the whole tensor."""

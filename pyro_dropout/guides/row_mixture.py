@@ -9,7 +9,6 @@ from torch import Tensor
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_non_negative, check_positive, describe
-from pyro_dropout.mathematics.no_density import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import RowMixture
 
 
@@ -17,15 +16,6 @@ class LearnedRowMixture(RowMixture):
     """A row mixture whose component probabilities are trained, by the score of the labels that were drawn."""
 
     learns_probs = True
-
-    def score_parts(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Tell Pyro's Trace_ELBO of the discrete part: its labels' log probability is the score function."""
-        parts = super().score_parts(x, *args, **kwargs)  # type: ignore[no-untyped-call]
-        if drawn_per_data_point(x) is not None:
-            return parts._replace(score_function=parts.log_prob)  # not zero, so a loss without scores refuses it
-        if self._draw is None or self._draw.value() is not x:
-            return parts
-        return parts._replace(score_function=self.label_log_prob())
 
 
 class AutoRowMixture(SiteGuide):

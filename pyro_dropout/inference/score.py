@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_dropout.inference.following import Order
 from pyro_dropout.inference.site_terms import Term
 from pyro_dropout.mathematics.per_data_point import PerDataPoint, drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
 
 
@@ -40,31 +40,16 @@ def score(terms: Sequence[Term], guide_trace: Any, orders: Mapping[str, Mapping[
             if log_q is not None:
                 cost = _summed_to(_touched(terms, name, site["fn"]), site["cond_indep_stack"])
                 zero = zero + (cost * (log_q - log_q.detach())).sum()
-        elif _learns(site["fn"]):
+        elif isinstance(site["fn"], Scored) and site["fn"].scored:
             zero = zero + _of_points(terms, recipe, orders)
     return zero
-
-
-def _learns(q: Any) -> bool:
-    """Whether the labels of a mixture have trained probabilities, and are drawn without a path to them."""
-    if not isinstance(q, RowMixture) or q.components == 1:
-        return False
-    relaxed = type(q).sample_masks is not RowMixture.sample_masks  # a relaxed label is a path
-    return q.learns_probs or (q.probs.requires_grad and not relaxed)
 
 
 def _log_chance(site: Any) -> Tensor | None:
     """Return log q of what a shared draw has no path for, (*batch); None where all of it is differentiable."""
     q = site["fn"]
-    if isinstance(q, Stacked):
-        if not any(map(_learns, q.parts)):
-            return None
-        zero = q.parts[0].like.new_zeros(())
-        each = [part.label_log_prob() if _learns(part) else zero for part in q.parts]
-        labels: Tensor = torch.stack(each, -1).unflatten(-1, q.parts_shape)
-        return labels
-    if isinstance(q, RowMixture):
-        return q.label_log_prob() if _learns(q) else None
+    if isinstance(q, Scored):
+        return q.label_log_prob() if q.scored else None
     if isinstance(q, Delta) or getattr(q, "has_rsample", False):
         return None
     log_q: Tensor = q.log_prob(site["value"])

@@ -25,6 +25,7 @@ from pyro_dropout.mathematics.errors import (
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
+from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.shapes import Float, Int
 
 LOG_2PI = 1.8378770664093453
@@ -40,7 +41,7 @@ class _Draw:
     coefficients: Tensor | None
 
 
-class RowMixture(TorchDistribution):
+class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     """A weight tensor whose rows are drawn independently, each from a mixture of L Gaussians.
 
     With one component it is a Gaussian, with a component at zero it is dropout, with ``cov_factor`` its rows have a
@@ -66,7 +67,6 @@ class RowMixture(TorchDistribution):
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
-    has_rsample = True
     # In a guide, a density that does not exist is an error when it is used, not when a trace asks for it in passing.
     lenient = False
     site = ""  # for that error: the site that is drawn
@@ -320,6 +320,16 @@ class RowMixture(TorchDistribution):
             form = mahalanobis(residual, part, eta)
             terms.append(log_probs[:, label] - 0.5 * (form + log_det + self.rest * LOG_2PI))
         return torch.stack(torch.broadcast_tensors(*terms))
+
+    @property
+    def scored(self) -> bool:
+        """Whether labels are drawn whose probabilities are trained, without a path to them."""
+        relaxed = type(self).sample_masks is not RowMixture.sample_masks  # a relaxed label is a path
+        return self.components > 1 and (self.learns_probs or (self.probs.requires_grad and not relaxed))
+
+    def drew(self, value: object) -> bool:
+        """Whether ``value`` is the last draw."""
+        return self._draw is not None and self._draw.value() is value
 
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""

@@ -1,5 +1,6 @@
 """Distributions side by side: one for each element of a plate, as a distribution with a batch."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -9,9 +10,10 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.mathematics.no_density import no_density
+from pyro_dropout.mathematics.scored import Scored
 
 
-class Stacked(TorchDistribution):
+class Stacked(Scored, TorchDistribution):  # type: ignore[override]
     """Independent distributions of the same event, as one distribution whose batch counts them.
 
     Args:
@@ -28,13 +30,13 @@ class Stacked(TorchDistribution):
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
-    has_rsample = True
     lenient = False
     site = ""
 
     def __init__(self, parts: Sequence[Any], batch_shape: Sequence[int]) -> None:
         self.parts = list(parts)
         self.parts_shape = Size(batch_shape)
+        self._drawn: weakref.ref[Tensor] | None = None
         super().__init__(self.parts_shape, parts[0].event_shape, validate_args=False)
 
     @property
@@ -47,7 +49,24 @@ class Stacked(TorchDistribution):
         lead = (*sample_shape, *self.batch_shape[: len(self.batch_shape) - len(self.parts_shape)])
         drawn = torch.stack([part.rsample(lead) for part in self.parts], len(lead))
         laid_out: Tensor = drawn.unflatten(len(lead), self.parts_shape)
+        self._drawn = weakref.ref(laid_out)
         return laid_out
+
+    @property
+    def scored(self) -> bool:
+        """Whether a part draws labels whose probabilities are trained, without a path to them."""
+        return any(getattr(part, "scored", False) for part in self.parts)
+
+    def drew(self, value: object) -> bool:
+        """Whether ``value`` is the last draw."""
+        return self._drawn is not None and self._drawn() is value
+
+    def label_log_prob(self) -> Tensor:
+        """Return log p(z) of the labels of each part in the last draw, (*sample_shape, *batch_shape)."""
+        zero = self.parts[0].like.new_zeros(())
+        each = [part.label_log_prob() if part.scored else zero for part in self.parts]
+        labels: Tensor = torch.stack(torch.broadcast_tensors(*each), -1).unflatten(-1, self.parts_shape)
+        return labels
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of each part, (*sample_shape, *batch_shape)."""

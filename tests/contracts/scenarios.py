@@ -213,6 +213,12 @@ def quantiles_are_learned(make: Make, loss: Any) -> None:
     assert 0.01 < z[0] < z[1] - 0.1 < z[2] - 0.2 < 0.8
 
 
+def centre(guide: Any) -> dict[str, Tensor]:
+    """The means of a guide that can say them; dropping moves a median off its mean, and Pyro's guides say medians."""
+    found: dict[str, Tensor] = guide.mean() if hasattr(guide, "mean") else guide.median()
+    return found
+
+
 @scenario
 def it_starts_where_it_is_told(make: Make) -> None:
     def model() -> None:
@@ -224,7 +230,7 @@ def it_starts_where_it_is_told(make: Make) -> None:
     for start in (init_to_value(values=starts), lambda site: starts[site["name"]]):
         guide = make(model, init_loc_fn=start)
         guide()
-        assert all(torch.allclose(guide.median()[name], value, atol=1e-5) for name, value in starts.items())
+        assert all(torch.allclose(centre(guide)[name], value, atol=1e-5) for name, value in starts.items())
         pyro.clear_param_store()
 
 
@@ -240,7 +246,7 @@ def widths_start_as_told(make: Make, scale: float) -> None:
     ends = guide.quantiles([0.1587, 0.8413])
     for name in ("x", "z"):
         width = (ends[name][1] - ends[name][0]) / 2
-        assert torch.allclose(width, torch.full_like(width, scale), rtol=0.1)
+        assert torch.allclose(width, torch.full_like(width, scale), rtol=0.02)
 
 
 @scenario
@@ -251,7 +257,7 @@ def a_prior_away_from_zero_is_where_it_starts(make: Make) -> None:
 
     guide = make(model, init_loc_fn=init_to_median)
     guide()
-    assert all((value - 50).abs().max() < 1 for value in guide.median().values())
+    assert all((value - 50).abs().max() < 1 for value in centre(guide).values())
 
 
 # --- models of other make ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import itertools
+import os
 from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
@@ -118,7 +119,7 @@ def as_traced() -> Any:
         yield
 
 
-@settings(max_examples=12)
+@settings(max_examples=100 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 12)
 @given(st.lists(TREES, min_size=1, max_size=3))
 def test_compiled_steps_on_any_tree_are_the_eager_ones(as_traced: Any, templates: list[Any]) -> None:
     """Twenty steps, each with other values, end at the same numbers in float64."""
