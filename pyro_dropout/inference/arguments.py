@@ -48,36 +48,38 @@ class Arguments:
         self.floats: list[float] = []
         self.objects: list[Any] = []
         self.unknown = ""
-        named = sorted(kwargs.items())
         self.key: Hashable = (
-            tuple(self._key(value, f"argument {k + 1}") for k, value in enumerate(args)),
-            tuple((name, self._key(value, f"argument {name!r}")) for name, value in named),
+            tuple([self._key(value, ("", k + 1)) for k, value in enumerate(args)]),
+            tuple([(name, self._key(value, ("", name))) for name, value in sorted(kwargs.items())]) if kwargs else (),
         )
 
-    def _key(self, value: Any, path: str) -> Hashable:
+    def _key(self, value: Any, path: tuple[Any, ...]) -> Hashable:
         """Return what a compiled step depends on in a value, and note its leaves."""
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if kind is Tensor or isinstance(value, Tensor):
             self.tensors.append(value)
             if value.requires_grad:
-                self.unknown = self.unknown or f"{path} requires a gradient of its own, which a compiled step has not"
-            return (type(value), tuple(value.shape), value.stride(), value.dtype, value.device)
-        if type(value) is float:
+                self.unknown = self.unknown or f"{_told(path)} requires a gradient, which a compiled step does not give"
+            return (kind, value.shape, value.stride(), value.dtype, value.device)
+        if kind is dict:
+            return (kind, tuple([(name, self._key(part, (path, name))) for name, part in value.items()]))
+        if kind is float:
             self.floats.append(value)
             return float
         if isinstance(value, _PLAIN):
-            return (type(value), (value.start, value.stop, value.step) if isinstance(value, slice) else value)
+            return (kind, (value.start, value.stop, value.step) if isinstance(value, slice) else value)
         parts = _parts(value)
         if parts is not None:
-            return (type(value), tuple((name, self._key(part, f"{path}[{name!r}]")) for name, part in parts))
+            return (kind, tuple([(name, self._key(part, (path, name))) for name, part in parts]))
         if isinstance(value, _KEPT) or callable(value):
             self.objects.append(value)
-            return (type(value), id(value))
+            return (kind, id(value))
         if not self.unknown:
             self.unknown = (
-                f"{path} is a {type(value).__module__}.{type(value).__qualname__}, which cannot be looked into for"
+                f"{_told(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be looked into for"
                 " tensors; pass tensors, numbers, or dicts, lists, tuples and dataclasses of them"
             )
-        return (type(value), id(value))
+        return (kind, id(value))
 
     def rebuilt(self, tensors: Iterator[Any], floats: Iterator[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return arguments of the same structure with other tensors and floats."""
@@ -95,6 +97,12 @@ class Arguments:
         args = tuple(fill(value) for value in self.args)
         named = {name: fill(value) for name, value in sorted(self.kwargs.items())}
         return args, {name: named[name] for name in self.kwargs}
+
+
+def _told(path: tuple[Any, ...]) -> str:
+    """Return where a value was found, such as ``argument 1['x']``."""
+    above, name = path
+    return f"{_told(above)}[{name!r}]" if above else f"argument {name!r}"
 
 
 def _parts(value: Any) -> list[tuple[Any, Any]] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import first_step, fleets, growth, long_run, peers, predictions, speed, steps
+from tests.benchmarks import first_step, fleets, growth, long_run, peers, predictions, speed, steps, trees
 from tests.benchmarks.ours import GUIDES, contestants
 from tests.benchmarks.report import Curve, Report, Section, cell, read, section_text, table
 from tests.benchmarks.settings import Settings
@@ -146,3 +146,12 @@ def test_page_and_numbers_agree(tmp_path: Path) -> None:
     assert table(section.columns, rows) in section_text(section) in page
     assert "- c: not installed" in page
     assert read(tmp_path / "cpu.json") == report
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.bench
+def test_a_dict_costs_hardly_more_than_tensors() -> None:
+    ratio, *_ = trees.measure(rounds=60, turn=0.1)
+    assert ratio <= 1.05
