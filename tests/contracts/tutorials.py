@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.inference import compiled
 
-SEEDS, STEPS = range(8), 1000
+SEEDS, STEPS = range(20), 600
 ALLOWED = 4.0  # standard errors
 
 
@@ -137,7 +137,7 @@ def answers(tutorial: Tutorial, make: Callable[[Any], Any], infer: Any, loss: An
         tail = []
         for step in range(STEPS):
             svi.step(*tutorial.args)
-            if step >= STEPS - 200 and step % 10 == 0:
+            if step >= STEPS - 150 and step % 10 == 0:
                 medians = (guide[0] if isinstance(guide, AutoGuideList) else guide).median(*tutorial.args)
                 tail.append(torch.cat([medians[name].reshape(-1) for name in sorted(medians)]))
         found.append(torch.stack(tail).mean(0))
