@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -103,6 +104,7 @@ class Particle(Messenger):
                 f"the guide has no site {name!r}, which the model samples. Sample it in the guide, or condition the"
                 " model on it."
             )
+        _check_shapes(name, msg, q_site)
         # No layer is met here, and the handlers that look for layers would look at every operation.
         with ExitStack() as stack:
             for _ in range(self._by_point + (self._watch is not None)):
@@ -137,6 +139,19 @@ def _samples(trace: Any) -> dict[str, Any]:
         for name, site in trace.nodes.items()
         if site["type"] == "sample" and not site_is_subsample(site) and not _is_deterministic(site)
     }
+
+
+def _check_shapes(name: str, p_site: Any, q_site: Any) -> None:
+    """Raise an error where model and guide say a site with different shapes: a broadcast would hide it."""
+    p, q = p_site["fn"], q_site["fn"]
+    if not hasattr(p, "event_shape") or not hasattr(q, "event_shape"):
+        return
+    shapes = p.batch_shape + p.event_shape, q.batch_shape + q.event_shape
+    if any(ours != theirs for ours, theirs in zip_longest(*map(reversed, shapes), fillvalue=1)):
+        raise PyroDropoutError(
+            f"site {name!r} has shape {tuple(shapes[0])} in the model and {tuple(shapes[1])} in the guide. Give both"
+            " the same plates."
+        )
 
 
 def _is_deterministic(site: Any) -> bool:

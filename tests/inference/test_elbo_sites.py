@@ -433,3 +433,29 @@ def test_terms_by_site_add_up() -> None:
     pyro.set_rng_seed(1)
     assert sum(terms.values()).item() == pytest.approx(loss.loss(mixed, guide), rel=1e-12)
     assert {"m", "s", "y", "prior", "each"} < set(terms)
+
+
+# --- shapes that do not fit -------------------------------------------------------------------------------------------
+
+
+def in_a_plate() -> None:
+    with pyro.plate("plate", 3):
+        pyro.sample("z", dist.Normal(0.0, 1.0))
+
+
+def no_plate() -> None:
+    pyro.sample("z", dist.Normal(pyro.param("m", torch.zeros(())), 1.0))
+
+
+def too_few() -> None:
+    pyro.sample("z", dist.Normal(pyro.param("m", torch.zeros(1)), 1.0).to_event(1))
+
+
+@pytest.mark.parametrize("per_example", [False, "auto"])
+@pytest.mark.parametrize(
+    ("guide", "words"),
+    [(no_plate, r"\(\) in the guide"), (too_few, r"\(1,\) in the guide")],
+)
+def test_a_guide_of_another_shape_is_refused(guide: Any, words: str, per_example: Any) -> None:
+    with pytest.raises(pd.PyroDropoutError, match=rf"site 'z' has.*{words}"):
+        pd.ELBO(per_example=per_example).loss(in_a_plate, guide)
