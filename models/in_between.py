@@ -14,13 +14,13 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
+from experiments.experiment import VERDICTS, Experiment
+from experiments.standard_error import standard_error
+from experiments.two_clusters import CLUSTERS, GRID, INPUTS, MIDDLE, TAU, gap_ratio, two_clusters
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.answers.standard_error import standard_error
-from pyro_dropout.faces.bands import PALETTE, band_panels, curve_panels
-from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
-from pyro_dropout.faces.experiments.two_clusters import CLUSTERS, GRID, INPUTS, MIDDLE, TAU, gap_ratio, two_clusters
+from pyro_dropout.prediction.band_plots import PALETTE, band_panels, curve_panels
 
 RATE, DROPPED, START = 0.05, 0.1, 0.02  # START: widths that are learned begin here, and fixed ones stay here
 OVERCONFIDENT = 0.5  # doubt that grows less than half as much as the posterior's; seeds and sampler move it far less

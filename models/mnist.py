@@ -15,15 +15,15 @@ from functools import partial
 from itertools import product
 
 import torch
+from experiments.classifier_tables import cascade_table, detection_row, error_table, rejection_table
+from experiments.collection import mnist
+from experiments.detection import envelopes_overlap, loss_gradient, turned
+from experiments.experiment import VERDICTS, Experiment
+from experiments.standard_error import standard_error
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.answers.detection import envelopes_overlap, loss_gradient, turned
-from pyro_dropout.answers.standard_error import standard_error
-from pyro_dropout.faces.bands import class_panels, curve_panels
-from pyro_dropout.faces.datasets.collection import mnist
-from pyro_dropout.faces.experiments.classifier_tables import cascade_table, detection_row, error_table, rejection_table
-from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
+from pyro_dropout.prediction.band_plots import class_panels, curve_panels
 
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")

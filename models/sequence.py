@@ -15,15 +15,15 @@ once: one step ahead, and free-running, where a network goes on from its own dra
 from itertools import pairwise, product
 
 import torch
+from experiments.collection import co2_paper, solar
+from experiments.experiment import VERDICTS, Experiment
+from experiments.free_running import free_run
+from experiments.standard_error import standard_error
 from matplotlib.figure import Figure
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.answers.free_running import free_run
-from pyro_dropout.answers.standard_error import standard_error
-from pyro_dropout.faces.bands import PALETTE, draw_bands, draw_fan
-from pyro_dropout.faces.datasets.collection import co2_paper, solar
-from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
+from pyro_dropout.prediction.band_plots import PALETTE, draw_bands, draw_fan
 
 TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in the order of time; the rest is the test stretch
 DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number, too few to drop

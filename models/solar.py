@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pyro
 import torch
+from experiments.collection import solar
+from experiments.experiment import Experiment
+from experiments.other_guides import fit_beside, other_guides
 from matplotlib.figure import Figure
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.datasets.collection import solar
-from pyro_dropout.faces.experiments.experiment import Experiment
-from pyro_dropout.faces.experiments.other_guides import fit_beside, other_guides
 
 DEPTH, DROPPED, RATE = 5, 0.1, 5e-3  # the paper's, with the schedule of its first experiment
 LAMBDAS = (5e-7, 5e-6, 5e-2)  # the paper's, then its authors' files'

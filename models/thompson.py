@@ -13,16 +13,16 @@ import math
 
 import numpy as np
 import torch
+from experiments.experiment import VERDICTS, Experiment
+from experiments.foraging import BEST_AVERAGE, EYES, OBSERVATION, WHEELS, Foraging
+from experiments.learning_curves import first_reach, running_mean
+from experiments.q_learning import Replay, relu_networks
 from matplotlib.figure import Figure
 from torch import nn
 from tqdm import tqdm
 
 import pyro_dropout as pd
-from pyro_dropout.faces.bands import curve_panels
-from pyro_dropout.faces.experiments.experiment import VERDICTS, Experiment
-from pyro_dropout.faces.experiments.foraging import BEST_AVERAGE, EYES, OBSERVATION, WHEELS, Foraging
-from pyro_dropout.faces.experiments.learning_curves import first_reach, running_mean
-from pyro_dropout.faces.experiments.q_learning import Replay, relu_networks
+from pyro_dropout.prediction.band_plots import curve_panels
 
 ACTIONS, K = len(WHEELS), 50
 KEEP, TAU = 0.9, 1.0  # any τ gives the same steps: the learning rate is divided by it, and λ is given

@@ -15,13 +15,13 @@ import sys
 import time
 
 import torch
+from experiments.collection import UCI_NAMES, uci
+from experiments.experiment import Experiment
+from experiments.paired_gains import mean_and_error, plot_gains, said, wins
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.datasets.collection import UCI_NAMES, uci
-from pyro_dropout.faces.experiments.experiment import Experiment
-from pyro_dropout.faces.experiments.paired_gains import mean_and_error, plot_gains, said, wins
-from pyro_dropout.faces.experiments.selection import choose
+from pyro_dropout.judging.selection import choose
 
 PAPER = {  # 1 layer: log-likelihood, its standard error, RMSE (Gal and Ghahramani 2016, table 1)
     "boston": (-2.46, 0.06, 2.97), "concrete": (-3.04, 0.02, 5.23), "energy": (-1.99, 0.02, 1.66),

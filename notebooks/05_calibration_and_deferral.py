@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.datasets.made_data import made_digits
+from pyro_dropout.datasets.made_data import made_digits
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"

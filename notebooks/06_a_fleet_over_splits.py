@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.datasets.made_data import made_regression
-from pyro_dropout.faces.experiments.selection import choose
+from pyro_dropout.datasets.made_data import made_regression
+from pyro_dropout.judging.selection import choose
 
 SHORT = os.environ.get("PYRO_DROPOUT_SHORT") == "1"
 BLUE, VERMILION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -24,7 +24,7 @@ QUIET = {"compile": False, "progress": False}
 # %% [markdown]
 # ## 1. The data
 #
-# The set that `pyro_dropout.faces.datasets.collection.uci` gives where no data folder is named: 400 rows that a formula
+# The set that `experiments.collection.uci` gives where no data folder is named: 400 rows that a formula
 # made, with a wave, a product, a square, an input that says nothing, and noise of 0.3 to 0.7. Twenty splits come with
 # it; we take a few.
 

@@ -2,8 +2,8 @@
 
 import sys
 
-from pyro_dropout.faces.commands.cli import main
-from pyro_dropout.faces.commands.data import report
+from pyro_dropout.cli.main import main
+from pyro_dropout.cli.repository import report
 
 if __name__ == "__main__":
     if sys.argv[1:]:

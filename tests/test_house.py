@@ -14,7 +14,20 @@ from pyro_dropout.mathematics.label_entropy import label_entropy
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
-FLOORS = ("mathematics", "generative", "guides", "inference", "answers", "faces")
+FLOORS = (
+    "mathematics",
+    "generative",
+    "guides",
+    "training",
+    "prediction",
+    "judging",
+    "references",
+    "tables",
+    "datasets",
+    "comparison",
+    "sklearn",
+    "cli",
+)
 OUTSIDE = {"models", "tests", "notebooks", "docs"}
 EXEMPT = {"__init__.py", "__main__.py"}  # the doors of the package stand on no floor
 

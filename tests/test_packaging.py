@@ -108,7 +108,7 @@ def test_the_account_of_what_is_installed() -> None:
     done = subprocess.run([sys.executable, "-m", "pyro_dropout"], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert f"pyro_dropout  {pyro_dropout.__version__}" in done.stdout
-    assert re.search(r"^faces +\d+ modules$", done.stdout, re.MULTILINE)
+    assert re.search(r"^judging +\d+ modules$", done.stdout, re.MULTILINE)
 
 
 def test_the_command_for_continuous_integration() -> None:

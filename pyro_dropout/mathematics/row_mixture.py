@@ -6,7 +6,6 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -25,20 +24,10 @@ from pyro_dropout.mathematics.errors import (
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
-from pyro_dropout.mathematics.scored import Scored
+from pyro_dropout.mathematics.scored import Draw, Scored
 from pyro_dropout.mathematics.shapes import Float, Int
 
 LOG_2PI = 1.8378770664093453
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """What a sample was made of; in float32 m + σε may round to m, and then only ε still knows its density."""
-
-    value: weakref.ref[Tensor]
-    labels: Tensor
-    noise: Tensor
-    coefficients: Tensor | None
 
 
 class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
@@ -113,7 +102,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         zero = scale == 0 if self._validate or not isinstance(scale, Tensor) else False
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
         self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
-        self._draw: _Draw | None = None
+        self._draw: Draw | None = None
         super().__init__(Size(), shape, validate_args=False)
 
     # --- what was given -------------------------------------------------------------------------------------------
@@ -283,7 +272,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         noise = like.new_zeros(()) if self.noiseless else torch.randn(shape, dtype=like.dtype, device=like.device)
         coefficients = self.sample_coefficients(labels.shape)
         value = self.from_rows(self._assemble(labels, noise, coefficients))
-        self._draw = _Draw(weakref.ref(value), labels, noise, coefficients)
+        self._draw = Draw(weakref.ref(value), labels, noise, coefficients)
         return value
 
     # --- the density ----------------------------------------------------------------------------------------------

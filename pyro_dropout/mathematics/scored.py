@@ -5,6 +5,8 @@ scores gets it here, and one that has none is refused, because it would leave th
 """
 
 import sys
+import weakref
+from dataclasses import dataclass
 from typing import Any
 
 from pyro.distributions.score_parts import ScoreParts
@@ -16,6 +18,16 @@ from pyro_dropout.mathematics.no_density import drawn_per_data_point
 
 _WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
 _NEAR = 12  # frames between a loss and the density it asks for
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What a sample was made of; in float32 m + σε may round to m, and then only ε still knows its density."""
+
+    value: weakref.ref[Tensor]
+    labels: Tensor
+    noise: Tensor
+    coefficients: Tensor | None
 
 
 class Scored:

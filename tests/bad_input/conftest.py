@@ -1,5 +1,5 @@
 """What bad input to commands is tried on."""
 
-from tests.faces.conftest import fitted
+from tests.cli.conftest import fitted
 
 __all__ = ["fitted"]

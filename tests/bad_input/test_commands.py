@@ -1,6 +1,6 @@
 """Bad input on the command line: exit code 2, one line on stderr that says it, no traceback, and nothing is written.
 
-The mistakes that stand in ``tests/faces/test_cli_mistakes.py`` are not repeated here.
+The mistakes that stand in ``tests/cli/test_cli_mistakes.py`` are not repeated here.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.faces.command import contents, houses, run, trees, written
+from tests.cli.command import contents, houses, run, trees, written
 
 Make = Callable[[Path, Path], Sequence[object]]
 

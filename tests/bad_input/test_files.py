@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.faces.tables.reading import read_table
+from pyro_dropout.tables.reading import read_table
 from tests.bad_input.row import OTHER, RANGE, SHAPE, Row, X, classes, dense, fit, names, nothing_lost, pair, refused
 
 DAMAGED, DIFFERENT = pd.DamagedFileError, pd.DifferentModelError

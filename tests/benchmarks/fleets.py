@@ -8,8 +8,8 @@ from unittest import mock
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.inference import fleet as fleet_module
-from pyro_dropout.inference.looping import loop
+from pyro_dropout.training.fleet import fleet as fleet_module
+from pyro_dropout.training.loop import loop
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.peers import plain
 from tests.benchmarks.report import Curve, Section

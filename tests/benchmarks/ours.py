@@ -6,10 +6,10 @@ from typing import Any
 import pyro
 
 import pyro_dropout as pd
-from pyro_dropout.inference.model_call import ModelCall
-from pyro_dropout.inference.runs import CHAIN
-from pyro_dropout.inference.training import _Task
-from pyro_dropout.inference.updates import named
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.fit import _Task
+from pyro_dropout.training.optimisers import named
+from pyro_dropout.training.runner import CHAIN
 from tests.benchmarks.sizes import DROP, Size
 from tests.benchmarks.timing import Advance, Contestant
 

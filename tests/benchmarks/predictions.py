@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.answers.streams import Running, block_sums
-from pyro_dropout.answers.walk import Walk
-from pyro_dropout.answers.weight_draws import PerExample
+from pyro_dropout.prediction.blocks import Walk
+from pyro_dropout.prediction.draws.weight_draws import PerExample
+from pyro_dropout.prediction.moments import Running, block_sums
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.report import Curve, Section
 from tests.benchmarks.settings import Settings

@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 
 import pyro_dropout as pd
-from pyro_dropout.inference.data_parallel import parallel_run
-from pyro_dropout.inference.distributed import Group, join
-from pyro_dropout.inference.model_call import ModelCall
-from pyro_dropout.inference.training import _Task
-from pyro_dropout.inference.updates import named
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.distributed.data_parallel import parallel_run
+from pyro_dropout.training.distributed.process_group import Group, join
+from pyro_dropout.training.fit import _Task
+from pyro_dropout.training.optimisers import named
 from tests.benchmarks.machine import cpu_model, moment, version
 from tests.benchmarks.ours import dropout
 from tests.benchmarks.report import table

@@ -9,9 +9,9 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from experiments.two_clusters import on_line
 
 import pyro_dropout as pd
-from pyro_dropout.faces.experiments.two_clusters import on_line
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
 script = loaded(FOLDER / "in_between.py")

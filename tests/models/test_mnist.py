@@ -9,10 +9,10 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from experiments.experiment import VERDICTS
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.faces.experiments.experiment import VERDICTS
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
 WIDTHS = (3, 4, 12)

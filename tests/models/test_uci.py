@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.experiment import Experiment
 
 import pyro_dropout as pd
-from pyro_dropout.faces.experiments.experiment import Experiment
 from tests.models.test_scripts import FOLDER, loaded
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-EXPORT = Path(__file__).parents[2] / "pyro_dropout" / "answers" / "arviz_export.py"
+EXPORT = Path(__file__).parents[2] / "pyro_dropout" / "judging" / "diagnostics" / "arviz_export.py"
 POINTS, DRAWS = 40, 800
 
 

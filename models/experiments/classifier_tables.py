@@ -1,0 +1,209 @@
+"""What a classifier's answers are worth: its errors, and what handing on the uncertain inputs changes (section 5.2).
+
+Each function returns the rows of a table, numbers as numbers, and where there is something to see, a figure.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from experiments.detection import auroc
+from experiments.standard_error import standard_error
+from pyro_dropout.judging.decisions.cascade import cascade
+from pyro_dropout.judging.decisions.rejection import defer, rejection_curve
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.prediction.band_plots import curve_panels
+from pyro_dropout.prediction.prediction import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = list[dict[str, Any]]
+
+
+def error_table(
+    answers: Mapping[str, Sequence[tuple[Any, Any]]],
+    y: Tensor,
+    *,
+    group: str = "model",
+    ways: tuple[str, str] = ("standard", "MC"),
+) -> Rows:
+    """Return the errors of two ways to answer, over seeds, and what the second gains over the first, with its error.
+
+    Other seeds would move the gain, and so would other inputs; the larger of the two standard errors is given.
+
+    Args:
+        answers: the two predictions of every seed, such as ``predict`` gives, by the name of a model.
+        y: the classes, (N,).
+        group: what the models are, as the heading of the first column.
+        ways: the names of the two ways.
+
+    Returns:
+        A row for each model: both errors in percent, the second's standard error over inputs (binomial) and over seeds,
+        the gain in points with its standard error, and the mean log-likelihoods of an input in nats.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.classifier_tables import error_table
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> guide, x = pd.AutoDropout(model, keep=1.0), torch.randn(10, 2)
+        >>> two = pd.predict(model, guide, x, method="standard"), pd.predict(model, guide, x, samples=5, seed=0)
+        >>> (row,) = error_table({"none": [two, two]}, torch.zeros(10, dtype=torch.long))
+        >>> row["standard %"] == row["MC %"], row["gain"], row["± gain"]  # without dropout the two ways are one
+        (True, 0.0, 0.0)
+    """
+    one, other = ways
+    rows: Rows = []
+    for name, seeds in answers.items():
+        if len(seeds) < 2:
+            raise RangeError(
+                f"answers must hold two seeds of each model at least, for an error; {name!r} has {len(seeds)}."
+            )
+        wrong = torch.stack([torch.stack([(answer.probs.argmax(-1) != y).double() for answer in two]) for two in seeds])
+        log_p = torch.tensor([[answer.log_prob(y).mean().item() for answer in two] for two in seeds]).mean(0).tolist()
+        (first, second), gain = wrong.mean((0, 2)).tolist(), wrong[:, 0] - wrong[:, 1]  # wrong is (seeds, 2, N)
+        shares = {f"{one} %": first, f"{other} %": second, "± binomial": (second * (1 - second) / len(y)) ** 0.5}
+        shares |= {"± over seeds": standard_error(wrong[:, 1].mean(1)).item(), "gain": gain.mean().item()}
+        shares["± gain"] = max(standard_error(gain.mean(1)).item(), standard_error(gain.mean(0)).item())
+        percent = {column: 100 * share for column, share in shares.items()}
+        rows.append({group: name, **percent, f"{one} log p": log_p[0], f"{other} log p": log_p[1]})
+    return rows
+
+
+def detection_row(
+    ordinary: Mapping[str, Tensor], odd: Mapping[str, Tensor], misled: Tensor, *, fewest: int = 20
+) -> dict[str, Any]:
+    """Return how well uncertainties notice that inputs were changed, and those that mislead among them.
+
+    Args:
+        ordinary: uncertainties of inputs as they come, (N,), by name.
+        odd: the same of the changed inputs, (M,).
+        misled: which of the changed inputs are answered wrongly, and would not be as they were, (M,).
+        fewest: misled inputs from which an AUROC of them is worth telling; with fewer it is given as 0.5.
+
+    Returns:
+        How many are misled, the mean uncertainties of the changed inputs, the AUROC of telling all of them from
+        ordinary ones, and that of telling the misled ones, which is what a detector is for.
+
+    Example:
+        >>> import torch
+        >>> from experiments.classifier_tables import detection_row
+        >>> calm, moved = {"entropy": torch.tensor([0.1, 0.2])}, {"entropy": torch.tensor([0.15, 0.9])}
+        >>> row = detection_row(calm, moved, torch.tensor([False, True]), fewest=1)
+        >>> row["misled"], row["AUROC, entropy"], row["misled, entropy"]
+        (1, 0.75, 1.0)
+    """
+    count = int(misled.sum())
+    row: dict[str, Any] = {"misled": count, **{name: value.mean().item() for name, value in odd.items()}}
+    row |= {f"AUROC, {name}": auroc(value, ordinary[name]).value for name, value in odd.items()}
+    told = {name: auroc(value[misled], ordinary[name]).value if count >= fewest else 0.5 for name, value in odd.items()}
+    return row | {f"misled, {name}": value for name, value in told.items()}
+
+
+def rejection_table(
+    answers: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]],
+    *,
+    group: str = "model",
+    shares: Sequence[float] = (1.0, 0.99, 0.95),
+) -> tuple[Rows, "Figure"]:
+    """Return the error among the inputs that are kept when the most uncertain ones are handed to a human.
+
+    Args:
+        answers: the uncertainty of each input and its mistake (1 for wrong, 0 for right), both (N,), by the name of the
+            uncertainty, by that of a model.
+        group: what the models are, as the heading of the first column.
+        shares: of inputs kept, for the columns of the table.
+
+    Returns:
+        A row for each model and uncertainty: errors in percent, and how much of an oracle's gain over chance there is;
+        and a figure of the error against the share kept, ± 2 standard errors, with a panel for each model.
+
+    Example:
+        >>> import torch
+        >>> from experiments.classifier_tables import rejection_table
+        >>> entropy, mistake = torch.tensor([0.1, 0.9, 0.3, 0.2]), torch.tensor([0.0, 1.0, 0.0, 0.0])
+        >>> rows, _ = rejection_table({"LeNet": {"entropy": (entropy, mistake)}}, shares=(1.0, 0.75))
+        >>> rows[0]["error % at 100%"], rows[0]["error % at 75%"], rows[0]["of the oracle's gain"]
+        (25.0, 0.0, 1.0)
+    """
+    if not shares or not all(0 < share <= 1 for share in shares):
+        raise RangeError(f"shares of inputs kept must lie in (0, 1]; got {list(shares)!r}.")
+    rows: Rows = []
+    panels: dict[str, dict[str, tuple[Tensor, ...]]] = {}
+    for name, by_uncertainty in answers.items():
+        panel = panels.setdefault(f"{group}: {name}", {})
+        for by, (uncertainty, mistake) in by_uncertainty.items():
+            curve = rejection_curve(uncertainty, mistake, higher_is_better=False)
+            kept = {share: mistake[~defer(uncertainty, budget=1 - share)].double() for share in shares}
+            errors = {f"error % at {share:.0%}": 100 * part.mean().item() for share, part in kept.items()}
+            rows.append({group: name, "by": by, **errors, "of the oracle's gain": curve.ratio})
+            panel[by] = 100 * curve.kept, 100 * curve.score, 200 * curve.error
+    figure = curve_panels(panels, xlabel="inputs kept (%)", ylabel="error among them (%)", size=(5.0, 4.0))
+    for axes, panel in zip(figure.axes, panels.values(), strict=True):
+        worst = max(float(score[-1]) for _, score, _ in panel.values())
+        axes.set(xlim=(80, 100), ylim=(0, 1.8 * worst + 1e-3))  # to hand on more than a fifth is no help
+    return rows, figure
+
+
+def cascade_table(
+    weak: Callable[[Tensor], Prediction],
+    strong: Callable[[Tensor], Prediction],
+    x: Tensor,
+    y: Tensor,
+    *,
+    budgets: Sequence[float],
+    costs: tuple[float, float] = (1.0, 10.0),
+) -> tuple[Rows, "Figure"]:
+    """Return cost and error of a cascade of two classifiers, for each share of inputs that the strong one may be sent.
+
+    Args:
+        weak: gives the prediction of a cheap model for inputs; asked once, about all of them.
+        strong: the same for a dear model; asked about all inputs once, where a budget is 1.
+        x: inputs, (N, ...).
+        y: their classes, (N,).
+        budgets: shares of the inputs sent on, each from 0 to 1.
+        costs: of one input's answer by the weak and by the strong model, in any unit.
+
+    Returns:
+        A row for each budget: the mean cost of an input, as a share of the strong model's, and errors in percent where
+        the weak model's entropy decides what is sent on, and where chance does; and a figure of them.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.classifier_tables import cascade_table
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> guide = pd.AutoDropout(model, keep=0.5)
+        >>> weak, strong = (lambda x, T=T: pd.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
+        >>> x, y = torch.randn(10, 2), torch.zeros(10, dtype=torch.long)
+        >>> rows, figure = cascade_table(weak, strong, x, y, budgets=(0.0, 0.5, 1.0))
+        >>> [row["cost"] for row in rows]
+        [0.1, 0.6, 1.1]
+    """
+    if not budgets:
+        raise ShapeError("budgets must hold one share of the inputs at least; it is empty.")
+    known: dict[str, Prediction] = {"weak": weak(x)}
+
+    def all_or_some(part: Tensor) -> Prediction:
+        if len(part) < len(x):
+            return strong(part)
+        if "strong" not in known:
+            known["strong"] = strong(part)
+        return known["strong"]
+
+    orders: dict[str, Any] = {"entropy": "entropy", "chance": lambda answer: torch.rand_like(answer.entropy)}
+    rows: Rows = []
+    for budget in budgets:
+        row: dict[str, Any] = {"sent on %": 100 * budget}
+        for name, order in orders.items():
+            pair = (lambda _: known["weak"]), all_or_some
+            found = cascade(*pair, x, budget=budget, uncertainty=order, costs=costs)
+            row |= {"cost": found.cost / (costs[1] * len(x)), f"error % by {name}": 100 * (1 - found.accuracy(y))}
+        rows.append(row)
+    cost = [row["cost"] for row in rows]
+    curves = {f"sent on by {name}": (cost, [row[f"error % by {name}"] for row in rows]) for name in orders}
+    xlabel = "mean cost of an input (the large model alone: 1)"
+    figure = curve_panels({"": curves}, xlabel=xlabel, ylabel="error (%)", size=(6.5, 4.5))
+    figure.axes[0].set_xscale("log")
+    return rows, figure

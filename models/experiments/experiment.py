@@ -1,0 +1,221 @@
+"""One experiment as a script: its options, its tables, figures and verdicts, and a record of how they came about."""
+
+import argparse
+import json
+import math
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import pyro
+import torch
+from matplotlib.figure import Figure
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_device
+
+Verdict = Literal["holds", "holds in part", "does not hold"]
+VERDICTS = ("holds", "holds in part", "does not hold")
+_PACKAGES = ("pyro-dropout", "torch", "pyro-ppl", "numpy")
+
+
+class Experiment:
+    """What every worked script has in common: ``--quick``, ``--seed``, ``--device``, ``--out`` and a record of the run.
+
+    Tables, figures and verdicts are printed or saved as they come; ``finish`` writes them all to ``results.json``, for
+    programs, and to ``results.md``, for people, in the folder of ``--out``.
+
+    Args:
+        name: the experiment's name; results go to ``out/NAME`` by default.
+        about: the script's docstring; its first line describes the command.
+
+    Attributes:
+        args: the options, after ``start``.
+        device: where to compute, after ``start``.
+
+    Example:
+        >>> import tempfile
+        >>> from experiments.experiment import Experiment
+        >>> experiment = Experiment("coin", "How often does a coin show heads?")
+        >>> experiment.option("--throws", type=int, default=1000, quick=10, help="of the coin")
+        >>> args = experiment.start(["--quick", "--quiet", "--out", tempfile.mkdtemp()])
+        >>> args.throws
+        10
+        >>> experiment.claim("the coin is fair", "holds in part", "4 heads in 10 throws")
+        <BLANKLINE>
+        HOLDS IN PART: the coin is fair (4 heads in 10 throws)
+    """
+
+    def __init__(self, name: str, about: str) -> None:
+        self.name = name
+        self._parser = argparse.ArgumentParser(
+            prog=f"pyro-dropout reproduce {name}", description=about.strip().split("\n")[0]
+        )
+        self._quick: dict[str, Any] = {}
+        self.args = argparse.Namespace()
+        self.device = torch.device("cpu")
+        self._tables: list[dict[str, Any]] = []
+        self._figures: list[dict[str, str]] = []
+        self._claims: list[dict[str, str]] = []
+        self._command: list[str] = []
+        self._started = 0.0
+        self.option("--quick", action="store_true", help="a small version, to see that it runs")
+        self.option("--seed", type=int, default=0, help="of everything that is random (0)")
+        self.option("--device", help="cpu or cuda; by default a GPU where there is one")
+        self.option("--out", type=Path, default=Path("out") / name, metavar="FOLDER", help=f"for results (out/{name})")
+        self.option("--quiet", action="store_true", help="show no progress")
+
+    def option(self, flag: str, *, quick: Any = None, **settings: Any) -> None:
+        """Add an option as argparse does; ``quick`` is its default under ``--quick``."""
+        action = self._parser.add_argument(flag, **settings)
+        if quick is not None:
+            self._quick[action.dest] = quick
+
+    def start(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        """Read the options, seed the generators, choose a device and make the folder; return the options."""
+        given = list(sys.argv[1:] if argv is None else argv)
+        if self._parser.parse_args(given).quick:
+            self._parser.set_defaults(**self._quick)
+        self.args = self._parser.parse_args(given)
+        self._command = ["pyro-dropout", "reproduce", self.name, *given]
+        best = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = check_device("--device", best if self.args.device is None else self.args.device)
+        try:
+            self.args.out.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise PyroDropoutError(
+                f"--out cannot be made a folder: {str(self.args.out)!r}: {cause.strerror}."
+            ) from None
+        pyro.set_rng_seed(self.args.seed)
+        pyro.clear_param_store()
+        self._started = time.perf_counter()
+        return self.args
+
+    def options_but(self, *names: str) -> list[str]:
+        """Return the options that were given, as words, without those named: for another process of the same script."""
+        found: list[str] = []
+        leave = False
+        for word in self._command[3:]:
+            if word.startswith("--"):
+                leave = word[2:].split("=")[0].replace("-", "_") in names
+            if not leave:
+                found.append(word)
+        return found
+
+    def processes(self, script: str | Path, flag: str, values: Sequence[str], jobs: int) -> list[Path]:
+        """Run the script once for each value of an option, ``jobs`` at a time; return the folders of their results.
+
+        Args:
+            script: the file to run.
+            flag: the option that gets one value in each process; every other option is handed on.
+            values: its values.
+            jobs: how many processes run at a time.
+        """
+        options = self.options_but(flag.lstrip("-").replace("-", "_"), "jobs", "out")
+        waiting, running = list(values), dict[str, subprocess.Popen[bytes]]()
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                value = waiting.pop(0)
+                words = [sys.executable, script, *options, flag, value, "--out", self.args.out / value]
+                running[value] = subprocess.Popen([str(word) for word in words])
+            for value in [value for value, process in running.items() if process.poll() is not None]:
+                if running.pop(value).returncode:
+                    print(f"{flag} {value} failed; its lines above say why.", file=sys.stderr, flush=True)
+            time.sleep(0.2)
+        return [self.args.out / value for value in values]
+
+    # --- what is found --------------------------------------------------------------------------------------------
+
+    def table(self, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
+        """Print a table and keep it; every row has the same columns, numbers as numbers."""
+        self._tables.append({"title": title, "rows": [dict(row) for row in rows], "note": note})
+        print(f"\n{title}\n{_aligned(rows)}" + (f"\n{note}" if note else ""), flush=True)
+
+    def figure(self, name: str, figure: Figure, caption: str) -> None:
+        """Save a figure as ``NAME.png``."""
+        figure.savefig(self.args.out / f"{name}.png", dpi=120)
+        self._figures.append({"file": f"{name}.png", "caption": caption})
+
+    def claim(self, text: str, verdict: Verdict, number: str) -> None:
+        """Say whether a claim holds, and by which number."""
+        if verdict not in VERDICTS:
+            raise RangeError(f"verdict must be one of {', '.join(VERDICTS)}; got {verdict!r}.")
+        self._claims.append({"claim": text, "verdict": verdict, "number": number})
+        print(f"\n{verdict.upper()}: {text} ({number})", flush=True)
+
+    # --- the record -----------------------------------------------------------------------------------------------
+
+    def finish(self) -> Path:
+        """Write ``results.json`` and ``results.md``, and return the path of the first."""
+        record: dict[str, Any] = {
+            "experiment": self.name,
+            "how": self._how(),
+            "tables": self._tables,
+            "claims": self._claims,
+            "figures": self._figures,
+        }
+        path: Path = self.args.out / "results.json"
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_plain) + "\n", "utf-8")
+        (self.args.out / "results.md").write_text(_markdown(record), "utf-8")
+        print(f"\n{record['how']['seconds']} s in all. Results: {path.parent}", flush=True)
+        return path
+
+    def _how(self) -> dict[str, Any]:
+        versions = {"python": platform.python_version()}
+        for package in _PACKAGES:
+            try:
+                versions[package] = version(package)
+            except PackageNotFoundError:
+                versions[package] = "from source"
+        return {
+            "command": shlex.join(self._command),
+            "seed": self.args.seed,
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else str(self.device),
+            "seconds": round(time.perf_counter() - self._started, 1),
+            "versions": versions,
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Return a tensor or numpy number as JSON knows numbers."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _said(value: Any) -> str:
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return f"{value:.4g}" if math.isfinite(value) else str(value)
+    return str(value)
+
+
+def _aligned(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return "(no rows)"
+    lines = [list(rows[0]), *([_said(value) for value in row.values()] for row in rows)]
+    widths = [max(len(line[k]) for line in lines) for k in range(len(lines[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+
+
+def _markdown(record: Mapping[str, Any]) -> str:
+    parts = []
+    for table in record["tables"]:
+        rows = table["rows"]
+        lines = [f"**{table['title']}**", ""]
+        if rows:
+            lines += ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+            lines += ["| " + " | ".join(_said(value) for value in row.values()) + " |" for row in rows]
+        parts.append("\n".join(lines) + (f"\n\n{table['note']}" if table["note"] else ""))
+    if record["claims"]:
+        lines = ["| claim | verdict | number |", "|---|---|---|"]
+        lines += [f"| {each['claim']} | **{each['verdict']}** | {each['number']} |" for each in record["claims"]]
+        parts.append("\n".join(lines))
+    parts += [f"![{each['caption']}]({each['file']})" for each in record["figures"]]
+    how = record["how"]
+    versions = ", ".join(f"{name} {number}" for name, number in how["versions"].items())
+    parts.append(f"`{how['command']}`, seed {how['seed']}: {how['seconds']} s on {how['device']}; {versions}.")
+    return "\n\n".join(parts) + "\n"

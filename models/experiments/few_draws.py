@@ -1,0 +1,59 @@
+"""How many draws T a prediction needs: what the mean and the standard deviation of a few of them are worth."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.shapes import Float
+
+
+class FewDraws(NamedTuple):
+    """The errors that a few draws make; returned by ``few_draws``.
+
+    Attributes:
+        mean: root mean square error of their mean, in units of the standard deviation of all draws.
+        std: that of their standard deviation, as a share of that of all draws.
+
+    Example:
+        >>> import torch
+        >>> from experiments.few_draws import few_draws
+        >>> few_draws(torch.tensor([[0.0], [2.0], [0.0], [2.0]]), 2).mean  # two draws of a coin, each pair with both
+        0.0
+    """
+
+    mean: float
+    std: float
+
+
+def few_draws(f: Float[Tensor, "T N"], count: int = 10) -> FewDraws:
+    """Return how far the mean and the standard deviation of ``count`` draws are from those of all of them.
+
+    The draws are cut into groups of ``count``, and errors are averaged over groups and places. For normal draws the
+    mean of T is off by 1/√T standard deviations, and their standard deviation by about 1/√(2T) of itself.
+
+    Args:
+        f: a function in every draw, (T, N); many more draws than ``count``.
+        count: draws of a prediction, 2 or more.
+
+    Returns:
+        Both errors.
+
+    Example:
+        >>> import torch
+        >>> from experiments.few_draws import few_draws
+        >>> found = few_draws(3 + 2 * torch.randn(4000, 100, generator=torch.Generator().manual_seed(0)), 10)
+        >>> round(found.mean, 2), round(found.std, 2)
+        (0.32, 0.23)
+    """
+    check_count("count", count)
+    if count < 2:
+        raise RangeError(f"count must be 2 or more, for a standard deviation; got {count!r}.")
+    if f.dim() != 2 or len(f) < 2 * count:
+        raise ShapeError(f"f must have shape (T, N) with T = {2 * count} draws or more; got {tuple(f.shape)}.")
+    groups = f[: len(f) // count * count].reshape(-1, count, f.shape[1])
+    return FewDraws(_rms((groups.mean(1) - f.mean(0)) / f.std(0)), _rms(groups.std(1) / f.std(0) - 1))
+
+
+def _rms(values: Tensor) -> float:
+    return values.square().mean().sqrt().item()

@@ -1,0 +1,274 @@
+"""A world to act in: an agent with nine eyes among walls, food and poison, many worlds at once.
+
+The rules are those of Karpathy's ConvNetJS demonstration of Q-learning, in which the paper compares Thompson sampling
+with ε-greedy (section 5.4). All worlds take a tick together, as arrays, so that a fleet of learners costs little more
+than one.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+
+if TYPE_CHECKING:
+    import gymnasium
+
+Numbers = NDArray[np.float64]
+
+WIDTH, HEIGHT, PADDING = 700.0, 500.0, 10.0
+BOXES = ((100.0, 100.0, 200.0, 300.0), (400.0, 100.0, 200.0, 300.0))  # x, y, width, height; each is open on its left
+ITEMS, RADIUS, MARGIN = (
+    30,
+    10.0,
+    20.0,
+)  # the most at a time; their radius, and the agent's; how far from the edges
+FOOD, POISON = 1, 2
+REWARDS = np.array([0.0, 5.0, -6.0])  # for an empty place, food and poison
+SPAWN_EVERY, SPAWN_CHANCE = 10, 0.25
+ROT_EVERY, ROT_CHANCE, ROT_AGE = 100, 0.1, 5000
+STRAIGHT, CLEAR = 0.1, 0.75  # the reward of driving straight, and how clear of walls the view must be for it
+START, SIGHT = (50.0, 50.0), 85.0
+EYES = (np.arange(9) - 3) * 0.25  # radians from straight ahead; the demonstration's are off centre too
+WHEELS = np.array([(1.0, 1.0), (0.8, 1.0), (1.0, 0.8), (0.5, 0.0), (0.0, 0.5)])  # r₁ and r₂ of the five actions
+OBSERVATION = 3 * len(EYES)
+# A tick earns at most this for long; where keeping clear pays, 1 more.
+BEST_AVERAGE = REWARDS[FOOD] * 0.5 * SPAWN_CHANCE / SPAWN_EVERY + STRAIGHT
+
+# The mean of turning by r₁ about one wheel and by r₂ about the other, each 5 from the agent, moves it so far along the
+# axle, so far ahead, and turns it so far.
+_ASIDE = 5.0 * (np.cos(WHEELS[:, 0]) - np.cos(WHEELS[:, 1])) / 2
+_FORTH = 5.0 * (np.sin(WHEELS[:, 0]) + np.sin(WHEELS[:, 1])) / 2
+_TURN = WHEELS[:, 1] - WHEELS[:, 0]
+_FAR = 1e9  # where places without an item are, out of every sight
+_SLACK = 1e-9  # of a wall's length, so that rounding opens no gap where two walls meet
+
+
+def _segments() -> Numbers:
+    """Return all walls, (walls, 2, 2): where each begins, and the way to its end."""
+    outer = (PADDING, PADDING, WIDTH - 2 * PADDING, HEIGHT - 2 * PADDING)
+    walls = [((PADDING, HEIGHT - PADDING), (0.0, 2 * PADDING - HEIGHT))]  # the left one, which inner boxes do not have
+    for x, y, w, h in (outer, *BOXES):
+        walls += [((x, y), (w, 0.0)), ((x + w, y), (0.0, h)), ((x + w, y + h), (-w, 0.0))]
+    return np.array(walls)
+
+
+WALLS = _segments()
+_BEGIN, _WALL = WALLS[:, 0], WALLS[:, 1]
+_ACROSS = np.stack([_WALL[:, 1], -_WALL[:, 0]])  # (2, walls): a way times this is its cross product with the walls
+
+
+class Foraging:
+    """W worlds of 700 by 500, each with an agent that looks for food and should leave poison alone.
+
+    Args:
+        worlds: how many, W.
+        seed: of where items lie and what they are; or numpy's generator itself.
+        clearance: whether keeping clear of walls pays at every tick, as in the demonstration: min(1, 2·proximity), by
+            which driving straight is then paid too.
+
+    Attributes:
+        observation: what the agents see, (W, 27): for each eye wall, food and poison, all 1 but for the entry of the
+            nearest thing in sight, which is its distance by the range of sight.
+        position: where the agents are, (W, 2).
+        heading: where they look, (W,): the direction (sin θ, cos θ).
+        items: where the items lie, (W, 30, 2).
+        kinds: what they are, (W, 30): 0 for none, 1 for food, 2 for poison.
+        eaten: food and poison eaten so far, (W, 2).
+
+    Example:
+        >>> import numpy as np
+        >>> from experiments.foraging import Foraging
+        >>> world = Foraging(worlds=3, seed=0)
+        >>> observation, reward = world.step(np.zeros(3, dtype=np.int64))  # all drive straight on
+        >>> observation.shape, world.position[0].round(2).tolist()
+        ((3, 27), [50.0, 54.21])
+    """
+
+    def __init__(self, worlds: int = 1, seed: int | np.random.Generator = 0, *, clearance: bool = False) -> None:
+        check_count("worlds", worlds)
+        self.clearance = clearance
+        self._rng = np.random.default_rng(seed)
+        self._all = np.arange(worlds)[:, None]
+        self.position = np.tile(np.array(START), (worlds, 1))
+        self.heading = np.zeros(worlds)
+        self.items = self._places(worlds, ITEMS)
+        self.kinds = self._rng.integers(FOOD, POISON + 1, (worlds, ITEMS))
+        self.eaten = np.zeros((worlds, 2), dtype=np.int64)
+        self._ages = np.zeros((worlds, ITEMS), dtype=np.int64)
+        self._clock = 0
+        self._look()
+
+    def step(self, actions: NDArray[np.integer[Any]]) -> tuple[NDArray[np.float32], Numbers]:
+        """Let one tick pass; return what the agents see after it, (W, 27), and the rewards, (W,).
+
+        Args:
+            actions: (W,), from 0 to 4: straight on, two gentle curves, two sharp ones.
+        """
+        if actions.shape != self.heading.shape:
+            raise ShapeError(f"actions must be one for each world, ({len(self.heading)},); got {actions.shape}.")
+        if actions.min() < 0 or actions.max() >= len(WHEELS):
+            raise RangeError(f"actions must lie between 0 and {len(WHEELS) - 1}; got {actions.tolist()}.")
+        self._clock += 1
+        # Judged by the view in which the agent decided.
+        clear = np.minimum(1.0, 2 * self._clear) if self.clearance else self._clear
+        reward = STRAIGHT * clear * ((actions == 0) & (clear > CLEAR)) + clear * self.clearance
+        self._move(actions)
+        self._ages += 1
+        reward += self._eat()
+        self._renew()
+        self._look()
+        return self.observation, reward
+
+    # --- a tick, in its order -------------------------------------------------------------------------------------
+
+    def _move(self, actions: NDArray[np.integer[Any]]) -> None:
+        """Move by ½(R(-r₁) - R(r₂))v, with v the axle, unless a wall is in the way; turn by r₂ - r₁ in any case."""
+        sin, cos = np.sin(self.heading), np.cos(self.heading)
+        aside, forth = _ASIDE[actions], _FORTH[actions]
+        way = _pairs(forth * sin + aside * cos, forth * cos - aside * sin)
+        free = np.isinf(_first_wall(self.position, way[:, None]))
+        self.position = self.position + way * free
+        self.heading = (self.heading + _TURN[actions]) % (2 * np.pi)
+
+    def _eat(self) -> Numbers:
+        reward = np.zeros(len(self.heading))
+        way = self.items - self.position[:, None]
+        near = np.square(way).sum(-1) < (2 * RADIUS) ** 2
+        if near.any():
+            world, item = near.nonzero()
+            reached = np.isinf(_first_wall(self.position[world], way[world, item][:, None]))[:, 0]
+            world, item = world[reached], item[reached]
+            kind = self.kinds[world, item]
+            np.add.at(reward, world, REWARDS[kind])
+            np.add.at(self.eaten, (world, kind - FOOD), 1)
+            self._clear_away(world, item)
+        return reward
+
+    def _renew(self) -> None:
+        """Let old items rot, and new ones appear where some are missing."""
+        if self._clock % ROT_EVERY == 0:
+            rotten = (self._ages > ROT_AGE) & (self._rng.random(self.kinds.shape) < ROT_CHANCE)
+            self._clear_away(*rotten.nonzero())
+        if self._clock % SPAWN_EVERY == 0:
+            empty = self.kinds == 0
+            world = (empty.any(1) & (self._rng.random(len(empty)) < SPAWN_CHANCE)).nonzero()[0]
+            item = empty[world].argmax(1)
+            self.items[world, item] = self._places(len(world), 1)[:, 0]
+            self.kinds[world, item] = self._rng.integers(FOOD, POISON + 1, len(world))
+            self._ages[world, item] = 0
+
+    def _look(self) -> None:
+        angles = self.heading[:, None] + EYES
+        sin, cos = np.sin(angles), np.cos(angles)
+        rays = _pairs(sin, cos)
+        wall = SIGHT * _first_wall(self.position, SIGHT * rays)
+        way = (self.items - self.position[:, None]).swapaxes(1, 2)
+        # How far along each ray every item lies, and how far beside it: (W, eyes, items).
+        along, beside = rays @ way, _pairs(-cos, sin) @ way
+        seen = (np.abs(beside) <= RADIUS) & (along > 0) & (along < SIGHT)
+        along[~seen] = np.inf
+        item = along.min(-1)
+        kind = np.where(item < wall, self.kinds[self._all, along.argmin(-1)], 0)  # 0 is a wall here, or nothing
+        near = np.minimum(np.minimum(item, wall), SIGHT) / SIGHT
+        view = np.ones((*near.shape, 3), dtype=np.float32)
+        view[self._all, np.arange(len(EYES)), kind] = near
+        self.observation = view.reshape(len(view), OBSERVATION)
+        self._clear = np.where(kind == 0, near, 1.0).mean(-1)
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _places(self, worlds: int, count: int) -> Numbers:
+        low, high = np.array([MARGIN, MARGIN]), np.array([WIDTH - MARGIN, HEIGHT - MARGIN])
+        return self._rng.uniform(low, high, (worlds, count, 2))
+
+    def _clear_away(self, world: NDArray[np.intp], item: NDArray[np.intp]) -> None:
+        self.kinds[world, item] = 0
+        self.items[world, item] = _FAR
+
+    def draw(self, axes: Any, world: int = 0) -> None:
+        """Draw one world on matplotlib's axes: walls, items, the agent, and its eyes as far as they see."""
+        for begin, way in WALLS:
+            axes.plot(*np.stack([begin, begin + way], 1), color="black", lw=2)
+        for kind, colour, marker, name in ((FOOD, "#009E73", "o", "food"), (POISON, "#D55E00", "X", "poison")):
+            places = self.items[world, self.kinds[world] == kind]
+            axes.plot(*places.T, marker, color=colour, ms=13, mec="white", label=name)
+        view = self.observation[world].reshape(-1, 3)
+        colours = np.array(["black", "#009E73", "#D55E00"])[view.argmin(-1)]
+        x, y = self.position[world]
+        for angle, near, colour in zip(self.heading[world] + EYES, view.min(-1), colours, strict=True):
+            reach = SIGHT * near
+            axes.plot([x, x + reach * np.sin(angle)], [y, y + reach * np.cos(angle)], color=colour, lw=1)
+        axes.plot([x], [y], "o", color="#0072B2", ms=13, mec="black", label="agent")
+        axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0), aspect="equal")  # y goes down, as on the demonstration's screen
+        axes.set(xlabel="x (units of length)", ylabel="y (units of length)")
+
+
+def _first_wall(start: Numbers, way: Numbers) -> Numbers:
+    """Return after what part of each way (W, K, 2) from ``start`` (W, 2) a wall is met; infinity for none."""
+    to = _BEGIN - start[:, None]  # (W, walls, 2)
+    # start + s·way = begin + u·wall: the cross product with the wall gives s, that with the way gives u.
+    across = way @ _ACROSS  # (W, K, walls)
+    with np.errstate(divide="ignore", invalid="ignore"):  # parallels never meet: what comes out is no number in [0, 1]
+        s = np.einsum("wkc,ck->wk", to, _ACROSS)[:, None] / across
+        u = (_pairs(way[..., 1], -way[..., 0]) @ to.swapaxes(1, 2)) / across
+    met = (s >= 0) & (s <= 1) & (u >= -_SLACK) & (u <= 1 + _SLACK)
+    first: Numbers = np.where(met, s, np.inf).min(-1)
+    return first
+
+
+def _pairs(x: Numbers, y: Numbers) -> Numbers:
+    """Return (..., 2), as ``np.stack([x, y], -1)`` does, in a fifth of its time."""
+    pairs = np.empty((*x.shape, 2))
+    pairs[..., 0], pairs[..., 1] = x, y
+    return pairs
+
+
+def environment(ticks: int | None = None) -> "gymnasium.Env[NDArray[np.float32], np.int64]":
+    """Return one world as a gymnasium environment, for learners that are not of this package.
+
+    The world has no end: no episode terminates, and with ``ticks`` each is cut off after so many.
+
+    Args:
+        ticks: how long an episode is; None for ever.
+
+    Example:
+        >>> from experiments.foraging import environment
+        >>> env = environment(ticks=100)
+        >>> observation, info = env.reset(seed=0)
+        >>> observation, reward, terminated, truncated, info = env.step(env.action_space.sample())
+        >>> observation.shape, sorted(info)
+        ((27,), ['food', 'poison'])
+    """
+    try:
+        import gymnasium
+    except ImportError:
+        raise PyroDropoutError('environment() needs gymnasium; pip install "pyro-dropout[rl]"') from None
+    if ticks is not None:
+        check_count("ticks", ticks)
+
+    class ForagingEnv(gymnasium.Env[NDArray[np.float32], np.int64]):
+        """One world of ``Foraging``."""
+
+        def __init__(self) -> None:
+            self.observation_space = gymnasium.spaces.Box(0.0, 1.0, (OBSERVATION,), np.float32)
+            self.action_space = gymnasium.spaces.Discrete(len(WHEELS))
+
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+            super().reset(seed=seed)
+            self.world, self.passed = Foraging(1, self.np_random), 0
+            return self.world.observation[0], self.info()
+
+        def step(self, action: np.int64) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+            observation, reward = self.world.step(np.array([action]))
+            self.passed += 1
+            return observation[0], float(reward[0]), False, self.passed == ticks, self.info()
+
+        def info(self) -> dict[str, int]:
+            food, poison = self.world.eaten[0].tolist()
+            return {"food": food, "poison": poison}
+
+    return ForagingEnv()

@@ -1,0 +1,85 @@
+"""Forecasts that go on from themselves: each draw of the weights is one function, and follows its own draws of y.
+
+    f_t = f(x_{t-L+1}, ..., x_t; ω),   x_{t+1} ~ N(f_t, 1/τ),   with the same ω at every step
+
+A posterior over weights says that one draw of them holds for the whole future; masks that were drawn again at every
+step would average over futures that no function has.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import ShapeError, check_count, check_positive
+from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.training.loss.per_example import per_example
+
+
+@dataclass(frozen=True, eq=False)
+class FreeRun:
+    """Forecasts several steps ahead; made by ``free_run``.
+
+    Attributes:
+        f: what every draw of the weights expects, having followed its own draws of y so far, (T, N, steps).
+        tau: the precision of the noise around it.
+
+    Example:
+        >>> import torch
+        >>> from experiments.free_running import FreeRun
+        >>> run = FreeRun(torch.zeros(5, 1, 3), tau=4.0)
+        >>> run.log_prob(torch.zeros(1, 3)).exp()  # the density of N(0, ¼) at 0
+        tensor([[0.7979, 0.7979, 0.7979]])
+    """
+
+    f: Float[Tensor, "T N steps"]
+    tau: float
+
+    def log_prob(self, y: Float[Tensor, "N steps"]) -> Float[Tensor, "N steps"]:
+        """Return log (1/T) Σ_t N(y; f_t, 1/τ) of what happened, step by step."""
+        if y.shape != self.f.shape[1:]:
+            raise ShapeError(f"y must have shape (N, steps) = {tuple(self.f.shape[1:])}; got {tuple(y.shape)}.")
+        each = 0.5 * math.log(self.tau / (2 * math.pi)) - 0.5 * self.tau * (y - self.f).square()
+        return each.logsumexp(0) - math.log(len(self.f))
+
+
+def free_run(model: Any, guide: Any, windows: Float[Tensor, "N L"], steps: int, *, tau: float, samples: int) -> FreeRun:
+    """Let a forecaster of the next value go on from its own draws, with one draw of the weights to the end.
+
+    Args:
+        model: maps windows (N, L) to the next values (N, 1), such as a ``BayesianNet``.
+        guide: its posterior.
+        windows: the last L values of N series, the latest last.
+        steps: how far to go on.
+        tau: the precision of the noise of y.
+        samples: draws T of the weights, for each series.
+
+    Returns:
+        The forecasts.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.free_running import free_run
+        >>> model = pd.BayesianNet(torch.nn.Linear(4, 1))
+        >>> run = free_run(model, pd.AutoDropout(model, keep=0.9), torch.randn(3, 4), 5, tau=100.0, samples=20)
+        >>> run.f.shape
+        torch.Size([20, 3, 5])
+    """
+    check_count("steps", steps)
+    check_count("samples", samples)
+    check_positive("tau", tau)
+    if windows.dim() != 2 or windows.numel() == 0:
+        raise ShapeError(f"windows must have shape (N, L); got {tuple(windows.shape)}.")
+    rows, found = windows.repeat(samples, 1), []
+    with torch.no_grad(), per_example():
+        drawn = poutine.trace(guide).get_trace(rows)  # weights are drawn once, and replayed at every step
+        for _ in range(steps):
+            f = poutine.replay(model, trace=drawn)(rows)
+            if f.shape != (len(rows), 1):
+                raise ShapeError(f"model must give one next value for each window, (N, 1); it gave {tuple(f.shape)}.")
+            found.append(f)
+            rows = torch.cat([rows[:, 1:], f + torch.randn_like(f) / tau**0.5], 1)
+    return FreeRun(torch.cat(found, 1).reshape(samples, len(windows), steps), tau)

@@ -1,0 +1,90 @@
+"""The posteriors that stand beside MC dropout in the experiments on series: one network and prior, five more guides."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dropout.guides import (
+    AutoConcreteDropout,
+    AutoLowRank,
+    AutoMeanField,
+    AutoMultiplicative,
+    AutoRowMixture,
+)
+from pyro_dropout.mathematics.errors import check_positive
+from pyro_dropout.training.fit import fit
+from pyro_dropout.training.history import DivergedError
+
+_NEXT_TO_ALL = 0.999  # a keep that is learned starts below 1, and noise that is multiplied is more than none
+
+
+def other_guides(
+    keep: Callable[[str], float], init_scale: float = 0.01, rank: int = 5
+) -> dict[str, Callable[[Any], Any]]:
+    """Return makers of the guides other than dropout, by name; all start from the paper's weights.
+
+    Args:
+        keep: the probability that a site's row is kept, by the site's name. Where it is 1, concrete dropout starts from
+            0.999, and multiplicative noise has a variance of 10⁻⁶.
+        init_scale: where learned widths start. The noise of a thousand weights of 0.01 is a third of a signal of 1.
+        rank: of the low-rank guide.
+
+    Returns:
+        Functions from a model to a guide of it.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.other_guides import other_guides
+        >>> guides = other_guides(lambda site: 1.0 if site == "0.weight" else 0.9)
+        >>> list(guides)
+        ['concrete', 'multiplicative', 'mean field', 'row mixture', 'low rank']
+        >>> model = pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1)))
+        >>> type(guides["mean field"](model)).__name__
+        'AutoMeanField'
+    """
+    check_positive("init_scale", init_scale)
+    return {
+        "concrete": lambda model: AutoConcreteDropout(model, lambda s: min(keep(s), _NEXT_TO_ALL), init="paper"),
+        "multiplicative": lambda model: AutoMultiplicative(model, lambda s: 1 / keep(s) - 0.999999, init="paper"),
+        "mean field": lambda model: AutoMeanField(model, init="paper", init_scale=init_scale),
+        "row mixture": lambda model: AutoRowMixture(model, init="paper", init_scale=init_scale),
+        "low rank": lambda model: AutoLowRank(model, rank=rank, init="paper", init_scale=init_scale),
+    }
+
+
+def fit_beside(
+    build: Callable[[], Any], guides: Mapping[str, Callable[[Any], Any]], x: Tensor, y: Tensor, **how: Any
+) -> dict[str, tuple[Any, Any]]:
+    """Fit each of several guides to a model of its own; one that diverges keeps the last parameters that were numbers.
+
+    Args:
+        build: makes the model.
+        guides: makers of guides by name, such as ``other_guides`` returns.
+        x: inputs.
+        y: targets.
+        how: for ``fit``; of ``checkpoint``, a folder, each guide has a folder inside it.
+
+    Returns:
+        (model, guide) by name.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.other_guides import fit_beside
+        >>> build = lambda: pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(4.0))
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> quiet = {"compile": False, "progress": False}
+        >>> found = fit_beside(build, {"mean field": pd.AutoMeanField}, x, x, steps=5, **quiet)
+        >>> list(found)
+        ['mean field']
+    """
+    found, folder = {}, how.pop("checkpoint", None)
+    for name, make in guides.items():
+        model = build()
+        found[name] = model, make(model)
+        try:
+            fit(*found[name], x, y, checkpoint=folder and Path(folder, name), **how)
+        except DivergedError as cause:
+            print(f"{name}: {cause}", flush=True)
+    return found

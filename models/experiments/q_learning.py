@@ -1,0 +1,105 @@
+"""What a fleet of Q-learners needs besides its training: a memory of their last steps, and quick looks at Q.
+
+To act, small networks are asked one state at a time, thousands of times a second; numpy answers sooner than torch.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+
+Array = NDArray[np.float32]
+
+
+def relu_networks(weights: Sequence[NDArray[Any]], x: NDArray[Any], kept: Any) -> NDArray[Any]:
+    """Run E networks of linear layers with ReLU between them, each on inputs of its own.
+
+    Args:
+        weights: a weight (E, out, in) and a bias (E, out) for every layer, in order.
+        x: inputs, (E, n, features).
+        kept: what hidden units are multiplied with, layer by layer: masks, or the probability of being kept for the
+            mean network; broadcast to (E, n, units).
+
+    Returns:
+        The outputs, (E, n, out).
+
+    Example:
+        >>> import numpy as np
+        >>> from experiments.q_learning import relu_networks
+        >>> first, second = np.ones((1, 3, 2), np.float32), np.ones((1, 1, 3), np.float32)
+        >>> zero = [np.zeros((1, 3), np.float32), np.zeros((1, 1), np.float32)]
+        >>> x, kept = np.ones((1, 1, 2), np.float32), np.array([1, 0, 1], np.float32)
+        >>> relu_networks([first, zero[0], second, zero[1]], x, [kept]).item()  # two of three units, each with 1 + 1
+        4.0
+    """
+    if len(weights) % 2 or len(weights) != 2 * len(kept) + 2:
+        raise ShapeError(f"weights must be a weight and a bias for {len(kept) + 1} layers; got {len(weights)} arrays.")
+    h = x
+    for w, b, k in zip(weights[0:-2:2], weights[1:-2:2], kept, strict=True):
+        h = h @ w.swapaxes(1, 2)
+        h += b[:, None]
+        np.maximum(h, 0, out=h)
+        h *= k
+    return np.asarray(h @ weights[-2].swapaxes(1, 2) + weights[-1][:, None])
+
+
+class Replay:
+    """The last steps of several learners that live side by side: state, action, reward, and the state that followed.
+
+    A state is kept once, as the one that follows a step and as the one in which the next is taken.
+
+    Args:
+        learners: how many, E.
+        capacity: steps remembered; the next one overwrites the oldest.
+        state: numbers of a state.
+        actions: how many actions there are.
+
+    Attributes:
+        rows: states and one-hot actions, (E·(capacity + 1), state + actions).
+
+    Example:
+        >>> import numpy as np
+        >>> from experiments.q_learning import Replay
+        >>> memory = Replay(learners=1, capacity=100, state=2, actions=3)
+        >>> memory.write(0, [[0.5, 0.6]], [2], [1.0], [[0.7, 0.8]])
+        >>> rows, rewards, following = memory.draw(0, 1, np.random.default_rng(0))
+        >>> rows.round(1).tolist(), rewards.tolist(), following.round(1).tolist()
+        ([[0.5, 0.6000000238418579, 0.0, 0.0, 1.0]], [[1.0]], [[[0.699999988079071, 0.800000011920929]]])
+    """
+
+    def __init__(self, learners: int, capacity: int, state: int, actions: int) -> None:
+        for name, count in (("learners", learners), ("capacity", capacity), ("state", state), ("actions", actions)):
+            check_count(name, count)
+        self._capacity, self._state, self._actions = capacity, state, actions
+        self._first = np.arange(learners)[:, None] * (capacity + 1)  # a row more, for the state after the last step
+        self.rows: Array = np.zeros((learners * (capacity + 1), state + actions), np.float32)
+        self._rewards: Array = np.zeros((len(self.rows), 1), np.float32)
+
+    def write(self, t: int, states: Any, actions: Any, rewards: Any, following: Any) -> None:
+        """Remember the step of tick ``t`` of every learner: (E, state), (E,), (E,) and (E, state)."""
+        now, then = (self._first[:, 0] + at % (self._capacity + 1) for at in (t, t + 1))
+        self.rows[now, : self._state], self.rows[now, self._state :] = states, np.eye(self._actions)[actions]
+        self._rewards[now, 0] = rewards
+        self.rows[then, : self._state] = following
+
+    def draw(self, t: int, count: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
+        """Return ``count`` remembered steps of each learner, any with the same chance; that of tick ``t`` is the last.
+
+        Args:
+            t: the tick that was written last.
+            count: steps to draw, with replacement, for each learner.
+            rng: where chance comes from.
+
+        Returns:
+            States and one-hot actions, (E·count, state + actions), learner after learner; the rewards, (E·count, 1);
+            and the states that followed, (E, count, state).
+        """
+        if t < 0:
+            raise RangeError(f"t must be the tick of a step that was written; got {t!r}.")
+        ago = (rng.random((len(self._first), count)) * min(t + 1, self._capacity)).astype(int)
+        now, then = ((at % (self._capacity + 1) + self._first).ravel() for at in (t - ago, t - ago + 1))
+        following = self.rows.take(then, 0)[:, : self._state].reshape(len(self._first), count, self._state)
+        return self.rows.take(now, 0), self._rewards.take(now, 0), following

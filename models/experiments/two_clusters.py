@@ -1,0 +1,105 @@
+"""Two clusters of data on a line, and how much less is known between them: the problem of in-between uncertainty.
+
+    ratio = std of f in the middle of the gap / std of f at the data
+
+Data y = cos(2t + 0.8) + noise lie in two stretches of the line, after Foong, Li, Hernández-Lobato and Turner (2019). A
+posterior that knows what it does not know has a ratio well above 1.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_seed
+from pyro_dropout.mathematics.shapes import Float
+
+INPUTS, TAU = 5, 25.0  # of every problem: the dimension of x, and the precision of the noise
+CLUSTERS, POINTS = ((-2.0, -1.4), (1.0, 2.0)), 15  # stretches of the line with data, and how many points in each
+MIDDLE = (-0.8, 0.4)  # the middle half of the gap: near its ends every posterior is held by the data
+OFF_LINE = 0.1  # with several inputs data lie this far off the line, so that no input says what another does
+GRID = torch.linspace(-4, 4, 97)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoClusters:
+    """A problem with data in two clusters; made by ``two_clusters``.
+
+    Attributes:
+        t: places of the data on the line, (30,).
+        x: their inputs, (30, 5).
+        y: their targets, (30, 1).
+        asked: where a posterior is asked: the data, and then the points of ``GRID``, (30 + 97, 5).
+
+    Example:
+        >>> from experiments.two_clusters import two_clusters
+        >>> problem = two_clusters(inputs=1, seed=0)
+        >>> problem.x.shape, problem.y.shape, problem.asked.shape
+        (torch.Size([30, 5]), torch.Size([30, 1]), torch.Size([127, 5]))
+    """
+
+    t: Float[Tensor, " N"]
+    x: Float[Tensor, "N Q"]
+    y: Float[Tensor, "N 1"]
+    asked: Float[Tensor, "M Q"]
+
+
+def on_line(t: Float[Tensor, " N"], inputs: int) -> Float[Tensor, "N 5"]:
+    """Return the points at ``t`` on a line through the origin that runs along the first inputs, all alike.
+
+    Example:
+        >>> import torch
+        >>> from experiments.two_clusters import on_line
+        >>> on_line(torch.tensor([2.0]), 4).tolist()  # a unit of t is a unit of length
+        [[1.0, 1.0, 1.0, 1.0, 0.0]]
+    """
+    if not 1 <= inputs <= INPUTS:
+        raise RangeError(f"inputs must be from 1 to {INPUTS}; got {inputs!r}.")
+    places: Tensor = t.unsqueeze(-1) * (torch.arange(INPUTS) < inputs) / inputs**0.5
+    return places
+
+
+def two_clusters(inputs: int, seed: int) -> TwoClusters:
+    """Return a problem on a line along some of five inputs; the others are zero, and their weights meet no data.
+
+    Args:
+        inputs: how many inputs the line runs along; with more than one, data lie a little off it.
+        seed: of the places and the noise.
+
+    Returns:
+        The data, and where to ask.
+
+    Example:
+        >>> from experiments.two_clusters import two_clusters
+        >>> bool((two_clusters(inputs=2, seed=0).x[:, 2:] == 0).all())
+        True
+    """
+    check_seed(seed)
+    dice = torch.Generator().manual_seed(seed)
+    t = torch.cat([low + (high - low) * torch.rand(POINTS, generator=dice) for low, high in CLUSTERS])
+    y = torch.cos(2 * t + 0.8) + TAU**-0.5 * torch.randn(len(t), generator=dice)
+    aside = OFF_LINE * torch.randn(len(t), INPUTS, generator=dice) * (torch.arange(INPUTS) < inputs) * (inputs > 1)
+    x = on_line(t, inputs) + aside
+    return TwoClusters(t, x, y.unsqueeze(-1), torch.cat([x, on_line(GRID, inputs)]))
+
+
+def gap_ratio(std: Float[Tensor, "*batch M"]) -> Float[Tensor, "three *batch"]:
+    """Return the mean standard deviation at the data and in the middle of the gap, and the ratio of the two.
+
+    Args:
+        std: standard deviations of f at ``TwoClusters.asked``, (..., 127).
+
+    Returns:
+        At the data, in the gap, and their ratio, (3, ...).
+
+    Example:
+        >>> import torch
+        >>> from experiments.two_clusters import gap_ratio
+        >>> gap_ratio(torch.cat([torch.full((30,), 0.5), torch.ones(97)])).tolist()
+        [0.5, 1.0, 2.0]
+    """
+    if std.shape[-1] <= len(GRID):
+        raise ShapeError(f"std must have a number for each place asked about, (..., 127); got {tuple(std.shape)}.")
+    middle = (GRID - sum(MIDDLE) / 2).abs() < (MIDDLE[1] - MIDDLE[0]) / 2
+    at_data, in_gap = std[..., : -len(GRID)].mean(-1), std[..., -len(GRID) :][..., middle].mean(-1)
+    return torch.stack([at_data, in_gap, in_gap / at_data])

@@ -1,1 +1,0 @@
-"""What the posterior says, and whether to believe it."""

@@ -1,0 +1,162 @@
+"""``pyro-dropout compare``: several posterior approximations on one set of data, as a folder of results."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from pyro_dropout.cli import options
+from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
+
+if TYPE_CHECKING:
+    from pyro_dropout.comparison.findings import Comparison
+    from pyro_dropout.tables.dataset import Dataset
+
+HELP = (
+    "Compare posterior approximations on one model and one set of data."
+    "\n\nEvery guide is trained from several seeds and judged by the same scores. DATA is [bold]co2[/] or"
+    " [bold]sunspots[/], which come with the package, or a CSV or Parquet file with named columns. Text columns are"
+    " one-hot encoded; a target of text, or of 0 and 1, is taken for a class."
+    + options.examples(
+        "compare",
+        "compare houses.csv --target price --missing mean",
+        "compare sunspots --guides dropout,mean-field --seeds 5",
+        "compare iris.parquet --target species --json > iris.json",
+    )
+)
+
+
+def compare(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots, or a file.")] = "co2",
+    target: options.Target = None,
+    task: options.TaskName = "auto",
+    missing: options.MissingName = "refuse",
+    categorical: options.Categorical = None,
+    drop: options.Drop = None,
+    held_back: options.HeldBack = 0.2,
+    guides: options.Guides = None,
+    reference: Annotated[
+        Literal["nuts"] | None,
+        typer.Option(help="Sample the true posterior too; slow, for small networks.", rich_help_panel="Computation"),
+    ] = None,
+    seeds: options.Seeds = 3,
+    width: options.Width = 50,
+    steps: options.Steps = 1500,
+    lr: options.LearningRate = 0.01,
+    batch_size: options.BatchSize = None,
+    samples: options.Samples = 300,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    no_compile: options.NoCompile = False,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the results.", rich_help_panel="Output")] = Path(
+        "out", "compare"
+    ),
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Compare posterior approximations on one model and one set of data."""
+    names = options.guides_named(guides)
+    where = options.place(device)
+    from pyro_dropout.comparison.compare import compare as run
+    from pyro_dropout.comparison.folder import check_folder, scores_of, write_folder
+    from pyro_dropout.comparison.standard_models import GUIDES
+    from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.judging.diagnostics.arviz_export import arviz
+
+    check_folder(out)
+    arviz()  # written with at the end: an installation that is broken is told before the work
+    reading: dict[str, Any] = {"target": target, "task": task, "missing": missing, "held_back": held_back, "seed": seed}
+    reading |= {"categorical": tuple(options.listed(categorical)), "drop": tuple(options.listed(drop))}
+    found, model = _data(data, reading, width)
+    with plain_warnings():
+        result = run(
+            model.to(where),
+            {name: GUIDES[name] for name in names},
+            (found.train[0].to(where), found.train[1].to(where)),
+            (found.test[0].to(where), found.test[1].to(where)),
+            reference=reference,
+            seeds=list(range(seed, seed + seeds)),
+            steps=steps,
+            lr=lr,
+            batch_size=batch_size,
+            samples=samples,
+            compile=False if no_compile else "auto",
+            progress=not quiet,
+            labels=_labels(found),
+        )
+        result.train, result.test = found.train, found.test  # figures are drawn on the CPU
+        files, complaints = write_folder(result, out, samples, seed)
+    for complaint in complaints:
+        complain(complaint)
+    scored = any(row.scores for row in result.rows)
+    record: dict[str, Any] = {
+        "data": found.name,
+        "about": found.note,
+        "scores": scores_of(result),
+        "ranking": result.ranking,
+    }
+    record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
+    if not as_json:
+        _show(result)
+    answer(record, as_json, _lines(found, result, out, files, None if data in BUNDLED else data))
+    if not scored:
+        complain("no guide could be trained; the notes in the table say why.")
+        raise typer.Exit(1)
+
+
+def _data(name: str, reading: dict[str, Any], width: int) -> tuple["Dataset", Any]:
+    """Return the data and a model for them, without looking at the names of columns twice."""
+    from pyro_dropout.cli.run_folder import table_model
+    from pyro_dropout.comparison.standard_models import wave_model
+    from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.tables.reading import read_table
+
+    if name in BUNDLED:
+        if reading["target"] is not None:
+            raise typer.BadParameter(f"{name!r} has its own target; --target is for files.", param_hint="'--target'")
+        data = BUNDLED[name]()
+        return data, wave_model(data.train, 2 * width)
+    if not reading["held_back"]:
+        raise typer.BadParameter("some rows must be held back to compare on.", param_hint="'--held-back'")
+    if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
+        known = ", ".join(BUNDLED)
+        hint = " Guides are named with commas between them: --guides a,b." if name in options.GUIDE_NAMES else ""
+        raise typer.BadParameter(f"there is no file {name!r}, and no data set: those are {known}.{hint}")
+    data = read_table(name, **reading)
+    return data, table_model(data.train, data.classes, width)
+
+
+def _labels(data: "Dataset") -> dict[str, str]:
+    title = f"{data.name}: posterior approximations compared"
+    command = shlex.join(["pyro-dropout", *sys.argv[1:]])
+    return {"title": title, "x": data.x_name, "y": data.y_name, "note": data.note, "command": command}
+
+
+def _show(result: "Comparison") -> None:
+    """Print the table with a line for each score, for screens are not wide."""
+    best = {key: result.best(key) for key in result.columns}
+    keys = list(result.columns)
+    rows = [[column.heading, *(result.cell(row, key) for row in result.rows)] for key, column in result.columns.items()]
+
+    def bold(i: int, k: int) -> bool:
+        return k > 0 and best[keys[i]] == result.rows[k - 1].name
+
+    score_table(["", *(row.name for row in result.rows)], rows, bold)
+
+
+def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], file: str | None) -> list[str]:
+    from pyro_dropout.comparison.report.text import plain_findings
+
+    shown = os.path.relpath(out)
+    best = result.best("log_lik")
+    again = f"fit {shlex.quote(str(file))} --target {shlex.quote(data.y_name)} --guide {best} --held-back 0.2 --out run"
+    return [
+        data.note,
+        *(f"- {sentence}" for sentence in plain_findings(result)),
+        *([f"To predict with {best}: {PROGRAM} {again}"] if file and best in options.GUIDE_NAMES else []),
+        f"{result.seconds:.0f} s in all. The page: {os.path.join(shown, 'report.html')}",
+        f"Beside it, {len(files) - 1} files: the scores in table.csv, figures/, and posteriors/ for ArviZ.",
+    ]

@@ -1,0 +1,267 @@
+"""``pyro-dropout fit`` and ``resume``: one guide trained on a table, kept as a folder."""
+
+import contextlib
+import os
+import shutil
+import warnings
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pyro_dropout.cli import options
+from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings
+
+if TYPE_CHECKING:
+    from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.tables.dataset import Dataset
+
+FIT_HELP = (
+    "Fit one guide to a table and keep the run in a folder, to predict with."
+    "\n\nDATA is a CSV or Parquet file with named columns. While it trains, checkpoints are written into the folder;"
+    f" after an interruption, [bold]{PROGRAM} resume[/] goes on."
+    "\n\nSeveral processes train together when torchrun starts them, and the first one writes:"
+    "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"
+    + options.examples(
+        "fit houses.csv --target price --out run",
+        "fit iris.parquet --target species --guide mean-field --held-back 0.2 --out iris-run",
+    )
+)
+RESUME_HELP = (
+    "Go on with a run that was interrupted, as if it had never stopped; or train a finished one for longer."
+    "\n\nThe data file must be the one that the run began with."
+    + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
+)
+
+
+def fit(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder for the run.", rich_help_panel="Output")],
+    target: options.Target = None,
+    task: options.TaskName = "auto",
+    missing: options.MissingName = "refuse",
+    categorical: options.Categorical = None,
+    drop: options.Drop = None,
+    held_back: options.HeldBack = 0.0,
+    guide: options.Guide = "dropout",
+    width: options.Width = 50,
+    steps: options.Steps = 2000,
+    lr: options.LearningRate = 0.01,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    checkpoint_every: options.Every = None,
+    no_compile: options.NoCompile = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Fit one guide to a table and keep the run in a folder."""
+    options.check_guide("--guide", guide)
+    where = options.place(device)
+    from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, Reading, Run, Training
+    from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.training.distributed.torchrun import rank_here, restarted
+    from pyro_dropout.training.history import DivergedError
+
+    if data in BUNDLED and not Path(data).exists():
+        raise typer.BadParameter(f"{data!r} is for compare; fit takes a CSV or Parquet file.", param_hint="'DATA'")
+    first = rank_here() == 0
+    if first and not (restarted() and (out / RECORD).exists()):
+        _check_new(out)
+    columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
+    reading = Reading(target, task, missing, *columns, held_back, seed)
+    training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
+    run, table = Run.plan(data, reading, guide, width, training)
+    made: list[Path] = []
+    try:
+        if first:
+            made = _make(out)
+            run.write(out)
+        _train(run, table, out, where, checkpoint_every, as_json, quiet)
+    except DivergedError as cause:
+        if first and not any((out / CHECKPOINTS).glob("step-*")):
+            _remove(out, made)  # nothing good is in it, and it would stand in the way of the next attempt
+            raise
+        kept = f" The last good checkpoint is kept in {out}; another attempt needs another --out." if first else ""
+        raise DivergedError(f"{cause}{kept}") from None
+    except KeyboardInterrupt:
+        raise _interrupted(out) from None
+    except SystemExit:  # a signal, after its checkpoint was written
+        _say_how_to_go_on(out)
+        raise
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fit made.")],
+    data: Annotated[Path | None, typer.Option(metavar="FILE", help="The data file, if it has moved.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", callback=options.count, help="Steps in all, if more than planned.")
+    ] = None,
+    device: options.Device = None,
+    checkpoint_every: options.Every = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Go on with a run that was interrupted, or train a finished one for longer."""
+    from dataclasses import replace
+
+    from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.training.distributed.torchrun import rank_here
+
+    where = options.place(device)
+    run = Run.read(folder)
+    if steps is not None and steps < run.training.steps:
+        raise typer.BadParameter(
+            f"the run was planned for {run.training.steps}, and {steps} is fewer.", param_hint="'--steps'"
+        )
+    table = run.data(data)
+    if data is not None or steps is not None:
+        file = run.file if data is None else str(data.resolve())
+        training = run.training if steps is None else replace(run.training, steps=steps)
+        run = replace(run, file=file, training=training)
+        if rank_here() == 0:
+            run.write(folder)  # before it trains, so that it can be taken up again with what was asked now
+    try:
+        _train(run, table, folder, where, checkpoint_every, as_json, quiet)
+    except KeyboardInterrupt:
+        raise _interrupted(folder) from None
+    except SystemExit:
+        _say_how_to_go_on(folder)
+        raise
+
+
+def _train(
+    run: "Run", data: "Dataset", folder: Path, device: Any, every: int | None, as_json: bool, quiet: bool
+) -> None:
+    """Train from the last checkpoint, or from the beginning; write the posterior and say how it went."""
+    from pyro_dropout.cli.run_folder import CHECKPOINTS, POSTERIOR
+    from pyro_dropout.training.checkpoints.posterior_file import save
+    from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
+    from pyro_dropout.training.distributed.torchrun import rank_here, started_together
+    from pyro_dropout.training.fit import fit as train
+
+    model, guide = run.build(data)
+    how = run.training
+    with heard():
+        history = train(
+            model,
+            guide,
+            *data.train,
+            steps=how.steps,
+            lr=how.lr,
+            batch_size=how.batch_size,
+            compile=how.compile,
+            seed=how.seed,
+            device=device,
+            progress=not quiet,
+            checkpoint=Checkpoint(folder / CHECKPOINTS, every=every),
+            distributed=started_together(),
+        )
+        if rank_here():
+            return  # the first of the processes tells and keeps what all of them have learned
+        scores = _scores(model, guide, data, how.seed)
+    record: dict[str, Any] = {"steps": history.steps, "last_loss": float(history.losses[-1]), "scores": scores}
+    save(folder / POSTERIOR, model, guide, record)
+    shown = os.path.relpath(folder)
+    loss = f"loss {record['last_loss']:.4g} at the last (not to be compared between guides)"
+    lines = [data.note, f"{run.guide}: {history.steps} steps, {loss}."]
+    if scores:
+        lines.append(_told(scores, len(data.test[0])))
+    lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
+    named = {"folder": str(folder), "about": data.note, "guide": run.guide}
+    answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
+
+
+def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, float]:
+    """Return how well the held-back rows are predicted, where there are any."""
+    from pyro_dropout.comparison.scores import accuracy
+    from pyro_dropout.judging.scores.calibration import coverage
+    from pyro_dropout.prediction.predict import predict as ask
+
+    x, y = data.test
+    if not len(x):
+        return {}
+    found = ask(model, guide, x, samples=500, shared=True, seed=seed, keep_samples=True)
+    y = y.to(found.mean.device)
+    scores = {"log_lik": float(found.log_prob(y).mean())}
+    if data.classes:
+        commonest = data.train[1].mode().values.to(y)
+        plainly = float((y == commonest).double().mean())
+        return {**scores, "accuracy": accuracy(found, y), "accuracy_of_commonest": plainly}
+    plainly = float((data.train[1].mean().to(y) - y).square().mean().sqrt())
+    rmse = float((found.mean - y).square().mean().sqrt())
+    return {**scores, "rmse": rmse, "rmse_of_mean": plainly, "coverage_95": coverage(found, y, 0.95)}
+
+
+def _told(scores: dict[str, float], rows: int) -> str:
+    """Say the scores in words, each beside what it would be for somebody who knows nothing."""
+    from pyro_dropout.comparison.scores import off_level
+
+    start = f"On {rows} rows that were held back: log-likelihood {scores['log_lik']:.4g} a row, "
+    if "accuracy" in scores:
+        plainly = f"{scores['accuracy_of_commonest']:.0%} for always saying the commonest class"
+        return f"{start}accuracy {scores['accuracy']:.0%} ({plainly})."
+    plainly = f"{scores['rmse_of_mean']:.4g} for always saying the mean"
+    held = scores["coverage_95"]
+    wrong = off_level(held, rows)
+    verdict = f": they are too {wrong}, and {PROGRAM} compare shows which guide's are not" if wrong else ""
+    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals hold {held:.0%} of them{verdict}."
+
+
+def heard() -> AbstractContextManager[Any]:
+    """Within this context warnings are lines on stderr, but for those of processes that stand beside the first."""
+    from pyro_dropout.training.distributed.torchrun import rank_here
+
+    return warnings.catch_warnings(action="ignore") if rank_here() else plain_warnings()
+
+
+def _interrupted(folder: Path) -> BaseException:
+    """Return how to leave: the first of several processes says how to go on."""
+    from pyro_dropout.training.distributed.torchrun import rank_here
+
+    return typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; to go on: {PROGRAM} resume {folder}")
+
+
+def _say_how_to_go_on(folder: Path) -> None:
+    from pyro_dropout.training.distributed.torchrun import rank_here
+
+    if rank_here() == 0:
+        complain(f"to go on: {PROGRAM} resume {folder}")
+
+
+# --- where things go --------------------------------------------------------------------------------------------------
+
+
+def _check_new(folder: Path) -> None:
+    """Raise unless a folder for a run is new or empty."""
+    hint = "'--out'"
+    if folder.exists() and not folder.is_dir():
+        raise typer.BadParameter(f"{str(folder)!r} is a file; a folder is needed.", param_hint=hint)
+    if (folder / "run.json").exists():
+        raise typer.BadParameter(
+            f"{str(folder)!r} holds a run already; go on with it ({PROGRAM} resume {folder}), or give another folder.",
+            param_hint=hint,
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise typer.BadParameter(f"{str(folder)!r} is not empty; give a new folder.", param_hint=hint)
+
+
+def _make(folder: Path) -> list[Path]:
+    """Make a folder, and return which folders were made for it, the innermost first."""
+    made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as cause:
+        message = f"{str(folder)!r} cannot be made: {cause.strerror}."
+        raise typer.BadParameter(message, param_hint="'--out'") from None
+    return made
+
+
+def _remove(folder: Path, made: list[Path]) -> None:
+    """Remove what a run wrote, and the folders that were made for it."""
+    for each in folder.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for each in made:
+        with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+            each.rmdir()

@@ -1,0 +1,127 @@
+"""The command ``pyro-dropout``: its commands, what its exit codes mean, and how it speaks of mistakes.
+
+0: all went well. 1: nothing could be computed. 2: what was asked or given is wrong. 130: interrupted.
+"""
+
+import errno
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from pyro_dropout.cli import compare as cli_compare
+from pyro_dropout.cli import fit as cli_runs
+from pyro_dropout.cli import options as cli_options
+from pyro_dropout.cli import predict as cli_predict
+from pyro_dropout.cli import repository as cli_data
+from pyro_dropout.cli.terminal import PROGRAM, complain
+
+HELP = (
+    "Posterior approximations of neural networks: compare them, fit one, predict with it."
+    "\n\nBad input is one line on stderr and exit code 2; 1 means that nothing could be computed, 130 an interruption."
+    + cli_options.examples(
+        "compare",
+        "fit houses.csv --target price --out run",
+        "predict run new.csv --plot predictions.png",
+        "resume run",
+    )
+)
+
+
+class Commands(TyperGroup):
+    """The commands together, whose mistakes are one line without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            complain(f"interrupted{stop.args[0] if stop.args else '; nothing was written.'}")
+            raise typer.Exit(130) from None
+        except OSError as mistake:
+            if mistake.errno == errno.EPIPE:
+                raise
+            complain(f"{mistake.filename}: {mistake.strerror}" if mistake.filename else str(mistake))
+            raise typer.Exit(2) from None
+        except (typer.Exit, typer.Abort):  # these are RuntimeErrors
+            raise
+        except (ValueError, MemoryError, RuntimeError) as mistake:
+            code = _code_of(mistake)
+            if code is None:
+                raise
+            complain(str(mistake) or "memory ran out; take fewer --samples, or mini-batches (--batch-size).")
+            raise typer.Exit(code) from None
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        """Run with these arguments, and leave with the exit code; return it when not on its own."""
+        # Read when torch is imported, which no command has done yet. Threads that spin at the end of every short loop
+        # take the time of each other's work, and of any other program's: on a busy machine that doubled the time of a
+        # step.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # It warns of CUDA's folder on machines that have no GPU, which is no matter of a command's.
+        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+        given = list(sys.argv[1:] if args is None else args) or ["--help"]
+        more["standalone_mode"] = False
+        try:
+            code = super().main(given, *rest, **more)
+        except Exception as mistake:
+            # A mistake in the arguments; its class has lain in different places.
+            if not hasattr(mistake, "format_message"):
+                raise
+            complain(mistake.format_message())
+            code = 2
+        if standalone_mode:
+            sys.exit(code or 0)
+        return code or 0
+
+
+def _code_of(mistake: Exception) -> int | None:
+    """Return the exit code of what a command could not do; None for a fault of the program, which is shown whole."""
+    from torch import OutOfMemoryError
+
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.training.history import DivergedError
+
+    if isinstance(mistake, MemoryError | OutOfMemoryError | DivergedError):
+        return 1
+    return 2 if isinstance(mistake, PyroDropoutError) else None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name=PROGRAM,
+    help=HELP,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+app.command("compare", help=cli_compare.HELP)(cli_compare.compare)
+app.command("fit", help=cli_runs.FIT_HELP)(cli_runs.fit)
+app.command("predict", help=cli_predict.HELP)(cli_predict.predict)
+app.command("resume", help=cli_runs.RESUME_HELP)(cli_runs.resume)
+app.command(
+    "reproduce",
+    help=cli_data.REPRODUCE_HELP,
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
+)(cli_data.reproduce)
+app.command("datasets", help=cli_data.DATASETS_HELP)(cli_data.datasets)
+app.command("info", help=cli_data.INFO_HELP)(cli_data.info)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Example:
+        >>> from pyro_dropout.cli.main import main
+        >>> main(["info", "--json"])  # doctest: +ELLIPSIS
+        {"pyro_dropout": ...
+        0
+    """
+    code: int = app(args=None if argv is None else list(argv), prog_name=PROGRAM, standalone_mode=False)
+    return code

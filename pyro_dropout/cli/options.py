@@ -1,0 +1,171 @@
+"""The options that commands share, and their checks; nothing here needs torch before a command runs."""
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from pyro_dropout.cli.terminal import PROGRAM
+
+# The names in standard_models.GUIDES, written out so that --help need not import torch; a test keeps the two equal.
+GUIDE_NAMES = ("dropout", "concrete", "smooth-dropout", "multiplicative", "mean-field", "low-rank", "mixture")
+DEFAULT_GUIDES = ("dropout", "multiplicative", "mean-field", "low-rank")
+
+
+def listed(values: list[str] | None) -> list[str]:
+    """Return the names in options that may be given several times, and hold several names between commas.
+
+    Example:
+        >>> listed(["a,b", "c"]), listed(None)
+        (['a', 'b', 'c'], [])
+    """
+    return [name.strip() for value in values or [] for name in value.split(",") if name.strip()]
+
+
+def guides_named(values: list[str] | None) -> list[str]:
+    """Return the guides in ``--guides``, or say which there are."""
+    names = listed(values) or list(DEFAULT_GUIDES)
+    for name in names:
+        check_guide("--guides", name)
+    return list(dict.fromkeys(names))
+
+
+def check_guide(option: str, name: str) -> None:
+    """Raise a mistake of the command line unless there is such a guide."""
+    if name not in GUIDE_NAMES:
+        raise typer.BadParameter(f"{name!r} is no guide; there are {', '.join(GUIDE_NAMES)}.", param_hint=repr(option))
+
+
+def place(device: str | None) -> Any:
+    """Return the torch device that was asked for, if it answers; "auto", or nothing said, is a GPU where there is one.
+
+    Example:
+        >>> place("cpu"), place("auto") == place(None)
+        (device(type='cpu'), True)
+    """
+    import torch
+
+    from pyro_dropout.mathematics.errors import check_device
+
+    if device is None or device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return check_device("--device", device)
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise typer.BadParameter(f"{value:g} is not a positive number.")
+    return value
+
+
+def count(value: int | None) -> int | None:
+    """Return a count that was given, or say that it is none."""
+    if value is not None and value < 1:
+        raise typer.BadParameter(f"{value} is not a whole number of at least 1.")
+    return value
+
+
+def _seed(value: int) -> int:
+    if value < 0:
+        raise typer.BadParameter(f"{value} is negative; a seed is a whole number of at least 0.")
+    if value >= 2**32:
+        raise typer.BadParameter(f"{value} is too large; a seed is a whole number below 2**32.")
+    return value
+
+
+def _share(value: float) -> float:
+    if not 0 <= value < 1:
+        raise typer.BadParameter(f"{value:g} does not lie in [0, 1).")
+    return value
+
+
+def _level(value: float) -> float:
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"{value:g} does not lie strictly between 0 and 1.")
+    return value
+
+
+def _guide_completions(incomplete: str) -> list[str]:
+    return [name for name in GUIDE_NAMES if name.startswith(incomplete)]
+
+
+def _device_completions(incomplete: str) -> list[str]:
+    return [name for name in ("auto", "cpu", "cuda", "mps") if name.startswith(incomplete)]
+
+
+_READING, _TRAINING, _OUTPUT = "The table", "Computation", "Output"
+
+
+def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
+
+
+Target = Annotated[
+    str | None, _option(metavar="COLUMN", help="The column to predict; the last one by default.", panel=_READING)
+]
+TaskName = Annotated[
+    Literal["auto", "regression", "classification"],
+    _option("--task", help="What the target is; auto sees by its values.", panel=_READING),
+]
+MissingName = Annotated[
+    Literal["refuse", "drop", "mean"],
+    _option("--missing", help="Refuse missing values, drop their rows, or fill in means.", panel=_READING),
+]
+Categorical = Annotated[
+    list[str] | None,
+    _option(metavar="COLUMNS", help="Columns of numbers that are categories: a,b,c.", panel=_READING),
+]
+Drop = Annotated[list[str] | None, _option(metavar="COLUMNS", help="Columns to leave out: a,b,c.", panel=_READING)]
+HeldBack = Annotated[
+    float, _option(metavar="SHARE", help="Rows kept for testing.", panel=_READING, callback=_share)
+]  # fmt: skip
+Guides = Annotated[
+    list[str] | None,
+    _option(
+        metavar="NAMES",
+        help=f"Some of {', '.join(GUIDE_NAMES)}, with commas between them; by default {', '.join(DEFAULT_GUIDES)}.",
+        panel=_TRAINING,
+        autocompletion=_guide_completions,
+    ),
+]
+Guide = Annotated[
+    str,
+    _option(
+        metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", panel=_TRAINING, autocompletion=_guide_completions
+    ),
+]
+Seeds = Annotated[int, _option(metavar="N", callback=count, help="Trainings of each guide.", panel=_TRAINING)]
+Width = Annotated[int, _option(metavar="N", callback=count, help="Hidden units of the network.", panel=_TRAINING)]
+Steps = Annotated[int, _option(metavar="N", callback=count, help="Steps of each training.", panel=_TRAINING)]
+LearningRate = Annotated[
+    float, _option("--lr", metavar="RATE", help="Learning rate.", panel=_TRAINING, callback=_positive)
+]
+BatchSize = Annotated[
+    int | None,
+    _option(metavar="N", callback=count, help="Points in a mini-batch; all of them by default.", panel=_TRAINING),
+]
+Seed = Annotated[
+    int, _option(metavar="N", callback=_seed, help="Of the split, the networks and the draws.", panel=_TRAINING)
+]
+Device = Annotated[
+    str | None,
+    _option(
+        metavar="NAME",
+        help="Where to compute: cpu, cuda, cuda:1, mps; auto is cuda where there is a GPU, else cpu.",
+        panel=_TRAINING,
+        autocompletion=_device_completions,
+    ),
+]
+NoCompile = Annotated[bool, _option("--no-compile", help="Run steps eagerly: slower, and at once.", panel=_TRAINING)]
+Every = Annotated[
+    int | None,
+    _option(metavar="N", callback=count, help="Steps between checkpoints; by default one a minute.", panel=_TRAINING),
+]
+Samples = Annotated[int, _option(metavar="N", callback=count, help="Weight draws for each answer.", panel=_TRAINING)]
+Level = Annotated[float, _option(metavar="P", help="Probability inside the interval.", panel=_OUTPUT, callback=_level)]
+Json = Annotated[bool, _option("--json", help="Print one JSON object and nothing else.", panel=_OUTPUT)]
+Quiet = Annotated[bool, _option("--quiet", "-q", help="Show no progress.", panel=_OUTPUT)]
+
+
+def examples(*lines: str) -> str:
+    """Return lines of a shell as the end of a help text, each on a line of its own."""
+    return "\n\n\b\nExamples:\n" + "\n".join(f"  {PROGRAM} {line}" for line in lines)

@@ -1,0 +1,283 @@
+"""``pyro-dropout predict``: what a fitted run says of the rows of a table."""
+
+import csv
+import itertools
+import os
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pyro_dropout.cli import options
+from pyro_dropout.cli.fit import heard
+from pyro_dropout.cli.terminal import answer
+from pyro_dropout.training.checkpoints.atomic_file import whole_file
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.tables.encoding import Encoding
+    from pyro_dropout.tables.files import Table
+
+HELP = (
+    "Predict with a fitted run for the rows of a table, into a CSV file."
+    "\n\nFor numbers: mean, std (noise included), epistemic_std, and the ends of the central interval, lower and upper."
+    " For classes: the most probable class, its probability, entropy and mutual information in nats, and the"
+    " probability of each class, p=NAME. The first column is the row of the table; in a CSV file that is its"
+    " line, and the header is line 1. The last, beyond, names inputs that lie outside of what was seen in training."
+    + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
+)
+
+_PIECE = 2**22  # outputs in memory at once, over rows and draws
+_DRAWN = 250  # rows in a picture, about, and up to twice as many
+
+
+def predict(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fit made.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the same columns.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="For the predictions.", rich_help_panel="Output")] = Path(
+        "predictions.csv"
+    ),
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="For a picture of them (PNG, PDF, SVG).", rich_help_panel="Output"),
+    ] = None,
+    over: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Draw it over this column.", rich_help_panel="Output")
+    ] = None,
+    with_inputs: Annotated[
+        bool, typer.Option("--with-inputs", help="Copy the table's columns too.", rich_help_panel="Output")
+    ] = False,
+    samples: options.Samples = 500,
+    level: options.Level = 0.95,
+    ignore_extra: Annotated[
+        bool, typer.Option("--ignore-extra", help="Leave out columns that were not there in training.")
+    ] = False,
+    seed: options.Seed = 0,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Predict with a fitted run for the rows of a table."""
+    where = options.place(device)
+    from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.tables.reading import read_input_pieces
+    from pyro_dropout.training.distributed.torchrun import local_device, rank_here, started_together
+
+    run = Run.read(folder)
+    _check_file("--out", out, data)
+    _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data)
+    with heard():
+        model, guide = run.trained(folder)
+    size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
+    pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra)
+    together = started_together()
+    where = local_device(where, where) if together else where
+    model.to(where), guide.to(where)
+    asked = {"samples": samples, "seed": seed, "progress": False, "distributed": together}
+    beyond = _Beyond(run.encoding)
+    with heard():
+        found = _answers(run, model, guide, pieces, level, asked, beyond)
+        if rank_here():
+            for _ in found:  # its share of each piece; the first process writes
+                pass
+            return
+        shown = _Shown(plot is not None)
+        told = _with_inputs(found) if with_inputs else found
+        count = _write(out, shown.passing(told), progress=not quiet)
+    if plot is not None:
+        drawn, remark = shown.draw(run, plot, over, level, count)
+    record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
+    record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
+    record |= {"beyond": {"rows": beyond.rows, "inputs": dict(beyond.inputs)}}
+    said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *beyond.said()]
+    if plot is not None:
+        record |= {"plot": str(plot)}
+        said.append(f"picture, over {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
+    answer(record, as_json, said)
+
+
+def _answers(
+    run: "Run",
+    model: Any,
+    guide: Any,
+    pieces: "Iterable[tuple[Table, Tensor]]",
+    level: float,
+    asked: dict[str, Any],
+    beyond: "_Beyond",
+) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
+    """Yield a dict of columns for one piece of the rows after the other, and the piece; all from the same draws."""
+    from pyro_dropout.prediction.predict import predict as ask
+
+    classes = run.encoding.classes
+    for table, x in pieces:
+        found = ask(model, guide, x, shared=True, keep_samples=True, **asked)
+        if not classes:
+            low, high = found.interval(level)
+            parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
+            columns = {name: part[:, 0].tolist() for name, part in (parts | {"lower": low, "upper": high}).items()}
+        else:
+            best = found.probs.max(-1)
+            columns = {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
+            columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
+            columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
+        yield {"row": table.rows} | columns | {"beyond": beyond.column(x)}, table
+
+
+class _Beyond:
+    """How many rows lie beyond what was seen in training, and in which inputs."""
+
+    def __init__(self, encoding: "Encoding") -> None:
+        self._encoding, self.rows = encoding, 0
+        self.inputs: Counter[str] = Counter()
+
+    def column(self, x: "Tensor") -> list[str]:
+        """Count some more rows; return the names of each one's inputs that lie beyond."""
+        found = self._encoding.beyond(x)
+        self.rows += sum(map(bool, found))
+        self.inputs.update(itertools.chain.from_iterable(found))
+        return ["; ".join(names) for names in found]
+
+    def said(self) -> list[str]:
+        """Return it in a sentence, if there are any."""
+        most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
+        where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
+        return [f"{self.rows} of them lie beyond what was seen in training: {where}"] if self.rows else []
+
+
+def _with_inputs(
+    found: "Iterable[tuple[dict[str, list[Any]], Table]]",
+) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
+    """Yield the same pieces, with the columns of the table after the first, which is the row."""
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.tables.files import as_label
+
+    for columns, table in found:
+        for name in table.columns:
+            if name in columns:
+                raise PyroDropoutError(
+                    f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or leave"
+                    " --with-inputs out."
+                )
+        cells = {
+            name: ["" if cell is None else as_label(cell) for cell in each] for name, each in table.columns.items()
+        }
+        yield {"row": columns["row"]} | cells | columns, table
+
+
+class _Shown:
+    """Some of the rows that went by, for a picture: all while they are few, else a random choice of them."""
+
+    def __init__(self, wanted: bool) -> None:
+        self._share = 1.0 if wanted else 0.0  # of the rows that is kept
+        self._random = random.Random(0)
+        self._lots: list[float] = []  # each kept row's number, below the share
+        self._answers: dict[str, list[Any]] = {}
+        self._cells: dict[str, list[Any]] = {}
+
+    def passing(self, pieces: "Iterable[tuple[dict[str, list[Any]], Table]]") -> Iterator[dict[str, list[Any]]]:
+        """Yield the answers of each piece, and keep some."""
+        for columns, table in pieces:
+            if self._share:
+                self._keep(columns, table.columns, len(table))
+            yield columns
+
+    def _keep(self, columns: dict[str, list[Any]], cells: dict[str, list[Any]], rows: int) -> None:
+        drawn = [self._random.random() for _ in range(rows)]
+        chosen = [row for row, lot in enumerate(drawn) if lot < self._share]
+        self._lots += [drawn[row] for row in chosen]
+        for kept, seen in ((self._answers, columns), (self._cells, cells)):
+            for name, values in seen.items():
+                kept.setdefault(name, []).extend(values[row] for row in chosen)
+        while len(self._lots) > 2 * _DRAWN:
+            self._share /= 2
+            stay = [lot < self._share for lot in self._lots]
+            for kept in (self._answers, self._cells):
+                for name, values in kept.items():
+                    kept[name] = list(itertools.compress(values, stay))
+            self._lots = list(itertools.compress(self._lots, stay))
+
+    def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
+        """Write the picture, with the table of the fit where it still is; return over which column, and a remark."""
+        from pyro_dropout.cli.prediction_figure import plot_predictions, widest
+
+        target = run.encoding.target
+        over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
+        known, remark = _fitted_to(run)
+        measured = (known[over], known[target]) if known else None
+        some = "" if len(self._lots) == rows else f" for {len(self._lots)} of {rows} rows"
+        title = f"{target} by {run.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
+        figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured, title)
+        with whole_file(path) as beside:
+            figure.savefig(beside, dpi=150, format=path.suffix[1:])
+        return over, remark
+
+
+def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
+    """Return the columns of the table that a run was fitted to; none, and why, if it is gone or another."""
+    from pyro_dropout.cli.run_folder import sha256_of
+    from pyro_dropout.tables.files import read_file
+
+    path = Path(run.file)
+    try:
+        same = sha256_of(path) == run.sha256
+    except OSError:
+        return {}, f"{run.file} is not there any more, so the data of the fit are not in the picture."
+    if not same:
+        return {}, f"{run.file} has changed since the fit, so its data are not in the picture."
+    return read_file(path).columns, ""
+
+
+def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
+    if path is None:
+        if over is not None:
+            raise typer.BadParameter(
+                "it says over which column to draw; give --plot FILE as well.", param_hint="'--over'"
+            )
+        return
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise typer.BadParameter(f"{str(path)!r} must end in .png, .pdf or .svg.", param_hint="'--plot'")
+    _check_file("--plot", path, data)
+    if path.resolve() == out.resolve():
+        raise typer.BadParameter(f"{str(path)!r} is the file of --out too; give another.", param_hint="'--plot'")
+    if over is not None and over not in inputs:
+        raise typer.BadParameter(
+            f"{over!r} is no input of the run; they are {', '.join(inputs)}.", param_hint="'--over'"
+        )
+
+
+def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -> int:
+    """Write the pieces one after the other and return how many rows they had."""
+    from tqdm.auto import tqdm
+
+    done, first = 0, next(pieces)  # a table that is refused from the start is refused without a bar
+    bar = tqdm(disable=not progress, unit="row", unit_scale=True, leave=False, delay=1)
+    with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file, bar:
+        writer = csv.writer(file)
+        for columns in itertools.chain([first], pieces):
+            if not done:
+                writer.writerow(columns)
+            for values in zip(*columns.values(), strict=True):
+                writer.writerow([f"{value:.7g}" if isinstance(value, float) else value for value in values])
+            done += len(columns["row"])
+            bar.update(len(columns["row"]))
+    return done
+
+
+def _check_file(option: str, path: Path, data: str) -> None:
+    """Raise unless a file can be written there without harm: before the work, not after it."""
+    hint, folder = f"'{option}'", path.resolve().parent  # of a link, that of the file that it leads to
+    if path.is_dir():
+        raise typer.BadParameter(f"{str(path)!r} is a folder; a file is needed.", param_hint=hint)
+    if path.exists() and not path.is_file():
+        raise typer.BadParameter(f"{str(path)!r} is a device or a pipe; a file is needed.", param_hint=hint)
+    if not folder.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}.", param_hint=hint)
+    if not os.access(folder, os.W_OK):
+        raise typer.BadParameter(f"nothing can be written into the folder {str(path.parent)!r}.", param_hint=hint)
+    if path.exists() and Path(data).exists() and path.samefile(data):
+        raise typer.BadParameter(f"{str(path)!r} is the table itself, and would be written over.", param_hint=hint)

@@ -1,0 +1,147 @@
+"""A picture of predictions for the rows of a table: what is expected along one column, and how sure that is.
+
+Rows differ in their other columns too, so each is drawn by itself, with its own interval, and no line joins them.
+"""
+
+import itertools
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.band_plots import PALETTE, literal_text
+from pyro_dropout.tables.files import Cell, as_label, as_number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DOTS = 2000  # measurements in a picture, at most
+_ENOUGH = 12  # values from which on a hole among them means something
+
+
+def widest(columns: Mapping[str, Sequence[Cell]], names: Sequence[str]) -> str:
+    """Return the column with the most different values, which a picture is best drawn over.
+
+    Example:
+        >>> widest({"sex": ["f", "m", "f"], "age": ["3", "4", "5"]}, ["sex", "age"])
+        'age'
+    """
+    return max(names, key=lambda name: len(set(columns[name])))
+
+
+def holes(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the stretches between values in which there are none: a twelfth of their range, or longer.
+
+    Example:
+        >>> holes([0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0])
+        [(3.0, 8.0)]
+    """
+    known = sorted(value for value in values if math.isfinite(value))
+    if len(known) < _ENOUGH:
+        return []
+    least = (known[-1] - known[0]) / 12
+    return [(a, b) for a, b in itertools.pairwise(known) if b - a > least]
+
+
+@literal_text()
+def plot_predictions(
+    over: str,
+    cells: Sequence[Cell],
+    answers: Mapping[str, Sequence[Any]],
+    target: str,
+    level: float = 0.95,
+    measured: tuple[Sequence[Cell], Sequence[Cell]] | None = None,
+    title: str = "",
+) -> "Figure":
+    """Draw predictions over one column of their table.
+
+    Args:
+        over: the column's name.
+        cells: its cells, one for each prediction.
+        answers: columns of ``pyro-dropout predict``: mean, std, epistemic_std, lower and upper; or class, probability,
+            entropy and mutual_information.
+        target: what is predicted.
+        level: of the interval.
+        measured: the same column and the target in the table that was fitted to, to be shown behind, some of them if
+            they are many; where there are none is shaded.
+        title: of the picture.
+
+    Example:
+        >>> answers = {"mean": [1.0, 2.0], "std": [0.2, 0.4], "epistemic_std": [0.1, 0.3], "lower": [0.6, 1.2],
+        ...            "upper": [1.4, 2.8]}
+        >>> figure = plot_predictions("age", ["3", "5"], answers, "height")
+        >>> [axes.get_ylabel() for axes in figure.axes]
+        ['height', 'std']
+    """
+    from matplotlib.figure import Figure
+
+    if not cells or not ("mean" in answers or "class" in answers):
+        raise PyroDropoutError("there are no predictions to draw.")
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
+    known = [] if measured is None else list(measured[0])
+    labels = _labels([*cells, *known])
+    at, behind = _places(cells, labels), _places(known, labels)
+    for k, (low, high) in enumerate(holes(behind) if labels is None else ()):
+        for axes in (upper, lower):
+            label = "no data here: do not trust little doubt" if k == 0 and axes is upper else None
+            axes.axvspan(low, high, color="0.93", lw=0, zorder=-1, label=label)
+    upper.set_title(title, fontsize=10)
+    if "mean" in answers:
+        if measured is not None:
+            some = sorted(random.Random(0).sample(range(len(behind)), min(_DOTS, len(behind))))
+            places, heights = [behind[row] for row in some], [as_number(measured[1][row]) for row in some]
+            upper.plot(places, heights, ".", color="0.75", ms=4, zorder=0, label=f"{target} in the fit's table")
+        _numbers(upper, lower, at, answers, target, level)
+    else:
+        _classes(upper, lower, at, answers, target)
+    lower.set(xlabel=over, ylim=(0, None))
+    if labels is not None:
+        lower.set_xticks(range(len(labels)), labels)
+    for axes in (upper, lower):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    return figure
+
+
+def _numbers(
+    upper: "Axes", lower: "Axes", at: list[Any], answers: Mapping[str, Any], target: str, level: float
+) -> None:
+    mean, doubt = answers["mean"], answers["epistemic_std"]
+    wide, dot = (min(most, max(least, 200 / len(mean))) for least, most in ((0.6, 2.0), (1.5, 3.0)))  # no solid ink
+    bar: dict[str, Any] = {"color": PALETTE[0], "lw": wide}
+    upper.vlines(at, answers["lower"], answers["upper"], alpha=0.3, label=f"{level:.0%} interval", **bar)
+    low, high = ([m + k * s for m, s in zip(mean, doubt, strict=True)] for k in (-2, 2))
+    upper.vlines(at, low, high, alpha=0.8, label="±2 epistemic std: doubt about the mean", **bar)
+    upper.plot(at, mean, "o", color="black", ms=dot, label="prediction")
+    upper.set_ylabel(target)
+    lower.plot(at, answers["std"], "o", color=PALETTE[5], ms=dot, label="std, noise included")
+    lower.plot(at, doubt, "o", color=PALETTE[0], ms=dot, label="epistemic std")
+    lower.set_ylabel("std")
+
+
+def _classes(upper: "Axes", lower: "Axes", at: list[Any], answers: Mapping[str, Any], target: str) -> None:
+    for k, name in enumerate(sorted(set(answers["class"]))):
+        chosen = [row for row, each in enumerate(answers["class"]) if each == name]
+        places, sure = [at[row] for row in chosen], [answers["probability"][row] for row in chosen]
+        upper.plot(places, sure, "o", color=PALETTE[k % len(PALETTE)], ms=4, label=f"{target}: {name}")
+    upper.set(ylabel="probability of the class", ylim=(0, 1.02))
+    lower.plot(at, answers["entropy"], "o", color=PALETTE[5], ms=3, label="entropy")
+    lower.plot(at, answers["mutual_information"], "o", color=PALETTE[0], ms=3, label="mutual information")
+    lower.set_ylabel("nats")
+
+
+def _labels(cells: Sequence[Cell]) -> list[str] | None:
+    """Return the categories of a column, in order; None if it holds numbers."""
+    if all(cell is None or as_number(cell) is not None for cell in cells):
+        return None
+    return sorted({as_label(cell) for cell in cells if cell is not None})
+
+
+def _places(cells: Sequence[Cell], labels: list[str] | None) -> list[float]:
+    """Return where cells lie on the axis; what is missing lies nowhere."""
+    if labels is None:
+        return [float("nan") if number is None else number for number in map(as_number, cells)]
+    return [float("nan") if cell is None else labels.index(as_label(cell)) for cell in cells]

@@ -1,0 +1,260 @@
+"""A fitted run as a folder: what it was fitted to and how, in ``run.json``, and what it learned, beside it.
+
+The record is written before training begins, so that a run that was interrupted can be taken up again; the posterior is
+written when training ends. Both are whole or not there.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.comparison.standard_models import GUIDES, regression_model
+from pyro_dropout.generative.likelihoods import Categorical
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.snapshot import forked
+from pyro_dropout.tables.dataset import Dataset
+from pyro_dropout.tables.encoding import Encoding, Task
+from pyro_dropout.tables.reading import Missing, read_table
+from pyro_dropout.training.checkpoints.atomic_file import whole_file
+from pyro_dropout.training.checkpoints.posterior_file import load
+
+FORMAT = 1
+RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table was read: the arguments of ``read_table``."""
+
+    target: str | None
+    task: Task = "auto"
+    missing: Missing = "refuse"
+    categorical: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    held_back: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """How long and how a guide was trained: arguments of ``fit``."""
+
+    steps: int
+    lr: float
+    batch_size: int | None
+    seed: int
+    compile: bool | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True)
+class Run:
+    r"""One table, one guide, one training.
+
+    Attributes:
+        file: where the table lies.
+        sha256: of that file.
+        reading: how it was read.
+        encoding: what its columns mean.
+        guide: the name of a guide of the command line.
+        width: hidden units.
+        training: how it was trained.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> _ = (folder / "trees.csv").write_text("age,height\n" + "12,3\n30,8\n" * 10)
+        >>> run = Run.plan(folder / "trees.csv", Reading("height"), "dropout", 20, Training(100, 0.01, None, 0))[0]
+        >>> run.write(folder)
+        >>> Run.read(folder) == run, run.build()[0].model.net[0]
+        (True, Linear(in_features=1, out_features=20, bias=True))
+    """
+
+    file: str
+    sha256: str
+    reading: Reading
+    encoding: Encoding
+    guide: str
+    width: int
+    training: Training
+
+    @classmethod
+    def plan(
+        cls, file: str | Path, reading: Reading, guide: str, width: int, training: Training
+    ) -> tuple["Run", Dataset]:
+        """Return a run of a table that was not trained yet, and its data."""
+        data = read_table(file, **asdict(reading))
+        assert data.encoding is not None
+        path = Path(file).resolve()
+        return cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training), data
+
+    def data(self, file: str | Path | None = None) -> Dataset:
+        """Return the data as they were read for training; a file that has changed since is refused."""
+        path = Path(self.file if file is None else file)
+        if not path.is_file():
+            raise PyroDropoutError(f"there is no file {str(path)!r}, which the run was fitted to; give it with --data.")
+        if sha256_of(path) != self.sha256:
+            raise PyroDropoutError(
+                f"{path} has changed since the run began: its SHA-256 is another. Restore the file, or fit a new run."
+            )
+        return read_table(path, **asdict(self.reading))
+
+    def build(self, data: Dataset | None = None) -> tuple[Any, Any]:
+        """Return model and guide, not trained; without data, ready for what is loaded into them."""
+        train = _blank(self.encoding) if data is None else data.train
+        with forked(torch.device("cpu")):
+            torch.manual_seed(self.training.seed)
+            model = table_model(train, self.encoding.classes, self.width)
+            return model, GUIDES[self.guide](model)
+
+    def trained(self, folder: str | Path) -> tuple[Any, Any]:
+        """Return model and guide as the folder's posterior has them."""
+        path = Path(folder) / POSTERIOR
+        if not path.is_file():
+            raise PyroDropoutError(
+                f"{folder} holds a run that was not finished: there is no {POSTERIOR}. Go on with it: pyro-dropout"
+                f" resume {folder}"
+            )
+        model, guide = self.build()
+        steps = load(path, model, guide).get("steps")
+        if isinstance(steps, int) and steps < self.training.steps:
+            warnings.warn(
+                f"{folder} has learned for {steps} steps of the {self.training.steps} that were asked for last, and"
+                f" predicts with that; to go on: pyro-dropout resume {folder}",
+                stacklevel=2,
+            )
+        return model, guide
+
+    # --- on disk ------------------------------------------------------------------------------------------------------
+
+    def write(self, folder: str | Path) -> None:
+        """Write the record into a folder that exists."""
+        record = {
+            "format": FORMAT,
+            "made by": f"pyro-dropout {version('pyro-dropout')}",
+            "data": {"file": self.file, "sha256": self.sha256, **asdict(self.reading)},
+            "encoding": self.encoding.as_json(),
+            "model": {"guide": self.guide, "width": self.width},
+            "training": asdict(self.training),
+        }
+        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+        with whole_file(Path(folder) / RECORD) as beside:
+            beside.write_text(text, "utf-8")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "Run":
+        """Return the run of a folder, or say what is wrong with it."""
+        path = Path(folder) / RECORD
+        if not Path(folder).is_dir():
+            raise PyroDropoutError(f"there is no folder {str(folder)!r}; pyro-dropout fit makes one.")
+        if not path.is_file():
+            raise PyroDropoutError(f"{folder} is no run: it has no {RECORD}.")
+        try:
+            record = json.loads(path.read_text("utf-8"))
+            if not isinstance(record, dict):
+                raise TypeError("the record")
+            if record["format"] != FORMAT:
+                raise PyroDropoutError(f"{path} has format {record['format']!r}; this version reads {FORMAT}.")
+            return cls._of(record)
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+            raise PyroDropoutError(f"{path} is damaged: it is not JSON. Fit the run again.") from None
+        except (KeyError, TypeError, AttributeError, OverflowError) as cause:
+            raise PyroDropoutError(f"{path} is damaged: {cause} is missing or wrong. Fit the run again.") from None
+
+    @classmethod
+    def _of(cls, record: Mapping[str, Any]) -> "Run":
+        for section in ("data", "encoding", "model", "training"):
+            if not isinstance(record[section], dict):
+                raise TypeError(repr(section))
+        data, model, training = (_checked(record[section], rules) for section, rules in _RULES.items())
+        file, digest = data.pop("file"), data.pop("sha256")
+        encoding = Encoding.from_json(record["encoding"])
+        return cls(file, digest, Reading(**data), encoding, model["guide"], model["width"], Training(**training))
+
+
+def _checked(found: Mapping[str, Any], rules: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    """Return a section of a record, lists as tuples; a ``TypeError`` that names what is wrong with it."""
+    for key in found:
+        if key not in rules:
+            raise TypeError(repr(key))
+    for key, rule in rules.items():
+        if not rule(found[key]):
+            raise TypeError(repr(key))
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or _is_count(value)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+_RULES: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "data": {
+        "file": _is_text,
+        "sha256": _is_text,
+        "target": lambda value: value is None or _is_text(value),
+        "task": lambda value: value in get_args(Task),
+        "missing": lambda value: value in get_args(Missing),
+        "categorical": _are_texts,
+        "drop": _are_texts,
+        "held_back": _is_number,
+        "seed": _is_count,
+    },
+    "model": {
+        "guide": lambda value: _is_text(value) and value in GUIDES,
+        "width": lambda value: _is_count(value) and value > 0,
+    },
+    "training": {
+        "steps": _is_count,
+        "lr": _is_number,
+        "batch_size": lambda value: value is None or _is_count(value),
+        "seed": _is_count,
+        "compile": lambda value: isinstance(value, bool) or value == "auto",
+    },
+}
+
+
+def table_model(train: tuple[Tensor, Tensor], classes: tuple[str, ...], width: int) -> Any:
+    """Return a network with one hidden layer for a table: a learned precision for numbers, a softmax for classes.
+
+    Example:
+        >>> import torch
+        >>> table_model((torch.randn(9, 2), torch.arange(9) % 3), ("a", "b", "c"), 20).model.net[-1].out_features
+        3
+    """
+    if not classes:
+        return regression_model(train, width)
+    net = nn.Sequential(nn.Linear(train[0].shape[1], width), nn.ReLU(), nn.Linear(width, len(classes)))
+    return Standardised(BayesianNet(net, likelihood=Categorical()), *train)
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _blank(encoding: Encoding) -> tuple[Tensor, Tensor]:
+    """Return data of the right shape: what a model takes from it will be loaded."""
+    y = torch.zeros(2, dtype=torch.long) if encoding.classes else torch.zeros(2, 1)
+    return torch.zeros(2, len(encoding.features)), y

@@ -1,0 +1,63 @@
+"""What a command says and where: a result for people or one JSON object for machines, and mistakes in one line."""
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pyro_dropout.comparison.json_values import plain
+
+PROGRAM = "pyro-dropout"
+
+
+def complain(message: str) -> None:
+    """Say on stderr, in one line, what went wrong."""
+    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+
+
+def answer(record: Mapping[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    """Print the result of a command: one JSON object, or lines for people.
+
+    Example:
+        >>> answer({"rmse": float("nan"), "rows": 3}, True, ["3 rows"])
+        {"rmse": null, "rows": 3}
+    """
+    print(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) if as_json else "\n".join(lines))
+
+
+@contextlib.contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Within this context each different warning is one line on stderr, without the place in the code."""
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        text = str(message)
+        if text not in seen:
+            seen.add(text)
+            complain(f"note: {text}")
+
+    seen: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
+
+
+def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Callable[[int, int], bool]) -> None:
+    """Print a table of scores, the first column to the left; ``bold`` says which cells (row, column) stand out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*headings, box=SIMPLE_HEAD, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
+    table.columns[0].no_wrap = True
+    for i, row in enumerate(rows):
+        table.add_row(*(Text(cell, "bold" if bold(i, k) else "") for k, cell in enumerate(row)))
+    screen = Console()
+    # A file or a pipe has no width of its own, and a narrow screen scrolls rather than losing ends of numbers.
+    needed = table.__rich_measure__(screen, screen.options.update(max_width=10_000)).maximum
+    Console(width=max(needed, screen.width if screen.is_terminal else needed)).print(table)

@@ -1,0 +1,1 @@
+"""Posterior approximations side by side: trained, scored, plotted, and saved to a folder."""

@@ -1,0 +1,292 @@
+"""Posterior approximations side by side: one model, one set of data, one table that a reader can check."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pyro_dropout.comparison.columns import REFERENCE, Score
+from pyro_dropout.comparison.findings import Comparison, Row
+from pyro_dropout.comparison.model_source import source_of
+from pyro_dropout.comparison.scores import Exam, collect, count_parameters
+from pyro_dropout.comparison.site_exam import SiteExam
+from pyro_dropout.comparison.trained import as_a_fleet, each_in_its_store
+from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    check_count,
+    check_finite,
+    check_pairs,
+    check_positive,
+    check_seed,
+    describe,
+)
+from pyro_dropout.prediction.snapshot import forked
+from pyro_dropout.references.nuts.nuts import nuts
+from pyro_dropout.training.history import DivergedError
+from pyro_dropout.training.svi import Compile, check_compile
+
+Data = tuple[Tensor, Tensor]
+Source = Callable[[int], Any]
+
+
+def compare(
+    model: Any,
+    guides: Mapping[str, Callable[[Any], Any]] | Sequence[Callable[[Any], Any]],
+    train: Any,
+    test: Any,
+    *,
+    reference: Any = None,
+    seeds: int | Sequence[int] = 3,
+    steps: int = 2000,
+    lr: float = 0.01,
+    batch_size: int | None = None,
+    samples: int = 500,
+    loss: Any = None,
+    compile: Compile = "auto",
+    progress: bool = True,
+    labels: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Fit several guides to one model, each from several seeds, and judge all of them by the same scores.
+
+    The seeds of a guide are trained as one fleet. A guide that diverges or fails is a row that says so. A Pyro model
+    that is not a network is trained one seed after another, and judged by its observed sites at the test data: by all
+    scores that their kind has where there is one site, and where there are several by their log density alone.
+
+    On one CPU the same seeds give the same scores, to the last digit, if training is compiled both times or neither
+    time. Between the two the draws are the same, but sums are rounded in another order, and long training lets the
+    difference grow. On a GPU neither is promised.
+
+    Args:
+        model: a network to be copied for every seed, its layers initialised anew; any Pyro model; or a function of the
+            seed that makes one of them. A function is called with a seed to see which it is. A ``Standardised`` model
+            takes raw data.
+        guides: {name: function of the model that makes a guide}, or a list of such functions.
+        train: (x, y) to fit. Of a Pyro model that is not a network, a tuple of its arguments, data included, or a dict
+            of its keyword arguments.
+        test: (x, y) to judge by, or arguments likewise.
+        reference: what the predictive distributions are measured against: "nuts", which samples the true posterior of a
+            small network, or a posterior that ``predict`` takes.
+        seeds: how many, or which.
+        steps: of training, with Adam.
+        lr: learning rate.
+        batch_size: points in a mini-batch; all of them by default.
+        samples: draws of the weights for every answer.
+        loss: ``ELBO()`` by default.
+        compile: whether training is compiled, as in ``fit``.
+        progress: show what is being done, and how far it is.
+        labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for figures and the page; the command
+            is what a reader may type to run all of it again.
+
+    Returns:
+        Table, figures and page.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> guides = {"dropout": pd.AutoDropout, "mean field": pd.AutoMeanField}
+        >>> options = {"steps": 100, "lr": 0.03, "seeds": 2, "samples": 50, "compile": False, "progress": False}
+        >>> found = pd.compare(model, guides, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> [row.name for row in found.rows], found.cell(found.rows[0], "elbo")
+        (['dropout', 'mean field'], 'undefined, σ = 0')
+    """
+    start = time.perf_counter()
+    named = _named(guides)
+    numbers = _numbers(seeds)
+    check_count("steps", steps)
+    check_count("samples", samples)
+    check_positive("lr", lr)
+    check_compile(compile)
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+    if labels is not None and not isinstance(labels, Mapping):
+        raise PyroDropoutError(f"labels must be a dict such as {{'title': ...}}; got {describe(labels)}.")
+    source, first = source_of(model, numbers[0], train)
+    exam = _exam(first, train, test, samples)
+    options: Any = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
+    bar = tqdm(total=len(named) + (reference is not None), disable=not progress, unit="posterior", desc="compare")
+    rows: list[Row] = []
+    if reference is not None:
+        bar.set_postfix_str("reference")
+        rows.append(_reference_row(reference, first, exam, progress))
+        exam = replace(exam, reference=rows[0].answer)
+        bar.update()
+    for name, make in named.items():
+        bar.set_postfix_str(name)
+        rows.append(_row(name, source, make, numbers, exam, options, progress))
+        bar.update()
+    bar.close()
+    settings = {"seeds": len(numbers), **options, "samples": samples, "reference": _described(reference)}
+    data = (exam.train, exam.test)
+    settings |= {"which_seeds": numbers, "device": str(data[0][0].device), "when": time.strftime("%Y-%m-%d %H:%M %z")}
+    settings |= {"model": str(first), **(labels or {})}
+    call = exam.call if isinstance(exam, SiteExam) else None
+    return Comparison(rows, data[0], data[1], settings, time.perf_counter() - start, call)
+
+
+# --- one row ------------------------------------------------------------------------------------------------------
+
+
+def _row(
+    name: str,
+    source: Source,
+    make: Callable[[Any], Any],
+    seeds: list[int],
+    exam: Exam | SiteExam,
+    options: Any,
+    progress: bool,
+) -> Row:
+    """Fit and score one guide; whatever goes wrong with it is the row's to tell."""
+
+    def build(seed: int) -> tuple[Any, Any]:
+        own = source(seed)
+        torch.manual_seed(seed)
+        return own, make(own)
+
+    row = Row(name)
+    started = time.perf_counter()
+    try:
+        train = each_in_its_store if isinstance(exam, SiteExam) else as_a_fleet
+        row.trained, each, lost = train(build, seeds, exam.call, options, progress)
+    except DivergedError as cause:
+        row.note = f"diverged: {cause}"
+        return row
+    except Exception as cause:
+        row.note = f"failed: {type(cause).__name__}: {cause}"
+        return row
+    spent = time.perf_counter() - started
+    if lost:
+        row.note = f"diverged with {lost} of {len(seeds)} seeds" + ("; the others are scored." if row.trained else ".")
+    if not row.trained:
+        return row
+    try:
+        _score(row, exam)
+    except Exception as cause:
+        row.note = " ".join(filter(None, [row.note, f"not scored: {type(cause).__name__}: {cause}"]))
+        row.scores = {}
+        return row
+    row.scores["us"] = Score([each])
+    row.scores["seconds"] = Score([spent])
+    return row
+
+
+def _score(row: Row, exam: Exam | SiteExam) -> None:
+    found: list[dict[str, float]] = []
+    notes: dict[str, str] = {}
+    for model, guide in row.trained:
+        scores, answer = exam.answers(model, guide)
+        row.answer = answer if row.answer is None else row.answer
+        found.append({**scores, "parameters": count_parameters(guide)})
+        try:
+            bounds, reasons = exam.bounds(model, guide)
+        except Exception as cause:  # a guide of one's own may have no ELBO that can be computed, and predict well
+            bounds, reasons = {}, {"elbo": "not computed"}
+            row.note = " ".join(filter(None, [row.note, f"no ELBO: {type(cause).__name__}: {cause}"]))
+        found[-1] |= bounds
+        notes |= reasons
+    row.scores = collect(found, notes)
+    row.curve = exam.curve(row.answer, *row.trained[0])
+
+
+def _reference_row(reference: Any, model: Any, exam: Exam | SiteExam, progress: bool) -> Row:
+    if isinstance(reference, str):
+        if reference != "nuts":
+            raise RangeError(f"reference must be 'nuts' or a posterior that predict takes; got {reference!r}.")
+        reference = nuts(model, *exam.call.args, progress=progress, **exam.call.kwargs)
+    row = Row(REFERENCE, trained=[(model, reference)])
+    scores, row.answer = exam.answers(model, reference)
+    row.scores = collect([scores], {})
+    row.curve = exam.curve(row.answer, model, reference)
+    return row
+
+
+# --- what is given --------------------------------------------------------------------------------------------------
+
+
+def _numbers(seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds themselves, of which there may be given only how many."""
+    if isinstance(seeds, Sequence):
+        check_count("seeds", len(seeds))
+        for seed in seeds:
+            check_seed(seed)
+        return list(seeds)
+    check_count("seeds", seeds)
+    return list(range(seeds))
+
+
+def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
+    if not isinstance(guides, Mapping):
+        if not isinstance(guides, Sequence) or isinstance(guides, str):
+            raise PyroDropoutError(
+                "guides must be a dict {name: function of the model} or a list of such functions; got"
+                f" {type(guides).__name__}."
+            )
+        guides = {getattr(make, "__name__", f"guide {k + 1}"): make for k, make in enumerate(guides)}
+    wrong = [name for name, make in guides.items() if not callable(make) or isinstance(make, nn.Module)]
+    if wrong or not guides:
+        what = f"{wrong[0]!r} is {type(guides[wrong[0]]).__name__}" if wrong else "there is none"
+        raise PyroDropoutError(
+            "guides must be functions that make a guide of a model, such as pyro_dropout.AutoDropout or lambda model:"
+            f" pyro_dropout.AutoDropout(model, keep=0.8), for every seed needs one of its own; {what}."
+        )
+    if REFERENCE in guides:
+        raise PyroDropoutError(f"a guide cannot be called {REFERENCE!r}.")
+    return dict(guides)
+
+
+def _exam(model: Any, train: Any, test: Any, samples: int) -> Exam | SiteExam:
+    """Return what every posterior is asked; raise before anything is trained if the data do not suit the model."""
+    if not is_network(model):
+        exam = SiteExam(_arguments("train", model, train), _arguments("test", model, test), samples)
+        exam.check()
+        return exam
+    for name, data in (("train", train), ("test", test)):
+        _check_data(name, data)
+        _check_targets(name, model, data)
+    return Exam(tuple(train), tuple(test), samples)
+
+
+def _arguments(name: str, model: Any, data: Any) -> ModelCall:
+    if not isinstance(data, tuple | list | Mapping):
+        raise ShapeError(
+            f"{name} must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
+            f" {type(data).__name__}."
+        )
+    named = isinstance(data, Mapping)
+    call = ModelCall(model, () if named else tuple(data), dict(data) if named else {})
+    return call.with_num_data(only_if_needed=True)
+
+
+def _check_data(name: str, data: Any) -> None:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
+    check_pairs(name, *data)
+
+
+def _check_targets(name: str, model: Any, data: Data) -> None:
+    """Raise before anything is trained if targets do not fit the model's outputs."""
+    x, y = data
+    if x.is_floating_point():
+        check_finite(f"{name}: x", x)
+    with torch.no_grad(), poutine.block(), forked(x.device):
+        try:
+            f = model(x)
+            targets = model.likelihood.checked(f, y)
+        except ShapeError as cause:
+            raise ShapeError(f"{name}: {str(cause).splitlines()[0]}") from None
+    try:
+        model.likelihood.check_values(f, targets)
+    except RangeError as cause:
+        raise RangeError(f"{name}: {cause}") from None
+
+
+def _described(reference: Any) -> str:
+    return "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__

@@ -1,0 +1,204 @@
+"""The figures of a comparison: bands along one input, calibration, rejection, and scores with their errors."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.comparison.columns import COLUMNS, REFERENCE
+from pyro_dropout.comparison.scores import targets_of
+from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
+from pyro_dropout.judging.scores.calibration import pit
+from pyro_dropout.judging.scores.class_calibration import reliability
+from pyro_dropout.prediction.band_plots import literal_text
+from pyro_dropout.prediction.moments import is_class, is_normal
+
+# Okabe and Ito's palette, told apart by the colour-blind as well; from the seventh guide on, lines are dashed.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREY = "#6b6b6b"  # of the reference
+_STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
+_LEVELS = torch.linspace(0.05, 0.95, 19)
+_TWO_SIDED_99 = 2.5758293035489004  # normal quantile of 0.995
+_MANY = 500  # points beyond which they are drawn as one image
+_CURVE = 200  # points of a curve at most
+_LONG = 24  # letters of a name in a legend
+
+
+def looks(comparison: Any) -> dict[str, tuple[str, Any]]:
+    """Return {name: (colour, line style)}, the same in all figures: by place, and grey for the reference."""
+    guides = [row.name for row in comparison.rows if row.name != REFERENCE]
+    found: dict[str, tuple[str, Any]] = {REFERENCE: (GREY, "-")}
+    for k, name in enumerate(guides):
+        found[name] = (COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)])
+    return found
+
+
+def short(name: str) -> str:
+    """Return a name that leaves room for the figure, and does not begin with _, which matplotlib would hide."""
+    cut = name if len(name) <= _LONG else f"{name[: _LONG - 1]}…"
+    return f" {cut}" if cut.startswith("_") else cut
+
+
+# --- bands ------------------------------------------------------------------------------------------------------------
+
+
+@literal_text()
+def draw_bands(comparison: Any) -> Any:
+    """Draw the predictive mean of every posterior with two bands, on axes that all share."""
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in comparison.rows if row.curve is not None]
+    # Below one another, for a long series needs the width.
+    down = len(rows)
+    figure, axes = plt.subplots(
+        down, 1, figsize=(10, 1.7 * down + 0.8), sharex=True, sharey=True, squeeze=False, layout="constrained"
+    )
+    for ax, row in zip(axes.flat, rows, strict=True):
+        draw_band(ax, comparison, row)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[-1, 0].set_xlabel(comparison.settings.get("x", "x"))
+    figure.supylabel(comparison.settings.get("y", "y"), fontsize=10)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    shown = figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
+    for patch in shown.get_patches():  # grey, for the legend speaks of all colours
+        patch.set_facecolor((GREY, float(patch.get_facecolor()[-1])))
+    shown.get_lines()[0].set_color(GREY)
+    return figure
+
+
+def draw_band(ax: Any, comparison: Any, row: Any) -> None:
+    """Draw one posterior's predictive mean, its two bands and the data, on axes that suit all posteriors."""
+    x, mean, low, high, std = (part.double() for part in row.curve)
+    colour, _ = looks(comparison)[row.name]
+    ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="95 % of y")
+    ax.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour, alpha=0.4, linewidth=0, label="mean ± 2 epistemic")
+    ax.plot(x, mean, color=colour, linewidth=1.2, label="mean")
+    train, test = ([part.cpu().squeeze(-1) for part in pair] for pair in (comparison.train, comparison.test))
+    many = len(train[0]) + len(test[0]) > _MANY
+    ax.plot(*train, ".", color="#444444", markersize=2.5, label="training", rasterized=many)
+    ax.plot(
+        *test, "o", color="black", markersize=3, fillstyle="none", markeredgewidth=0.6, label="held back",
+        rasterized=many,
+    )  # fmt: skip
+    ax.set_title(row.name, fontsize=10, loc="left", pad=3)
+    spread = float(train[1].max() - train[1].min())
+    ax.set_ylim(float(train[1].min()) - 0.35 * spread, float(train[1].max()) + 0.35 * spread)
+    ax.margins(x=0)
+
+
+# --- calibration ------------------------------------------------------------------------------------------------------
+
+
+def calibration_curve(row: Any, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return level and coverage, or confidence and accuracy; None for counts, which have neither here."""
+    targets = targets_of(row.answer)
+    if is_normal(targets):
+        off_middle = (pit(row.answer, y).cpu() - 0.5).abs().reshape(-1, 1)  # twice that is the level that just holds y
+        return _LEVELS, (off_middle <= _LEVELS / 2).double().mean(0)
+    if is_class(targets):
+        bins = reliability(row.answer, y)
+        kept = bins.count > 0
+        return bins.confidence[kept].cpu(), bins.accuracy[kept].cpu()
+    return None
+
+
+def draw_calibration(ax: Any, comparison: Any) -> None:
+    """Draw what is claimed against what happens, with the band that honest intervals stay in."""
+    rows = [row for row in comparison.rows if row.answer is not None]
+    regression = bool(rows) and is_normal(targets_of(rows[0].answer))
+    if regression:
+        level = torch.linspace(0, 1, 101, dtype=torch.float64)
+        reach = _TWO_SIDED_99 * (level * (1 - level) / comparison.test[1].numel()).sqrt()
+        band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
+        ax.fill_between(level, *band, color="#d9d9d9", linewidth=0, label="99 % band if calibrated")
+    ax.plot([0, 1], [0, 1], "--", color="#888888", linewidth=1, label="calibrated")
+    for row in rows:
+        curve = calibration_curve(row, comparison.test[1])
+        if curve is not None:
+            colour, style = looks(comparison)[row.name]
+            ax.plot(*curve, color=colour, linestyle=style, marker=None if regression else ".", label=short(row.name))
+    ax.set(xlim=(0, 1), ylim=(0, 1))
+    ax.set_xlabel("level of the central interval" if regression else "confidence")
+    ax.set_ylabel("share of targets inside" if regression else "accuracy")
+
+
+# --- rejection --------------------------------------------------------------------------------------------------------
+
+
+def rejection_of(row: Any, y: Tensor) -> RejectionCurve:
+    """Return how a posterior's score grows as it hands on the points that it is least sure of.
+
+    For classes the score is whether the answer is right, in the order of entropy; otherwise it is the absolute error of
+    the mean, in the order of the predictive standard deviation. Several targets of a point count together.
+    """
+    answer = row.answer
+
+    def together(each: Tensor) -> Tensor:
+        added: Tensor = answer._per_point(each)
+        return added.reshape(-1)
+
+    if is_class(targets_of(answer)):
+        sure = answer.probs.argmax(-1) if answer._one_of_several else answer.probs > 0.5
+        hits = (sure == y.to(sure.device, sure.dtype)).double()
+        right = together(hits)
+        return rejection_curve(together(answer.entropy), right * len(right) / hits.numel())
+    error = together((answer.mean - y.to(answer.mean)).abs())
+    return rejection_curve(together(answer.variance).sqrt(), error, higher_is_better=False)
+
+
+def draw_rejection(ax: Any, comparison: Any) -> None:
+    """Draw the error, or the accuracy, of the points that are kept, for every posterior."""
+    rows = [row for row in comparison.rows if row.answer is not None]
+    classes = bool(rows) and is_class(targets_of(rows[0].answer))
+    for row in rows:
+        curve = rejection_of(row, comparison.test[1])
+        few = len(curve.kept) // 20  # the mean of one or two points says nothing, and would set the scale
+        at = torch.linspace(few, len(curve.kept) - 1, min(_CURVE, len(curve.kept) - few)).round().long()
+        colour, style = looks(comparison)[row.name]
+        kept, score, error = (part.cpu()[at] for part in (curve.kept, curve.score, curve.error))
+        ax.fill_between(kept, score - error, score + error, color=colour, alpha=0.12, linewidth=0)
+        ax.plot(kept, score, color=colour, linestyle=style, label=short(row.name))
+    ax.set_xlim(0, 1)
+    ax.set_xlabel("share of points kept, the surest first")
+    ax.set_ylabel("accuracy of those kept" if classes else "mean absolute error of those kept")
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+@literal_text()
+def draw_scores(comparison: Any) -> Any:
+    """Draw calibration curves beside the main scores, with standard errors over seeds."""
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in comparison.rows if row.answer is not None]
+    keys = [key for key in ("log_lik", "rmse", "accuracy", "crps", "d_w1") if key in comparison.columns][:3]
+    wide = [1.5, *[1.0] * len(keys)]
+    figure, axes = plt.subplots(
+        1, 1 + len(keys), figsize=(4 + 2.3 * len(keys), 2.3 + 0.35 * len(rows)), width_ratios=wide, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    draw_calibration(axes[0, 0], comparison)
+    # Below everything: inside, it would lie over the band or over a curve.
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    sizes = [0.6 + 0.08 * len(label) for label in labels]  # inches, a little more than they need
+    across = len(labels) if sum(sizes) < figure.get_figwidth() else max(1, int(figure.get_figwidth() / max(sizes)))
+    figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=8)
+    for place, key in enumerate(keys, 1):
+        ax = axes[0, place]
+        for k, row in enumerate(rows):
+            if key in row.scores and row.scores[key].values:
+                colour, _ = looks(comparison)[row.name]
+                score = row.scores[key]
+                ax.errorbar(score.mean, k, xerr=score.error or 0, fmt="o", color=colour, capsize=3)
+        ax.set_ylim(len(rows) - 0.5, -0.5)
+        ax.set_yticks(range(len(rows)), [short(row.name) for row in rows] if place == 1 else [""] * len(rows))
+        better = {"more": " (more is better)", "less": " (less is better)"}[COLUMNS[key].better]
+        ax.set_xlabel(COLUMNS[key].heading + better)
+        ax.grid(axis="x", alpha=0.25)
+    for ax in axes.flat:
+        ax.tick_params(labelsize=8)
+        ax.xaxis.label.set_size(8)
+        ax.yaxis.label.set_size(8)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure

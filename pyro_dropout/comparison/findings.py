@@ -1,0 +1,158 @@
+"""What a comparison has found: a row for each posterior, as a table, as figures and as a page."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dropout.comparison.columns import COLUMNS, REFERENCE, Column, Score, best
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.prediction import Prediction
+
+
+@dataclass
+class Row:
+    """One posterior approximation: its scores, and what it learned.
+
+    Attributes:
+        name: as it was given.
+        scores: {column: score}.
+        note: what went wrong, if anything did; where nothing is left to score, all that the row has to say.
+        trained: (model, guide) of every seed whose training did not diverge.
+        answer: the prediction at the test points, of the first of them.
+        curve: (x, mean, low, high, epistemic standard deviation) along one input, of the first of them.
+    """
+
+    name: str
+    scores: dict[str, Score] = field(default_factory=dict)
+    note: str = ""
+    trained: list[tuple[Any, Any]] = field(default_factory=list)
+    answer: Prediction | None = None
+    curve: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class Comparison:
+    """What ``compare`` has found.
+
+    Attributes:
+        rows: one for each guide, and first the reference where there is one.
+        train: the training data.
+        test: the data that was held back.
+        settings: how it was made: seeds, steps and so on.
+        seconds: how long everything took.
+        call: the arguments of a model that is not a network, with the training data; ``train`` and ``test`` then hold
+            the numbers of the points, and the data of the observed site.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> options = {"steps": 100, "lr": 0.03, "seeds": 1, "samples": 50, "compile": False, "progress": False}
+        >>> found = pd.compare(model, {"mean field": pd.AutoMeanField}, (x, 2 * x), (x + 0.1, 2 * x + 0.2), **options)
+        >>> [row.name for row in found.rows], found.rows[0].scores["rmse"].mean < 0.2
+        (['mean field'], True)
+    """
+
+    rows: list[Row]
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    settings: dict[str, Any]
+    seconds: float
+    call: ModelCall | None = None
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns that any row has something to say in, in order."""
+        return {key: column for key, column in COLUMNS.items() if any(key in row.scores for row in self.rows)}
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        """The table as text, one dict for each row: {heading: cell}."""
+        return [
+            {"posterior": row.name, **{c.heading: self.cell(row, key) for key, c in self.columns.items()}}
+            for row in self.rows
+        ]
+
+    def cell(self, row: Row, key: str) -> str:
+        """Return one cell as text."""
+        if key in row.scores:
+            return row.scores[key].text(COLUMNS[key].digits)
+        return "failed" if not row.scores else "–"
+
+    def best(self, key: str) -> str | None:
+        """Return the name of the guide that is best in a column, the reference left aside."""
+        cells = {row.name: row.scores[key] for row in self.rows if key in row.scores and row.name != REFERENCE}
+        return best(COLUMNS[key], cells)
+
+    def clearly_best(self, key: str) -> str | None:
+        """Return the name of the best guide if it leads every other by more than a standard error of the difference.
+
+        With one seed there is no such error, and so no clear lead.
+        """
+        name = self.best(key)
+        rivals = [row for row in self.rows if row.name not in (REFERENCE, name) and key in row.scores]
+        first = next((row.scores[key] for row in self.rows if row.name == name), None)
+        goal = {"level": 0.95, "one": 1.0}.get(COLUMNS[key].better)
+        others = [row.scores[key] for row in rivals if row.scores[key].values]
+        return name if first is not None and all(_apart(first, other, goal) for other in others) else None
+
+    @property
+    def ranking(self) -> list[str]:
+        """The guides by distance to the reference, nearest first; without one, by test log-likelihood."""
+        key, sign = ("d_w1", 1) if any("d_w1" in row.scores for row in self.rows) else ("log_lik", -1)
+        scored = [row for row in self.rows if row.name != REFERENCE and key in row.scores]
+        return [row.name for row in sorted(scored, key=lambda row: sign * row.scores[key].mean)]
+
+    def __str__(self) -> str:
+        """The table, transposed: a line for each score, for screens are not wide."""
+        names = [row.name for row in self.rows]
+        lines = [["", *names]]
+        lines += [[c.heading, *(self.cell(row, key) for row in self.rows)] for key, c in self.columns.items()]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(names) + 1)]
+        text = [
+            "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip() for line in lines
+        ]
+        notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
+        return "\n".join([*text, *notes])
+
+    def plot(self) -> Any:
+        """Draw predictive bands of all guides on shared axes; with several inputs, calibration curves and scores."""
+        from pyro_dropout.comparison.figure import draw_bands, draw_scores
+
+        return draw_bands(self) if any(row.curve is not None for row in self.rows) else draw_scores(self)
+
+    def plot_scores(self) -> Any:
+        """Draw calibration curves and the main scores with their errors."""
+        from pyro_dropout.comparison.figure import draw_scores
+
+        return draw_scores(self)
+
+    def to_html(self, path: str | Path) -> Path:
+        """Write one page with table, figures and explanations, which needs no other file and no network.
+
+        Args:
+            path: of the page; a file of this name is replaced.
+
+        Returns:
+            The path.
+        """
+        from pyro_dropout.comparison.report.page import page
+
+        path = Path(path)
+        if path.is_dir():
+            raise PyroDropoutError(f"path must be a file to write the page to; {str(path)!r} is a folder.")
+        if not path.parent.is_dir():
+            raise PyroDropoutError(f"the folder of path does not exist: {str(path.parent)!r}.")
+        path.write_text(page(self), "utf-8")
+        return path
+
+
+def _apart(one: Score, other: Score, goal: float | None) -> bool:
+    """Whether two means, or their distances from a goal, differ by more than a standard error of the difference."""
+    if one.error is None or other.error is None:
+        return False
+    first, second = ((s.mean if goal is None else abs(s.mean - goal)) for s in (one, other))
+    return bool(abs(first - second) > (one.error**2 + other.error**2) ** 0.5)

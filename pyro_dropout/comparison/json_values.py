@@ -1,0 +1,17 @@
+"""Results as JSON can hold them."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON knows it; NaN and infinity become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value

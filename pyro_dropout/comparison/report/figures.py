@@ -1,0 +1,181 @@
+"""The figures of the page, drawn apart so that they fit a phone, with a text for those who cannot see them."""
+
+import base64
+import contextlib
+import html
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyro_dropout.comparison.figure import (
+    calibration_curve,
+    draw_band,
+    draw_calibration,
+    draw_rejection,
+    looks,
+    rejection_of,
+    short,
+)
+from pyro_dropout.comparison.gap_figure import draw_layer_gaps
+from pyro_dropout.comparison.layer_gaps import LayerGap
+from pyro_dropout.comparison.scores import targets_of
+from pyro_dropout.prediction.moments import is_class, is_normal
+
+_FONT = 'system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif'
+_LOOK: dict[str, Any] = {
+    "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
+    "axes.labelcolor": "#333333", "xtick.color": "#555555", "ytick.color": "#555555", "legend.frameon": False,
+    "legend.fontsize": 9, "lines.linewidth": 1.5, "figure.facecolor": "none", "axes.facecolor": "none",
+    "savefig.dpi": 160,
+    "svg.fonttype": "none",  # letters stay letters, in the reader's own font
+    "svg.hashsalt": "pyro_dropout",  # the same comparison makes the same page
+    "text.parse_math": False,  # a name may hold a dollar
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One figure of the page.
+
+    Attributes:
+        svg: the image.
+        alt: what it shows, for those who cannot see it.
+        caption: what stands below it.
+    """
+
+    svg: str
+    alt: str
+    caption: str = ""
+
+    def markup(self) -> str:
+        """Return the figure as HTML that holds the image itself."""
+        data = base64.b64encode(self.svg.encode()).decode()
+        words = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
+        image = f'<img alt="{html.escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
+        return f"<figure>{image}{words}</figure>"
+
+
+def band_pictures(comparison: Any) -> list[Picture]:
+    """Return the predictive bands of every posterior, one image each, where there is one input."""
+    found = []
+    for row in (row for row in comparison.rows if row.curve is not None):
+        with _drawing(4.8, 2.6) as (ax, done):
+            draw_band(ax, comparison, row)
+            ax.set_title(row.name, fontsize=11, loc="left", pad=5, color="#222222")
+            ax.set_xlabel(str(comparison.settings.get("x", "x")))
+            ax.set_ylabel(str(comparison.settings.get("y", "y")))
+        x, _, low, high, std = (part.double() for part in row.curve)
+        alt = (
+            f"Predictive mean of {row.name} with its bands, for inputs from {x[0]:.4g} to {x[-1]:.4g}: the band that"
+            f" should hold 95 % of y is between {(high - low).min():.3g} and {(high - low).max():.3g} wide, the"
+            f" epistemic standard deviation between {std.min():.3g} and {std.max():.3g}."
+        )
+        found.append(Picture(done(), alt))
+    return found
+
+
+def calibration_picture(comparison: Any) -> Picture | None:
+    """Return coverage against level, or accuracy against confidence; None where there is neither."""
+    rows = [row for row in comparison.rows if row.answer is not None]
+    curves = {row.name: calibration_curve(row, comparison.test[1]) for row in rows}
+    if not any(curves.values()):
+        return None
+    regression = is_normal(targets_of(rows[0].answer))
+    with _drawing(4.8, 4.4) as (ax, done):
+        draw_calibration(ax, comparison)
+        _legend_below(ax)
+    parts = []
+    for name, curve in curves.items():
+        if curve is not None and len(curve[0]):
+            said, happened = (100 * float(part[-1]) for part in curve)
+            parts.append(f"{name} {happened:.0f} % at {said:.0f} %")
+    what = "Coverage of central intervals against their level" if regression else "Accuracy against confidence"
+    caption = (
+        "Below the diagonal, intervals are too narrow; above it, too wide. Inside the grey band it may be chance."
+        if regression
+        else "Below the diagonal, the answers are surer than they are right; above it, they are right more often."
+    )
+    return Picture(done(), f"{what}: {', '.join(parts)}.", caption)
+
+
+def rejection_picture(comparison: Any) -> Picture | None:
+    """Return the score of the points kept, as the most uncertain are handed on; None where nothing was predicted."""
+    rows = [row for row in comparison.rows if row.answer is not None]
+    if not rows or len(comparison.test[0]) < 2:
+        return None
+    with _drawing(4.8, 4.4) as (ax, done):
+        draw_rejection(ax, comparison)
+        _legend_below(ax)
+    ratios = [(row.name, rejection_of(row, comparison.test[1]).ratio) for row in rows]
+    shares = [(name, f"{100 * ratio:.0f} %".replace("-", "−")) for name, ratio in ratios if math.isfinite(ratio)]
+    gains = ", ".join(f"{name} {share}" for name, share in shares)
+    what = "Accuracy" if is_class(targets_of(rows[0].answer)) else "Mean absolute error"
+    caption = (
+        "Doubt that knows where the mistakes are makes the curve better towards the left, where only the surest points"
+        " are kept; useless doubt leaves it level."
+    )
+    if gains:
+        caption += f" Share of the gain that a perfect order would bring: {gains}."
+    alt = f"{what} of the points kept when the most uncertain are handed on. Share of the possible gain: {gains}."
+    return Picture(done(), alt, caption)
+
+
+def gap_picture(comparison: Any, layers: dict[str, list[LayerGap]]) -> Picture | None:
+    """Return the gap of every layer that has one beside the rule's limits; None where no layer has."""
+    found = [
+        (name, looks(comparison)[name][0], layer)
+        for name, each in layers.items()
+        for layer in each
+        if layer.entropy > 0 and not layer.singular and math.isfinite(layer.gap)
+    ]
+    if not found:
+        return None
+    with _drawing(5.6, 1.5 + 0.42 * len(found)) as (ax, done):
+        draw_layer_gaps(ax, [(short(name), colour, layer) for name, colour, layer in found])
+        _legend_below(ax)
+    parts = ", ".join(f"{name} {layer.site} {layer.gap:.2g} of {layer.entropy:.2g}" for name, _, layer in found)
+    return Picture(done(), f"Gap of the large-K form by layer, in nats, of the most that it can be: {parts}.")
+
+
+# --- drawing ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _drawing(width: float, height: float) -> Iterator[Any]:
+    """Give axes to draw on, and a function that returns the drawing as SVG when it is done."""
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    svg: list[str] = []
+    with matplotlib.style.context(["default", _LOOK]), warnings.catch_warnings():
+        # Layout is measured in matplotlib's font, which lacks many scripts; the reader's own font draws the letters.
+        warnings.filterwarnings("ignore", message=".*missing from font.*")
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure.subplots(), lambda: svg[0]
+        svg.append(_svg(figure))
+
+
+def _svg(figure: Any) -> str:
+    """Return a figure as a small SVG: hundredths of a point are finer than any eye, and fonts are the reader's."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<text\b[^>]*>", lambda tag: re.sub(r"(font: [\d.]+px) [^;\"]*", _with_font, tag[0]), text)
+    return re.sub(r"<(?:path|use)\b[^>]*>", lambda tag: re.sub(r"(-?\d+\.\d\d)\d+", r"\1", tag[0]), text)
+
+
+def _with_font(found: re.Match[str]) -> str:
+    return f"{found[1]} {html.escape(_FONT)}"
+
+
+def _legend_below(ax: Any) -> None:
+    handles, labels = ax.get_legend_handles_labels()
+    if handles:
+        columns = 2 if len(handles) > 2 and max(map(len, labels)) < 24 else 1
+        ax.figure.legend(handles, labels, loc="outside lower center", ncols=columns)

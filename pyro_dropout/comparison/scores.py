@@ -1,0 +1,161 @@
+"""What every posterior of a comparison is asked, and how its answers become the cells of its row."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.comparison.columns import Score
+from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.generative.likelihoods import Poisson
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
+from pyro_dropout.judging.diagnostics.inference_data import khat
+from pyro_dropout.judging.scores.calibration import coverage
+from pyro_dropout.judging.scores.class_calibration import brier, ece
+from pyro_dropout.judging.scores.crps import crps
+from pyro_dropout.judging.scores.distance import predictive_distance
+from pyro_dropout.mathematics.errors import SingularError
+from pyro_dropout.prediction.moments import base_of, is_class, is_normal
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+
+_GRID = 400  # points of a curve
+
+_TAIL = 200  # draws at least, for the tail of the importance ratios
+_UNDEFINED = "undefined, σ = 0"  # of the whole guide, or of a site that is a point
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What every posterior is asked.
+
+    Attributes:
+        train: (x, y).
+        test: (x, y).
+        samples: draws of the weights for each answer.
+        reference: the reference's prediction at the test points, where there is one.
+        seed: of the draws.
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    samples: int
+    reference: Prediction | None = None
+    seed: int = 0
+
+    @property
+    def call(self) -> ModelCall:
+        """The training data as arguments of a network."""
+        return ModelCall(None, self.train)
+
+    def predict(self, model: Any, posterior: Any, x: Tensor) -> Prediction:
+        """Predict with whole functions, which every posterior can draw."""
+        own: Any = {"samples": self.samples, "shared": True, "seed": self.seed, "keep_samples": True}
+        found: Prediction = predict(model, posterior, x, **own)
+        return found
+
+    def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], Prediction]:
+        """Return the scores that need predictions only, and the prediction at the test points."""
+        x, y = self.test
+        found = self.predict(model, posterior, x)
+        scores = {"log_lik": float(found.log_prob(y).mean())}
+        if is_class(targets_of(found)):
+            scores |= {"accuracy": accuracy(found, y), "brier": float(brier(found, y).mean()), "ece": ece(found, y)}
+        else:
+            scores["rmse"] = float((found.mean - y).square().mean().sqrt())
+        if is_normal(targets_of(found)):
+            scores |= {"crps": float(crps(found, y).mean()), "coverage": coverage(found, y, 0.95), "ece": ece(found, y)}
+        here = self._doubt(model, posterior, self.train[0])
+        scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
+        scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
+        if self.reference is not None and not isinstance(found.likelihood, Poisson):
+            apart = predictive_distance(found, self.reference)
+            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+        return scores, found
+
+    def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the scores that need the guide's density, and why some of them do not exist."""
+        return bounds_of(ModelCall(model, self.train), guide, self.samples, self.seed)
+
+    def curve(self, answer: Any, model: Any, posterior: Any) -> tuple[Tensor, ...] | None:
+        """Return what a figure along one input shows; None where there are several inputs or targets, or classes."""
+        x = self.train[0]
+        if x.dim() == 2 and x.shape[1] == answer.mean.shape[1] == 1 and is_normal(targets_of(answer)):
+            everything = torch.cat([x, self.test[0]])
+            low, high = float(everything.min()), float(everything.max())
+            margin = 0.12 * (high - low)
+            grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
+            found = self.predict(model, posterior, grid)
+            parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
+            return tuple(part.detach().cpu().squeeze(-1) for part in parts)
+        return None
+
+    def _doubt(self, model: Any, posterior: Any, x: Tensor) -> float:
+        """Return the mean epistemic standard deviation at some points."""
+        return float(self.predict(model, posterior, x[:500]).epistemic.sum(-1).sqrt().mean()) + 1e-12
+
+
+def bounds_of(call: ModelCall, guide: Any, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the scores of a guide that need its density, and why some of them do not exist.
+
+    Args:
+        call: the model with the training data.
+        guide: the guide.
+        samples: draws for each of them.
+        seed: of the draws.
+    """
+    report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), seed=seed, **call.kwargs)
+    scores = {"objective": report.objective}
+    notes = {}
+    if report.elbo is None or report.gap is None:
+        notes = dict.fromkeys(("elbo", "gap", "khat"), _UNDEFINED)
+    else:
+        scores |= {"elbo": report.elbo, "gap": report.gap}
+        try:
+            scores["khat"] = khat(call.model, guide, *call.args, samples=max(_TAIL, samples), seed=seed, **call.kwargs)
+        except SingularError:
+            notes["khat"] = _UNDEFINED
+    return scores, notes
+
+
+def targets_of(prediction: Prediction) -> Any:
+    """Return p(y | f) of a prediction, for its kind."""
+    return prediction._targets
+
+
+def accuracy(prediction: Prediction, y: Tensor) -> float:
+    """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
+    several = isinstance(base_of(targets_of(prediction)), torch.distributions.Categorical)
+    best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
+    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
+
+
+def off_level(held: float, count: int, level: float = 0.95) -> str:
+    """Return whether intervals that hold this share of ``count`` targets are too "narrow" or too "wide".
+
+    "" where honest ones miss their level by as much more often than once in a hundred times.
+
+    Example:
+        >>> off_level(0.5, 40), off_level(1.0, 40), off_level(1.0, 400)
+        ('narrow', '', 'wide')
+    """
+    if abs(held - level) <= 2.6 * (level * (1 - level) / count) ** 0.5:
+        return ""
+    return "narrow" if held < level else "wide"
+
+
+def count_parameters(guide: Any) -> int:
+    """Return how many numbers a guide trains."""
+    return sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
+
+
+def collect(each: Iterable[dict[str, float]], notes: dict[str, str]) -> dict[str, Score]:
+    """Return the cells of a row from the scores of its seeds."""
+    found: dict[str, Score] = {name: Score(note=note) for name, note in notes.items()}
+    for scores in each:
+        for name, value in scores.items():
+            found.setdefault(name, Score()).values.append(value)
+    return found

@@ -1,0 +1,158 @@
+"""What every posterior of a Pyro model that is not a network is asked: its observed sites at the test data."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.comparison.scores import accuracy, bounds_of, targets_of
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
+from pyro_dropout.judging.scores.calibration import coverage
+from pyro_dropout.judging.scores.class_calibration import brier, ece
+from pyro_dropout.judging.scores.crps import crps
+from pyro_dropout.judging.scores.distance import predictive_distance
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.site_prediction import SitePrediction
+from pyro_dropout.prediction.snapshot import forked
+
+
+@dataclass(frozen=True)
+class SiteExam:
+    """What every posterior is asked.
+
+    Attributes:
+        call: the model's arguments with the training data; its model is that of the first seed.
+        asked: the arguments with the test data.
+        samples: draws of the latent sites for each answer.
+        reference: the reference's prediction at the test data, where there is one.
+        seed: of the draws.
+    """
+
+    call: ModelCall
+    asked: ModelCall
+    samples: int
+    reference: Prediction | None = None
+    seed: int = 0
+
+    @property
+    def train(self) -> tuple[Tensor, Tensor]:
+        """The numbers of the training points, and their data."""
+        return _numbered(self.call)
+
+    @property
+    def test(self) -> tuple[Tensor, Tensor]:
+        """The numbers of the test points, and their data."""
+        return _numbered(self.asked)
+
+    def check(self) -> None:
+        """Raise before anything is trained if the model does not take the data, or observes nothing with them."""
+        names = []
+        for name, call in (("train", self.call), ("test", self.asked)):
+            try:
+                call.check_bound()
+                names.append(set(_data(call)))
+            except PyroDropoutError as cause:
+                raise type(cause)(f"{name}: {str(cause).splitlines()[0]}") from None
+            if not names[-1]:
+                raise PyroDropoutError(f"{name}: the model observes nothing with these arguments. Give it its data.")
+        if names[0] != names[1]:
+            raise PyroDropoutError(
+                f"train and test must be data of the same sites; got {sorted(names[0])} and {sorted(names[1])}."
+            )
+
+    def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], SitePrediction | None]:
+        """Return the scores that need predictions only; where one site is observed, its prediction too."""
+        call = replace(self.asked, model=model)
+        found = self._predicted(posterior, call)
+        data = _data(call)
+        each = {name: found[name].log_prob(value_of(site)) for name, site in data.items()}
+        seen = {name: _seen(site, each[name]) for name, site in data.items()}
+        total = sum(float(torch.where(seen[name], value, 0.0).sum()) for name, value in each.items())
+        scores = {"log_lik": total / max(1, sum(int(mask.sum()) for mask in seen.values()))}
+        if len(data) > 1:
+            return scores, None
+        ((name, site),) = data.items()
+        answer = found[name]
+        if bool(seen[name].all()):
+            scores |= _site_scores(answer, value_of(site), self.seed)
+        scores |= self._away(model, posterior)
+        if self.reference is not None:
+            apart = predictive_distance(answer, self.reference)
+            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+        return scores, answer
+
+    def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
+        """Return the scores that need the guide's density, and why some of them do not exist."""
+        return bounds_of(replace(self.call, model=model), guide, self.samples, self.seed)
+
+    def curve(self, answer: Any, model: Any, posterior: Any) -> None:
+        """Nothing is drawn along an input: which argument that would be, the model does not tell."""
+        return
+
+    def _predicted(self, posterior: Any, call: ModelCall) -> dict[str, SitePrediction]:
+        own: Any = {"samples": self.samples, "seed": self.seed, "keep_samples": True}
+        found = predict(call.model, posterior, *call.args, **own, **call.kwargs)
+        return found if isinstance(found, dict) else {found.site: found}
+
+    def _away(self, model: Any, posterior: Any) -> dict[str, float]:
+        """Return the doubt between and outside the data over that at them, where the first argument is a matrix x."""
+        call = replace(self.call, model=model)
+        x = next(iter(call.args), None)
+        if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
+            return {}
+        data = [site["value"] for site in _data(call).values()]
+        blind = tree_map(lambda leaf: None if any(leaf is value for value in data) else leaf, (call.args, call.kwargs))
+
+        def doubt(points: Tensor) -> float:
+            asked = ModelCall(model, (points[:500], *blind[0][1:]), blind[1])
+            (answer,) = self._predicted(posterior, asked).values()
+            return float(answer.epistemic.mean().sqrt()) + 1e-12
+
+        try:
+            here = doubt(x)
+            return {"between": doubt(between(x)) / here, "outside": doubt(outside(x)) / here}
+        except Exception:  # another argument has a row for each point, or the data cannot be left out
+            return {}
+
+
+def _data(call: ModelCall) -> dict[str, Any]:
+    """Return the observed sites of a call; neither random states nor parameters notice."""
+    with torch.no_grad(), forked(torch.device("cpu")), pyro.get_param_store().scope():
+        return observed_sites(trace_of(call))
+
+
+def _numbered(call: ModelCall) -> tuple[Tensor, Tensor]:
+    found = [value_of(site) for site in _data(call).values()]
+    y = found[0] if len(found) == 1 else torch.cat([value.reshape(-1).double() for value in found])
+    return torch.arange(max(1, len(y) if y.dim() else 1)), y
+
+
+def _seen(site: Any, like: Tensor) -> Tensor:
+    """Return which points of a site are not masked."""
+    mask = site["mask"]
+    return torch.ones_like(like, dtype=torch.bool) if mask is None else torch.as_tensor(mask).expand(like.shape)
+
+
+def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, float]:
+    """Return the scores of one site that its kind has."""
+    kind = targets_of(answer)
+    if is_class(kind):
+        return {"accuracy": accuracy(answer, y), "brier": float(brier(answer, y).mean()), "ece": ece(answer, y)}
+    scores = {"rmse": float((answer.mean - y.to(answer.mean)).square().mean().sqrt())}
+    if is_normal(kind):
+        return scores | {
+            "crps": float(crps(answer, y).mean()), "coverage": coverage(answer, y, 0.95), "ece": ece(answer, y)
+        }  # fmt: skip
+    low, high = answer.interval(0.95)
+    inside = (y.to(low) >= low) & (y.to(high) <= high)
+    return scores | {
+        "crps": float(crps(answer, y, "sample", seed=seed).mean()), "coverage": float(inside.double().mean())
+    }  # fmt: skip

@@ -1,1 +1,0 @@
-"""Where people meet the library: figures, comparisons, estimators and the command line."""

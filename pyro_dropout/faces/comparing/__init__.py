@@ -1,1 +1,0 @@
-"""Posterior approximations side by side: trained, scored, drawn, and kept in a folder."""

@@ -1,1 +1,0 @@
-"""Data that come along, and data that can be fetched."""

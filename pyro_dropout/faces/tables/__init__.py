@@ -1,1 +1,0 @@
-"""Tables from files: what is in them, and how columns become numbers."""

@@ -1,0 +1,186 @@
+"""What a Pyro model observes: the sites that hold data, and log p(y | w) at each of their points.
+
+The likelihood of a Pyro model is what its observed sites say. Here it is read from a trace: a site's distribution at
+the site's value, with its mask. The scale of a site (``poutine.scale``, a subsampled plate) counts in log p(y, w), of
+which it is a part, and not in the log-likelihood of a point.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.distributions import Unit
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+
+F64 = torch.float64
+Site = dict[str, Any]
+
+
+def sample_sites(trace: Any) -> dict[str, Site]:
+    """Return the sites of a trace that ``pyro.sample`` made, without those that draw a subsample."""
+    return {
+        name: site for name, site in trace.nodes.items() if site["type"] == "sample" and not site_is_subsample(site)
+    }
+
+
+def holds_data(site: Site) -> bool:
+    """Whether a site can be data or a prediction: neither ``pyro.factor`` nor ``pyro.deterministic``."""
+    return not site["infer"].get("_deterministic") and not isinstance(site["fn"], Unit)
+
+
+def observed_sites(trace: Any, latent: Collection[str] = ()) -> dict[str, Site]:
+    """Return the sites that hold data, by name; ``latent`` are those that are observed only because a draw says so."""
+    return {
+        name: site
+        for name, site in sample_sites(trace).items()
+        if site["is_observed"] and name not in latent and holds_data(site)
+    }
+
+
+def point_log_likelihood(site: Site) -> Tensor:
+    """Return log p(y_n | w) of each point of an observed site, (*batch), in float64; zero where it is masked."""
+    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), 1.0, site["mask"])
+    return each
+
+
+def log_density(site: Site) -> Tensor:
+    """Return a site's term of log p(y, w), with its scale and mask, in float64."""
+    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), site["scale"], site["mask"])
+    return each.sum()
+
+
+def full_distribution(site: Site) -> Any:
+    """Return a site's distribution with the batch shape of its log-likelihoods: data may be wider than p(y | w)."""
+    fn, shape = site["fn"], site["value"].shape
+    batch = torch.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
+    return fn if batch == fn.batch_shape else fn.expand(batch)
+
+
+def value_of(site: Site) -> Tensor:
+    """Return the data of a site, one value for each point: a single number may stand for all of them."""
+    value: Tensor = site["value"]
+    return value.expand(full_distribution(site).shape())
+
+
+class _AtDraw(ConditionMessenger):
+    """Gives latent sites their values of a draw, which must have the shapes that the model gives them."""
+
+    def _pyro_sample(self, msg: Any) -> None:
+        super()._pyro_sample(msg)
+        name = msg["name"]
+        if name in self.data and tuple(msg["value"].shape) != tuple(msg["fn"].shape()):
+            raise ShapeError(
+                f"site {name!r} has shape {tuple(msg['value'].shape)} in the posterior, and {tuple(msg['fn'].shape())}"
+                " in the model with these arguments. A site that has a value for each data point is known at the points"
+                " of the training only."
+            )
+
+
+def trace_of(call: ModelCall, draw: dict[str, Tensor] | None = None) -> Any:
+    """Return the model's trace at a draw of its latent sites; parameters are shown to handlers further out."""
+    model = call.model if draw is None else _AtDraw(draw)(call.model)
+    with poutine.block(expose_types=["param"]):
+        return poutine.trace(model).get_trace(*call.args, **call.kwargs)
+
+
+def trace_at(call: ModelCall, draw: dict[str, Tensor]) -> Any:
+    """Return the model's trace at a draw that has all of its latent sites, or say which is missing.
+
+    Args:
+        call: the model and its arguments, data included.
+        draw: {site: value}.
+    """
+    trace = trace_of(call, draw)
+    for name, site in sample_sites(trace).items():
+        if name not in draw and not site["is_observed"]:
+            discrete = " It is discrete: sum it out in the model." if site["fn"].has_enumerate_support else ""
+            raise PyroDropoutError(f"the posterior has no site {name!r}, which the model samples.{discrete}")
+    return trace
+
+
+def check_whole(trace: Any) -> None:
+    """Raise if a plate draws a subsample, of which every run of the model would see another."""
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample" and site_is_subsample(site) and len(site["value"]) < site["fn"].size:
+            raise PyroDropoutError(
+                f"plate {name!r} draws {len(site['value'])} of {site['fn'].size} points; here all of them are needed."
+                " Call the model without its subsample_size."
+            )
+
+
+def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
+    """Return what a model observes with these arguments; raise if nothing, or if the posterior has a site of it.
+
+    Args:
+        call: the model and its arguments, data included.
+        names: the posterior's sites.
+    """
+    trace = trace_of(call)
+    found = sample_sites(trace)
+    if not found:
+        raise PyroDropoutError(no_sites(call.model))
+    check_whole(trace)
+    data = {name: site for name, site in found.items() if site["is_observed"] and holds_data(site)}
+    both = [name for name in names if name in data]
+    if both:
+        raise PyroDropoutError(
+            f"site {both[0]!r} is observed here, and the posterior has it as a latent site: the guide has met the model"
+            " without its data. Make it anew and call it with the data."
+        )
+    if not data:
+        raise PyroDropoutError(
+            "the model observes nothing with these arguments; give it its data too, as"
+            f" to_arviz(model, posterior, x, y). It samples {', '.join(found)}."
+        )
+    return data
+
+
+def check_samples(call: ModelCall) -> None:
+    """Raise unless the model says ``pyro.sample`` somewhere; neither random states nor parameters notice."""
+    with torch.no_grad(), quietly(call.model), pyro.get_param_store().scope(), poutine.block():
+        trace = poutine.trace(call.model).get_trace(*call.args, **call.kwargs)
+    if not sample_sites(trace):
+        raise PyroDropoutError(no_sites(call.model))
+
+
+def no_sites(model: Any) -> str:
+    """Return what to say of a program that is not a Pyro model."""
+    return (
+        f"model must be a Pyro model; {name_of(model)} has no sample site. Write BayesianNet(net, likelihood=...) for a"
+        " network."
+    )
+
+
+def speaks_by_likelihood(call: ModelCall) -> bool:
+    """Whether p(y | w) of a model is its likelihood at the outputs that it returns: the quick way for networks.
+
+    Models of this package are made so. Of another module that has a likelihood, one run of it tells whether it uses it.
+    """
+    if not is_network(call.model):
+        return False
+    if _made_here(call.model):
+        return True
+    with torch.no_grad(), quietly(call.model):
+        try:
+            trace = trace_of(call)
+            site, f = trace.nodes["y"], trace.nodes["_RETURN"]["value"]
+            theirs = call.model.likelihood.distribution(f).log_prob(site["value"])
+            return bool(torch.allclose(theirs, site["fn"].log_prob(site["value"])))
+        except Exception:  # whatever is wrong, a run of the model will tell
+            return False
+
+
+def _made_here(model: Any) -> bool:
+    """Whether the forward pass of a model, and of one inside it, is that of this package."""
+    inner = getattr(model, "model", None)
+    ours = type(model).forward.__module__.startswith("pyro_dropout.")
+    return ours and (inner is None or _made_here(inner))

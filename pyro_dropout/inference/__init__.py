@@ -1,1 +1,0 @@
-"""Fitting a guide to a model."""

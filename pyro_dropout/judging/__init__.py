@@ -1,0 +1,1 @@
+"""Whether to believe a prediction: scores, diagnostics, decisions."""

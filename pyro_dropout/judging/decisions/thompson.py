@@ -1,0 +1,50 @@
+"""Thompson sampling: act as if one draw from the posterior were the truth (section 5.2).
+
+An action is then chosen as often as it is believed to be the best one, so that uncertain actions are tried while there
+is something to learn from them, and no longer.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.mathematics.shapes import Int
+from pyro_dropout.prediction.predict import predict
+
+
+def thompson(model: Any, posterior: Any, contexts: Tensor, *, seed: int | None = None) -> Int[Tensor, "..."]:
+    """Choose an action for each context: the best one under a single draw of the weights.
+
+    All contexts and all actions share the draw, so the actions are compared as one function sees them. Every call
+    makes a new draw.
+
+    Args:
+        model: a Pyro model of the reward, with one target: ``Gaussian``, ``Bernoulli`` or ``Poisson``.
+        posterior: a guide of its weights.
+        contexts: what the model is told of each action: (N, A, features...) for N contexts of A actions, or
+            (A, features) for one context.
+        seed: makes the draw repeat, and leaves torch's random state as it was.
+
+    Returns:
+        The index of the action for each context, (N,); for one context, ().
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
+        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
+        >>> arms = torch.eye(2)  # two actions that are equally good, as far as is known
+        >>> chosen = [pd.thompson(model, guide, arms, seed=k).item() for k in range(20)]
+        >>> set(chosen) == {0, 1}
+        True
+    """
+    if not isinstance(contexts, Tensor) or contexts.dim() < 2 or contexts.numel() == 0:
+        given = f"shape {tuple(contexts.shape)}" if isinstance(contexts, Tensor) else type(contexts).__name__
+        raise ShapeError(f"contexts must be (N, A, features...) or (A, features), and not empty; got {given}.")
+    lead = contexts.shape[: 1 if contexts.dim() == 2 else 2]
+    x = contexts if len(lead) == 1 else contexts.flatten(0, 1)
+    reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
+    if reward.shape[-1] != 1:
+        raise ShapeError(f"model must have one target, the reward of an action; it has {reward.shape[-1]}.")
+    best: Tensor = reward.reshape(lead).argmax(-1)
+    return best

@@ -1,0 +1,1 @@
+"""Diagnostics of a posterior: ArviZ, k-hat, LOO, SBC and the ELBO."""

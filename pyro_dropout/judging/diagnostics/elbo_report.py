@@ -1,0 +1,158 @@
+"""The evidence lower bound as a finding, not as a loss: its parts, its error, and whether it exists at all.
+
+ELBO = E_q[log p(y|w)] - KL(q‖p) bounds log p(y) from below when the KL is exact. The large-K form that training uses
+leaves E[H(z|w)] out of the KL, so what it gives is an objective and no bound; the gap is reported beside it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.judging.diagnostics.inference_data import asked
+from pyro_dropout.mathematics.divergence import Method
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count
+from pyro_dropout.prediction.draws.joint_draws import checked_call, joint_draws
+from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.fleet.fleet import Fleet
+from pyro_dropout.training.loss.elbo import ELBO
+
+
+@dataclass(frozen=True)
+class ElboReport:
+    """What the evidence lower bound of a guide is, in nats over the whole data set; made by ``elbo_report``.
+
+    Attributes:
+        elbo: the bound, with the exact KL; None where it does not exist.
+        objective: what training with the large-K form lowers, nll + kl_large_k; exists always, up to a constant at σ=0.
+        standard_error: the Monte Carlo error of both.
+        nll: E_q[-log p(y|w)].
+        kl_large_k: KL(q‖p) by the paper's form; at σ = 0 without its infinite constant.
+        kl_exact: KL(q‖p); None where it is infinite.
+        gap: kl_exact - kl_large_k = E[H(z|w)]; None where kl_exact is.
+        defined: whether the bound exists.
+        why: why it does not; empty where it does.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> pd.ElboReport(-12.0, 12.0, 0.5, 10.0, 2.0, 2.0, 0.0, True, "")
+        ElboReport(elbo=-12.00 ± 0.50: nll 10.00, KL 2.00, of which gap 0.00)
+    """
+
+    elbo: float | None
+    objective: float
+    standard_error: float
+    nll: float
+    kl_large_k: float
+    kl_exact: float | None
+    gap: float | None
+    defined: bool
+    why: str
+
+    def __repr__(self) -> str:
+        if self.elbo is None:
+            objective = f"{self.objective:.2f} ± {self.standard_error:.2f}"
+            return f"ElboReport(undefined: {self.why} Large-K objective {objective})"
+        parts = f"nll {self.nll:.2f}, KL {self.kl_exact:.2f}, of which gap {self.gap:.2f}"
+        return f"ElboReport(elbo={self.elbo:.2f} ± {self.standard_error:.2f}: {parts})"
+
+
+def elbo_report(
+    model: Any, guide: Any, *args: Any, samples: int = 100, seed: int | None = None, **kwargs: Any
+) -> ElboReport:
+    """Report the evidence lower bound of a guide with its error, split into fit, KL and gap.
+
+    At scale=0, and where a site is a point (``bias="map"``), KL(q‖p) is infinite and there is no bound to compare
+    guides by: ``defined`` is False, ``elbo`` None, and only the objective is given.
+
+    Args:
+        model: a network of this package, or any Pyro model.
+        guide: a guide of this package or of Pyro.
+        args: the model's own arguments, (x, y) of a network: all data.
+        samples: draws of the weights for the expected log-likelihood, and for what of a KL has no formula.
+        seed: makes the draws repeat, and leaves torch's random state as it was.
+        kwargs: the model's own keyword arguments.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1))
+        >>> report = pd.elbo_report(model, pd.AutoMeanField(model), x, x, seed=0)
+        >>> report.defined, report.gap, abs(report.elbo + report.nll + report.kl_exact) < 1e-6
+        (True, 0.0, True)
+        >>> report = pd.elbo_report(model, pd.AutoDropout(model), x, x, seed=0)
+        >>> report.elbo, report.why
+        (None, "the guide has no density at site 'weight': its standard deviation (scale) is 0, ... volume zero.")
+    """
+    if isinstance(guide, Fleet):
+        raise PyroDropoutError("a fleet has one bound for each replica: write elbo_report(*fleet[i], x, y).")
+    if not callable(guide):
+        raise PyroDropoutError(f"guide must be a guide, because its KL is needed; {type(guide).__name__} is not one.")
+    call, samples = asked(elbo_report, model, guide, args, kwargs, samples)
+    check_count("samples", samples)
+    if samples < 2:
+        raise RangeError(f"samples must be at least 2, for a standard error; got {samples!r}.")
+    draws = joint_draws(call, guide, samples, seed)
+    surprises = -draws.log_data.flatten()
+    if draws.log_q is not None and not isinstance(guide, SiteGuide):
+        return _of_draws(surprises, (draws.log_q - draws.log_prior).flatten())
+    device = place_of([model, guide], call)
+    call = checked_call(call).to(device)
+    with evaluating(model, guide):
+        first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
+        methods: list[Method] = ["large_k"] if draws.why else ["large_k", "exact"]
+        found = _divergences(call, guide, methods, range(first, first + samples), device)
+    large_k, exact = found[0], found[1] if len(found) > 1 else None
+    nll, divergence = float(surprises.mean()), float(large_k.mean())
+    whole = None if exact is None else float(exact.mean())
+    return ElboReport(
+        elbo=None if whole is None else -nll - whole,
+        objective=nll + divergence,
+        standard_error=math.sqrt(_squared_error(surprises) + _squared_error(large_k if exact is None else exact)),
+        nll=nll,
+        kl_large_k=divergence,
+        kl_exact=whole,
+        gap=None if whole is None else whole - divergence,
+        defined=whole is not None,
+        why=draws.why,
+    )
+
+
+def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
+    """Return the report of a guide whose KL has no formula here: log q(w) - log p(w) of the draws that made the nll.
+
+    The two belong to the same draws, so that their errors are those of one sum, which is smaller than its parts.
+    """
+    nll, divergence = float(surprises.mean()), float(divergences.mean())
+    error = math.sqrt(_squared_error(surprises + divergences))
+    return ElboReport(-nll - divergence, nll + divergence, error, nll, divergence, divergence, 0.0, True, "")
+
+
+def _divergences(
+    call: ModelCall, guide: Any, methods: list[Method], seeds: range, device: torch.device
+) -> list[Tensor]:
+    """Return KL(q‖p) by each method: one number where formulas give all of it, and otherwise one for each seed.
+
+    All methods meet the same draws, so that what they share cancels in their difference.
+    """
+    losses = [ELBO(kl=method, per_example=False) for method in methods]
+    found: list[list[Tensor]] = [[] for _ in methods]
+    for seed in seeds:
+        for loss, values in zip(losses, found, strict=True):
+            with seeded(seed, device), poutine.block(expose_types=["param"]):
+                values.append(loss.parts(call.model, guide, *call.args, **call.kwargs)["kl"].double())
+        # In float32, sums in another order differ too, and that is no sampling error.
+        if len(found[0]) == 2 and all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in found):
+            break
+    formulas = len(found[0]) == 2 < len(seeds)
+    return [torch.stack(values[:1] if formulas else values) for values in found]
+
+
+def _squared_error(values: Tensor) -> float:
+    return float(values.var() / len(values)) if len(values) > 1 else 0.0

@@ -1,0 +1,165 @@
+"""Whether to believe a posterior: its draws for ArviZ, and how well q(w) covers p(w | y).
+
+The importance ratios p(y, w)/q(w) of draws from q are all the same where q is the posterior. A long tail in them, read
+off by k̂, the shape of the Pareto distribution that fits it, says that q misses some of the posterior's mass (Yao,
+Vehtari, Simpson and Gelman 2018).
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, Variable, container, pareto_smooth
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
+from pyro_dropout.prediction.draws.joint_draws import SAMPLED, JointDraws, joint_draws
+from pyro_dropout.training.fleet.fleet import Fleet
+
+_DRAWS = ("chain", "draw")
+
+
+def to_arviz(
+    model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any
+) -> Any:
+    """Hand a posterior to ArviZ: draws of the latent sites and of the data, log-likelihoods, log p and log q.
+
+    Every draw is a whole function, with one set of weights for all points. ``az.loo``, ``az.summary`` and ArviZ's plots
+    work on the result, and ``loo`` here adds the correction for draws that come from q and not from the posterior.
+
+    Args:
+        model: a network of this package, or any Pyro model, whose observed sites say how likely the data are; may be
+            None for a fleet.
+        posterior: a guide of this package or of Pyro (one chain); a ``Fleet`` (a chain for each replica); or a sampled
+            posterior, with ``weights`` of shape (chains, draws, ...), which keeps its chains.
+        args: the model's own arguments, data included: (x, y) of a network.
+        samples: draws of each chain; a sampler that has more of them is thinned evenly.
+        seed: makes the draws repeat, and leaves torch's random state as it was.
+        kwargs: the model's own keyword arguments.
+
+    Returns:
+        ``arviz.InferenceData`` on ArviZ 0.2x, ``xarray.DataTree`` on 1.x, with the groups ``posterior``, one variable
+        for each latent site; ``posterior_predictive``, ``observed_data`` and ``log_likelihood``, one for each observed
+        site, with the names of its plates as dimensions (of a network "y", with point and, for several outputs,
+        output); ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``. A point that is masked has log-likelihood zero;
+        scales count in ``lp`` only. Where q has no density, ``log_q`` is left out and the attribute ``log_q`` of
+        ``sample_stats`` says why.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> data = pd.to_arviz(model, pd.AutoMeanField(model), torch.ones(5, 2), torch.zeros(5, 1), samples=50, seed=0)
+        >>> data["log_likelihood"]["y"].dims, data["posterior"]["weight"].shape
+        (('chain', 'draw', 'point'), (1, 50, 1, 2))
+        >>> sorted(data["sample_stats"].data_vars)
+        ['log_q', 'lp']
+    """
+    call, samples = asked(to_arviz, model, posterior, args, kwargs, samples)
+    draws = joint_draws(call, posterior, samples, seed, replicate=True)
+    groups: dict[str, dict[str, Variable]] = {
+        "posterior": _sites(draws),
+        "posterior_predictive": _data(draws, draws.replicated, _DRAWS),
+        "log_likelihood": _data(draws, draws.log_likelihood, _DRAWS),
+        "sample_stats": {"lp": (_DRAWS, draws.log_joint.cpu().numpy())},
+        "observed_data": _data(draws, draws.observed, ()),
+    }
+    notes = {group: {"inference_library": "pyro_dropout"} for group in groups}
+    notes["posterior"]["posterior"] = type(posterior).__name__
+    if draws.log_q is None:
+        notes["sample_stats"]["log_q"] = f"left out: {draws.why}"
+    else:
+        groups["sample_stats"]["log_q"] = (_DRAWS, draws.log_q.cpu().numpy())
+    return container(groups, notes)
+
+
+def asked(
+    door: Any, model: Any, posterior: Any, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int
+) -> tuple[ModelCall, int]:
+    """Return the call that a diagnostic is asked about, and how many draws.
+
+    Of a network, which takes (x, y), a whole number in the third place is the number of draws.
+    """
+    first = posterior[0][0] if isinstance(posterior, Fleet) else model
+    if is_network(first) and len(args) == 3 and isinstance(args[-1], int):
+        args, samples = args[:-1], args[-1]
+    return replace(call_of(door, first, args, kwargs), model=model), samples
+
+
+def _sites(draws: JointDraws) -> dict[str, Variable]:
+    """Return the latent sites as ArviZ names things."""
+    found: dict[str, Variable] = {}
+    for site, value in draws.weights.items():
+        name = variable_name(site)
+        own = [f"{name}_dim_{k}" for k in range(value.dim() - 2)]
+        found[name] = ((*_DRAWS, *own), value.detach().cpu().numpy())
+    return found
+
+
+def _data(draws: JointDraws, values: dict[str, Tensor], lead: tuple[str, ...]) -> dict[str, Variable]:
+    """Return what belongs to the observed sites, with as many of their dimensions as it has."""
+    found: dict[str, Variable] = {}
+    for site, value in values.items():
+        dims = (*lead, *map(variable_name, draws.dims[site]))
+        found[variable_name(site)] = (dims[: value.dim()], value.detach().cpu().numpy())
+    return found
+
+
+def variable_name(site: str) -> str:
+    """Return a site's name as that of a variable; a slash would mean a group to ArviZ."""
+    return site.replace("/", ".")
+
+
+def khat(model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any) -> float:
+    """Say how far a guide can be trusted as an approximation of the posterior: the Pareto k̂ of p(y, w)/q(w).
+
+    Below 0.5 the guide is close, and below 0.7 importance sampling can mend what it misses; above, it cannot, and the
+    guide's answers should be checked in another way. -inf means that all ratios are equal: q is the posterior.
+
+    Args:
+        model: a network of this package, or any Pyro model.
+        posterior: a guide that has a density: scale > 0, and no site a point.
+        args: the model's own arguments, (x, y) of a network: all data that the guide was fitted to.
+        samples: draws from the guide, at least 25.
+        seed: makes the draws repeat, and leaves torch's random state as it was.
+        kwargs: the model's own keyword arguments.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=1.0))
+        >>> x = torch.ones(3, 1)  # the posterior of the one weight is N(mean of y · 3/4, 1/4)
+        >>> wide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
+        >>> narrow = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=0.1)
+        >>> [pd.khat(model, guide, x, 0 * x, seed=0) < 0.7 for guide in (wide, narrow)]
+        [True, False]
+    """
+    call, samples = asked(khat, model, posterior, args, kwargs, samples)
+    draws, log_q = with_density(call, posterior, samples, seed)
+    return float(pareto_smooth((draws.log_joint - log_q)[0].cpu().numpy())[1])
+
+
+def with_density(call: ModelCall, posterior: Any, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
+    """Return draws of one guide with log q of each, or say why there can be none."""
+    check_one(posterior, samples)
+    draws = joint_draws(call, posterior, samples, seed)
+    if draws.log_q is not None:
+        return draws, draws.log_q
+    if draws.why == SAMPLED:
+        raise PyroDropoutError(
+            f"posterior must be a guide here: {draws.why} Importance ratios p(y, w)/q(w) need one, and these draws need"
+            " none."
+        )
+    raise SingularError(
+        f"log q(w) does not exist, and so neither does p(y, w)/q(w): {draws.why} Use a guide with scale > 0 and"
+        ' bias="gaussian", such as AutoDropout(model, keep=..., scale=0.1, bias="gaussian"), or compare predictive'
+        " scores, which need no density."
+    )
+
+
+def check_one(posterior: Any, samples: int) -> None:
+    """Raise unless there is one posterior, and draws enough to fit a tail."""
+    if isinstance(posterior, Fleet):
+        raise PyroDropoutError(
+            "a fleet has one answer for each replica: call this with *fleet[i] in the places of model and posterior."
+        )
+    if isinstance(samples, int) and samples < FEWEST:
+        raise RangeError(f"samples must be at least {FEWEST}, to fit a tail to a fifth of them; got {samples!r}.")

@@ -1,0 +1,217 @@
+"""Simulation-based calibration: does inference give back what the model put in?
+
+Weights w* are drawn from the prior and y from the model; a posterior is fitted to y, and w* is ranked among its draws.
+With the exact posterior every rank is equally likely (Talts, Betancourt, Simpson, Vehtari and Gelman 2018). Too many
+ranks at the ends mean a posterior that is too narrow, too many in the middle one that is too wide.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
+from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_seed
+from pyro_dropout.prediction.draws.weight_draws import Weights, WholeFunctions, latent_draws
+from pyro_dropout.prediction.snapshot import evaluating, forked, seed_generators
+from pyro_dropout.training.fit import place_of
+
+Quantities = Callable[[Weights, Any], dict[str, Tensor]]
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+_POINTS = 3  # at which function values are ranked, unless told otherwise
+
+
+@dataclass(frozen=True)
+class SBC:
+    """Ranks of true quantities among posterior draws, over many simulated data sets; made by ``sbc``.
+
+    Attributes:
+        ranks: {quantity: (replications,)}, each from 0 to ``samples``.
+        samples: draws that each truth was ranked among.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> found = pd.SBC({"even": torch.arange(100), "low": torch.arange(100) // 2}, samples=99)
+        >>> found.inside_band(0.99)
+        {'even': True, 'low': False}
+        >>> {name: p < 0.001 for name, p in found.pvalues().items()}
+        {'even': False, 'low': True}
+    """
+
+    ranks: dict[str, Tensor]
+    samples: int
+
+    def __repr__(self) -> str:
+        count = len(next(iter(self.ranks.values())))
+        return f"SBC({count} replications, {self.samples} draws, {len(self.ranks)} quantities: {', '.join(self.ranks)})"
+
+    def pvalues(self) -> dict[str, float]:
+        """Return for each quantity how often uniform ranks would stray as far as its ranks do."""
+        return {name: uniformity_pvalue(ranks.cpu().numpy(), self.samples) for name, ranks in self.ranks.items()}
+
+    def inside_band(self, prob: float = 0.99) -> dict[str, bool]:
+        """Return for each quantity whether its ranks stay inside the band that uniform ranks leave with 1 - ``prob``.
+
+        The band holds for all ranks of one quantity together, not for all quantities together.
+        """
+        _check_prob(prob)
+        found = {}
+        for name, ranks in self.ranks.items():
+            low, high = band(len(ranks), self.samples, prob)
+            counts = cumulative_counts(ranks.cpu().numpy(), self.samples)
+            found[name] = bool(((counts >= low) & (counts <= high)).all())
+        return found
+
+    def plot(self, ax: Any = None, prob: float = 0.99) -> Any:
+        """Draw the distribution of ranks less the uniform one, with the band; returns matplotlib's axes."""
+        import matplotlib.pyplot as plt
+
+        _check_prob(prob)
+        if ax is None:
+            _, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+        count = len(next(iter(self.ranks.values())))
+        line = np.arange(1, self.samples + 1) / (self.samples + 1)
+        whole = np.concatenate([[0], line, [1]])
+        low, high = (np.concatenate([[0], edge / count - line, [0]]) for edge in band(count, self.samples, prob))
+        ax.fill_between(whole, low, high, step="mid", color="#BBBBBB", alpha=0.5, label=f"{prob:.0%} band", linewidth=0)
+        for k, (name, ranks) in enumerate(self.ranks.items()):
+            counts = cumulative_counts(ranks.cpu().numpy(), self.samples)
+            difference = np.concatenate([[0], counts / count - line, [0]])
+            style = ("-", "--", ":")[k // len(_COLOURS) % 3]
+            ax.step(whole, difference, where="mid", color=_COLOURS[k % len(_COLOURS)], linestyle=style, label=name)
+        ax.axhline(0, color="black", linewidth=0.6)
+        ax.set(xlabel="rank of the truth, as a fraction of the draws", ylabel="ECDF - uniform", xlim=(0, 1))
+        ax.set_title(f"{count} simulated data sets, {self.samples} posterior draws each", fontsize="medium")
+        ax.legend(frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        return ax
+
+
+def sbc(
+    model: Any,
+    fit: Callable[..., Any],
+    *args: Any,
+    replications: int = 100,
+    samples: int = 99,
+    quantities: Quantities | None = None,
+    seed: int | None = 0,
+    progress: bool = True,
+    **kwargs: Any,
+) -> SBC:
+    """Check an inference by simulation: fit data that the model itself made, and rank the truth among the draws.
+
+    Args:
+        model: a network of this package, or any Pyro model that draws its latent sites from the prior.
+        fit: ``fit(model, x, y)`` returns a posterior of the simulated y: a guide, or anything with
+            ``sample_weights(n)``. It must start afresh each time. Of a model with other arguments it is called with
+            those, ``fit(model, *args, **kwargs)``, the simulated data in the places of the data that were given.
+        args: of a network x, the inputs of every simulated data set, (N, ...). Of any other Pyro model its own
+            arguments: with data of any values, which are replaced by simulated ones; or without an argument that has
+            the name of its site, as ``y`` in ``model(x, y=None)`` with the site "y".
+        replications: how many data sets to simulate.
+        samples: posterior draws of each; 99 gives 100 possible ranks.
+        quantities: what to rank: a function of the weights of n draws, {site: (n, ...)}, and of their outputs f at x,
+            (n, N, outputs), that returns {name: (n,)}; f is None for models that are not networks. By default function
+            values at three points of x, and every site that is a single number; without function values, three numbers
+            of every site.
+        seed: of simulations and draws; each replication has its own, so that a fit that seeds torch does no harm.
+            torch's random state is left as it was. None takes new random numbers every time.
+        progress: show a progress bar.
+        kwargs: the model's own keyword arguments.
+
+    Returns:
+        The ranks, with a test and a plot. Equal values, as dropout makes them, are ordered by chance.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
+        >>> def fit(model, x, y):  # the exact posterior: N(Σxy/(1 + Σx²), 1/(1 + Σx²))
+        ...     scale = (1 + (x**2).sum()) ** -0.5
+        ...     start = ((x * y).sum() * scale**2).reshape(1, 1)
+        ...     return pd.AutoMeanField(model, init=lambda name, shape: start, init_scale=scale.item())
+        >>> found = pd.sbc(model, fit, torch.ones(5, 1), replications=50, progress=False)
+        >>> found
+        SBC(50 replications, 99 draws, 4 quantities: f[0], f[2], f[4], weight)
+        >>> found.inside_band()["weight"]
+        True
+    """
+    asked = call_of(sbc, model, args, kwargs)
+    check_count("replications", replications)
+    check_count("samples", samples)
+    check_seed(seed)
+    network = is_network(model)
+    call = _inputs(model, args, kwargs) if network else asked.with_num_data(only_if_needed=True)
+    for name, value in (("fit", fit), ("quantities", quantities)):
+        if not callable(value) and not (value is None and name == "quantities"):
+            raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
+    device = place_of([model], call)
+    call = call.to(device)
+    rank = quantities if quantities is not None else _function_values if network else site_values
+    seeds = np.random.SeedSequence(seed).generate_state(2 * replications)  # None takes the system's entropy
+    found: list[dict[str, Tensor]] = []
+    with forked(device):
+        for first, second in tqdm(seeds.reshape(-1, 2).tolist(), disable=not progress, unit="data set"):
+            seed_generators(first, device)
+            with evaluating(model):
+                made = simulate_network(call) if network else simulate_sites(call)
+            posterior = fit(made.call.model, *made.call.args, **made.call.kwargs)
+            seed_generators(second, device)
+            drawn, f = _posterior_draws(made.call, posterior, samples, network)
+            truth = rank({name: value for name, value in made.weights.items() if name in drawn}, made.outputs)
+            found.append(_ranks(truth, rank(drawn, f), samples))
+    return SBC({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
+
+
+def _check_prob(prob: Any) -> None:
+    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0 < prob < 1:
+        raise RangeError(f"prob must lie strictly between 0 and 1; got {prob!r}.")
+
+
+def _inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+    """Return the call of a network with x, by place or by name."""
+    x = args[0] if args else kwargs.get("x")
+    if len(args) + len(kwargs) != 1 or not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
+        got = type(x).__name__ if len(args) + len(kwargs) == 1 else f"{len(args) + len(kwargs)} arguments"
+        raise ShapeError(f"x must be a tensor of at least one data point, (N, ...); got {got}.")
+    return ModelCall(model, (x,))
+
+
+def _posterior_draws(call: ModelCall, posterior: Any, samples: int, network: bool) -> tuple[Weights, Tensor | None]:
+    if not callable(posterior) and not hasattr(posterior, "sample_weights"):
+        raise PyroDropoutError(
+            f"fit must return a posterior, a guide or something with sample_weights(n); got {type(posterior).__name__}."
+        )
+    with evaluating(call.model, posterior):
+        if not network:
+            return latent_draws(posterior, samples, call), None
+        functions, x = WholeFunctions(call.model, posterior), call.args[0]
+        weights = functions.draw(samples, x)
+        return weights, functions.outputs(weights, x, samples)
+
+
+def _function_values(weights: Weights, f: Any) -> dict[str, Tensor]:
+    """Return f at the first, the middle and the last point, and every site that is a single number."""
+    points, outputs = f.shape[-2:]
+    found: dict[str, Tensor] = {}
+    for k in sorted({round(step * (points - 1) / (_POINTS - 1)) for step in range(_POINTS)}):
+        for d in range(outputs):
+            found[f"f[{k}]" if outputs == 1 else f"f[{k}, {d}]"] = f[:, k, d]
+    return found | {name: value.reshape(-1) for name, value in weights.items() if value[0].numel() == 1}
+
+
+def _ranks(truth: dict[str, Tensor], drawn: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
+    """Return the rank of each true value among its draws; where they are equal, any place among them."""
+    found = {}
+    for name, value in truth.items():
+        if name not in drawn or drawn[name].shape != (samples,) or value.shape != (1,):
+            got = tuple(drawn[name].shape) if name in drawn else "nothing"
+            raise ShapeError(f"quantities must give one number for each of {samples} draws; got {got} for {name!r}.")
+        below, equal = (int((drawn[name] < value).sum()), int((drawn[name] == value).sum()))
+        found[name] = torch.as_tensor(below + int(torch.randint(equal + 1, ())))
+    return found

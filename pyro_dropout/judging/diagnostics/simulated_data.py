@@ -1,0 +1,124 @@
+"""Data that a model itself makes, with the weights that made them: the first step of simulation-based calibration."""
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pyro import poutine
+from pyro.distributions import Unit
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from pyro_dropout.generative.model_call import ModelCall, name_of, signature_of
+from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.prediction.draws.weight_draws import Weights
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One simulated data set.
+
+    Attributes:
+        weights: the latent sites that made it, {site: (1, ...)}.
+        outputs: f of a network, (1, N, outputs); None of any other model.
+        call: the model with its arguments, the simulated data in their places: what a fit is called with.
+    """
+
+    weights: Weights
+    outputs: Tensor | None
+    call: ModelCall
+
+
+def simulate_network(call: ModelCall) -> Simulated:
+    """Draw w* from the prior of a network and y from its likelihood, at x."""
+    (x,) = call.args
+    trace = trace_of(call)
+    f: Any = trace.nodes["_RETURN"]["value"]
+    if not isinstance(f, Tensor) or f.shape[:-1] != (len(x),):
+        got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
+        raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
+    latent = {name: site["value"].unsqueeze(0) for name, site in trace.iter_stochastic_nodes() if name != "y"}
+    # The model's own y may be in units that only it knows; f and the likelihood are in those of the data.
+    y = call.model.likelihood.distribution(f).sample()
+    return Simulated(latent, f.unsqueeze(0), replace(call, args=(x, y)))
+
+
+def simulate_sites(call: ModelCall) -> Simulated:
+    """Draw all sites of any Pyro model, and give it those that are data as its data.
+
+    Which they are, its arguments say: sites that are observed with them, or sites whose name is that of an argument
+    that was left out, as in ``model(x)`` of ``def model(x, y=None)`` with the site "y".
+    """
+    found = trace_of(call)
+    data = observed_sites(found)
+    left_out = [] if data else _left_out(call, sample_sites(found))
+    if not data and not left_out:
+        raise PyroDropoutError(
+            f"{name_of(call.model)} observes nothing with these arguments: give it data of the right shape too, of any"
+            " values; they are replaced by simulated ones."
+        )
+    trace = trace_of(replace(call, model=poutine.uncondition(call.model)))
+    sites = sample_sites(trace)
+    for name, site in sites.items():
+        if isinstance(site["fn"], Unit):
+            raise PyroDropoutError(
+                f"site {name!r} is a pyro.factor, and a model that has one cannot be simulated by running it."
+            )
+    drawn = {name: sites[name]["value"] for name in (*data, *left_out)}
+    latent = {
+        name: site["value"].unsqueeze(0)
+        for name, site in sites.items()
+        if name not in drawn and not site["infer"].get("_deterministic")
+    }
+    return Simulated(latent, None, _bound(call, drawn, left_out) if left_out else _replaced(call, drawn, data))
+
+
+def _left_out(call: ModelCall, sites: dict[str, Any]) -> list[str]:
+    """Return the parameters that were not given and have the name of a site."""
+    known = signature_of(call.model)
+    if known is None:
+        return []
+    given = known.bind_partial(*call.args, **call.kwargs).arguments
+    return [name for name in known.parameters if name not in given and name in sites]
+
+
+def _bound(call: ModelCall, drawn: Weights, names: list[str]) -> ModelCall:
+    """Return the call with data for the parameters that were left out, by place where that is possible."""
+    known = signature_of(call.model)
+    assert isinstance(known, inspect.Signature)
+    bound = known.bind_partial(*call.args, **call.kwargs)
+    bound.arguments |= {name: drawn[name] for name in names}
+    in_order = inspect.BoundArguments(known, {k: bound.arguments[k] for k in known.parameters if k in bound.arguments})
+    return replace(call, args=in_order.args, kwargs=in_order.kwargs)
+
+
+def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Any]) -> ModelCall:
+    """Return the call with simulated data in the places of those that were given.
+
+    Data that the model takes apart before it observes them have no place of their own; a handler puts those in.
+    """
+    met: set[str] = set()
+
+    def swapped(leaf: Any) -> Any:
+        for name, site in data.items():
+            if leaf is site["value"] and isinstance(leaf, Tensor) and leaf.shape == drawn[name].shape:
+                met.add(name)
+                return drawn[name].to(leaf.dtype)
+        return leaf
+
+    args, kwargs = tree_map(swapped, (call.args, call.kwargs))
+    rest = {name: drawn[name].expand(value_of(site).shape) for name, site in data.items() if name not in met}
+    model = poutine.condition(call.model, data=rest) if rest else call.model
+    return ModelCall(model, args, kwargs)
+
+
+def site_values(weights: Weights, outputs: Any = None) -> dict[str, Tensor]:
+    """Return the first, the middle and the last number of every site, {name: (n,)}."""
+    found: dict[str, Tensor] = {}
+    for name, value in weights.items():
+        flat = value.reshape(len(value), -1)
+        size = flat.shape[1]
+        for k in sorted({0, size // 2, size - 1}):
+            found[name if size == 1 else f"{name}[{k}]"] = flat[:, k]
+    return found

@@ -1,0 +1,216 @@
+"""One number set right on a validation set: the noise of a regression, or the temperature of a classifier.
+
+The weights stay as they are, and so do the draws: what changes is how outputs are read. That mends a prediction that
+is too sure everywhere, or nowhere sure enough, and costs no training.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_positive, describe
+from pyro_dropout.prediction.moments import Running, block_log_prob, block_sums, is_class
+from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.site_prediction import SitePrediction
+
+_F64 = torch.float64
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def refit_tau(prediction: Prediction, y: Tensor) -> float:
+    """Return the noise precision τ under which the targets of a validation set are most probable.
+
+    The draws of the function are kept; only the width of the noise around them is fitted. Apply it with ``with_tau``.
+
+    Args:
+        prediction: with a ``Gaussian`` likelihood, at the validation points, samples kept.
+        y: their targets, (N, D).
+
+    Returns:
+        The τ that maximises Σ_n log p(y_n | x_n): one for all D targets, which should be in like units. It is that of
+        the targets as they are given; ``Gaussian(tau)`` inside ``Standardised`` wants ``standardised_precision`` of it.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=1.0), torch.zeros(4, 2), samples=5)
+        >>> y = answer.mean + torch.tensor([[2.0], [-2.0], [2.0], [-2.0]])  # all are off by 2: τ = 1/2²
+        >>> round(pd.refit_tau(answer, y), 6)
+        0.25
+    """
+    _check_gaussian(prediction, "refit_tau")
+    y = checked_targets(prediction, y).to(_F64)
+    count, _, width = prediction.samples.shape
+    pieces = [(prediction.samples[:, n].to(_F64) - y[n]).square().sum(-1) for n in prediction._pieces()]
+    squares = torch.cat(pieces, 1)  # (T, N): ‖y - f_t‖²
+
+    def score(log_tau: float) -> float:
+        tau = math.exp(log_tau)
+        each = torch.logsumexp(-0.5 * tau * squares, 0) - math.log(count)
+        return 0.5 * width * log_tau + each.mean().item()
+
+    # At the maximum 1/τ is a weighted mean of the squares, so it lies between that of the nearest draws and that of the
+    # farthest: a range that is sure to hold it.
+    nearest, farthest = squares.amin(0).mean().item() / width, squares.amax(0).mean().item() / width
+    if nearest < torch.finfo(_F64).tiny:
+        raise PyroDropoutError(
+            "y is met exactly by a draw at every point, so the likelihood grows with tau without end: refit_tau needs"
+            " targets that were not fitted."
+        )
+    return math.exp(_highest(score, -math.log(farthest), -math.log(nearest), 33)[0])
+
+
+def refit_temperature(prediction: Prediction, y: Tensor) -> float:
+    """Return the temperature under which the classes of a validation set are most probable.
+
+    Every draw's logits are divided by the temperature before they are averaged: above 1 the prediction becomes less
+    sure. Apply it with ``tempered``.
+
+    Args:
+        prediction: of classes, at the validation points, samples kept.
+        y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
+
+    Returns:
+        The temperature that maximises Σ_n log p(y_n | x_n), found in some 45 passes over the samples.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Bernoulli())
+        >>> guide = pd.AutoDropout(model, keep=1.0, init=lambda name, shape: torch.ones(shape))
+        >>> answer = pd.predict(model, guide, torch.full((4, 1), 5.0), samples=3)  # log-odds 5: 99.3 % yes
+        >>> temperature = pd.refit_temperature(answer, torch.tensor([1, 1, 1, 0]))  # but three of four
+        >>> round(pd.tempered(answer, temperature).probs[0].item(), 4)
+        0.75
+    """
+    _check_outputs(prediction, "refit_temperature")
+    prediction._check_classes("refit_temperature")
+    y = checked_targets(prediction, y)
+    y = y if prediction._one_of_several else y.to(_F64)
+    samples, likelihood = prediction.samples, prediction._likelihood
+    pieces = list(prediction._pieces())
+    count, points, _ = samples.shape
+
+    def score(log_temperature: float) -> float:
+        cooler = math.exp(-log_temperature)
+        total = [block_log_prob(likelihood, samples[:, n].to(_F64) * cooler, y[n]).sum().item() for n in pieces]
+        return math.fsum(total) / points - math.log(count)
+
+    size = _logit_size(prediction)
+    if size == 0:
+        raise PyroDropoutError("the logits of all classes are equal in every draw, so no temperature changes them.")
+    low, high = (math.log(size) + math.log(10) * k for k in (-3, 3))
+    found, inside = _highest(score, low, high, 17)
+    if not inside:
+        raise PyroDropoutError(
+            f"no temperature is best: the likelihood still grows at {math.exp(found):.3g}. "
+            + (
+                "Sharper draws only help here: they are nearly never wrong, or they are unsure one by one and right"
+                " when their votes are averaged; train longer, or with less noise."
+                if found < (low + high) / 2
+                else "The logits say nothing about these classes, or the opposite; look at the accuracy first."
+            )
+        )
+    return math.exp(found)
+
+
+def with_tau(prediction: Prediction, tau: float) -> Prediction:
+    """Return the same draws with another noise precision τ; the prediction that is given stays as it is.
+
+    Args:
+        prediction: with a ``Gaussian`` likelihood, samples kept.
+        tau: the noise precision, for example that of ``refit_tau``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> answer = pd.predict(model, pd.AutoDropout(model), torch.zeros(4, 2), samples=5)
+        >>> wider = pd.with_tau(answer, tau=0.25)
+        >>> wider.aleatoric[0].item(), torch.equal(wider.epistemic, answer.epistemic)
+        (4.0, True)
+    """
+    _check_gaussian(prediction, "with_tau")
+    check_positive("tau", tau)
+    if torch.as_tensor(tau).numel() != 1:
+        raise ShapeError(f"tau must be one number for all targets; got {describe(tau)}.")
+    return reweighted(prediction, Gaussian(float(tau)).to(prediction.samples.device), prediction.samples)
+
+
+def tempered(prediction: Prediction, temperature: float) -> Prediction:
+    """Return the same draws with their logits divided by a temperature; the prediction that is given stays as it is.
+
+    Args:
+        prediction: of classes, samples kept; the new one's ``samples`` are the divided logits.
+        temperature: above 1 for a prediction that is less sure, for example that of ``refit_temperature``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> answer = pd.predict(model, pd.AutoDropout(model), torch.ones(4, 2), samples=5)
+        >>> bool((pd.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
+        True
+    """
+    _check_outputs(prediction, "tempered")
+    prediction._check_classes("tempered")
+    check_positive("temperature", temperature)
+    return reweighted(prediction, prediction._likelihood, prediction.samples / float(temperature))
+
+
+def reweighted(prediction: Prediction, likelihood: Any, samples: Tensor) -> Prediction:
+    """Return a prediction of its own at the same points: these outputs, (T, N, D), read by this likelihood."""
+    count, points, _ = samples.shape
+    running = Running(points)
+    for piece in prediction._pieces():
+        running.add(0, count, piece, block_sums(likelihood, samples[:, piece]))
+    return Prediction(likelihood, running.sums, count, prediction._like, samples, None)
+
+
+def _check_outputs(prediction: Prediction, name: str) -> None:
+    """Raise unless the samples are outputs of a network, which can be read in another way."""
+    check_prediction(prediction)
+    if isinstance(prediction, SitePrediction):
+        raise PyroDropoutError(
+            f"{name} reads the outputs of a network in another way, and site {prediction.site!r} of a Pyro model has"
+            " none. Change the model instead."
+        )
+
+
+def _check_gaussian(prediction: Prediction, name: str) -> None:
+    _check_outputs(prediction, name)
+    if not isinstance(prediction._likelihood, Gaussian):
+        raise PyroDropoutError(
+            f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction._name}"
+            + ("; classes have refit_temperature and tempered." if is_class(prediction._targets) else ".")
+        )
+
+
+def _logit_size(prediction: Prediction) -> float:
+    """Return the root mean square of what the logits say: of several classes, that they have in common says nothing."""
+    f = prediction.samples.to(_F64)
+    return (f - f.mean(-1, keepdim=True) if prediction._one_of_several else f).square().mean().sqrt().item()
+
+
+def _highest(score: Callable[[float], float], low: float, high: float, nodes: int) -> tuple[float, bool]:
+    """Return where ``score`` is highest between ``low`` and ``high``, and whether that is inside and no end.
+
+    A grid finds the hill, for there may be several, and golden sections its top.
+    """
+    step = (high - low) / (nodes - 1)
+    best = max(range(nodes), key=lambda k: score(low + k * step))
+    left, right = low + max(best - 1, 0) * step, low + min(best + 1, nodes - 1) * step
+    a, b = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
+    at_a, at_b = score(a), score(b)
+    while right - left > 1e-6:
+        if at_a >= at_b:
+            right, b, at_b = b, a, at_a
+            a = right - _GOLDEN * (right - left)
+            at_a = score(a)
+        else:
+            left, a, at_a = a, b, at_b
+            b = left + _GOLDEN * (right - left)
+            at_b = score(b)
+    return (left + right) / 2, 0 < best < nodes - 1

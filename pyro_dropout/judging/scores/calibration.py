@@ -1,0 +1,231 @@
+"""Whether predicted distributions are honest: how often targets fall where the prediction says they will.
+
+Of a calibrated prediction the central interval of any level holds that share of the targets, and the distribution
+function F(y) at the targets (the probability integral transform, PIT) is uniform between 0 and 1. Both read the whole
+mixture of normals that the draws make, noise included.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, describe
+from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.prediction.normal_mixture import (
+    check_normal,
+    checked_targets,
+    fast_quantile,
+    mixture_cdf,
+    normal_pieces,
+    together,
+)
+from pyro_dropout.prediction.prediction import Prediction
+
+_F64 = torch.float64
+_LEVELS = tuple(k / 20 for k in range(1, 20))
+_BLUE, _GREY = "#0072B2", "0.75"
+_TWO_SIDED_99 = 2.5758293035489004  # normal quantile of 0.995
+
+
+@dataclass(frozen=True, eq=False)
+class CoverageCurve:
+    """How many targets the central intervals hold, for many levels at once; made by ``coverage_curve``.
+
+    Attributes:
+        levels: the probabilities that the intervals claim to hold, (L,).
+        coverage: the fraction of targets that they do hold, (L,).
+        width: their mean width in units of y, (L,).
+        count: how many targets there were.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> half = torch.tensor([0.25, 0.75])
+        >>> pd.CoverageCurve(levels=half, coverage=torch.tensor([0.25, 0.5]), width=half, count=100).error
+        0.125
+    """
+
+    levels: Float[Tensor, " L"]
+    coverage: Float[Tensor, " L"]
+    width: Float[Tensor, " L"]
+    count: int
+
+    @property
+    def error(self) -> float:
+        """The mean distance of coverage from its level: 0 for honest intervals, at most 0.5."""
+        return (self.coverage - self.levels).abs().mean().item()
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw coverage against level, with the band that calibrated predictions stay in; returns matplotlib's axes."""
+        ax = _axes(ax)
+        level = torch.linspace(0, 1, 101, dtype=_F64)
+        reach = _TWO_SIDED_99 * (level * (1 - level) / self.count).sqrt()
+        band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
+        ax.fill_between(level, *band, color=_GREY, alpha=0.5, linewidth=0, label="99 % band if calibrated")
+        ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8)
+        ax.plot(self.levels, self.coverage, color=_BLUE, marker="o", markersize=3, label=f"{self.count} targets")
+        ax.set(xlabel="level of the central interval", ylabel="fraction of targets inside", xlim=(0, 1), ylim=(0, 1))
+        ax.legend(frameon=False, loc="upper left")
+        return ax
+
+    def plot_width(self, ax: Any = None) -> Any:
+        """Draw the mean width of the intervals against their level; returns matplotlib's axes."""
+        ax = _axes(ax)
+        ax.plot(self.levels, self.width, color=_BLUE, marker="o", markersize=3)
+        ax.set(xlabel="level of the central interval", ylabel="mean width (units of y)", xlim=(0, 1))
+        ax.set_ylim(bottom=0)
+        return ax
+
+
+def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
+    """Return where each target lies in its predicted distribution: F(y), uniform on (0, 1) if the prediction is honest.
+
+    Args:
+        prediction: with a Gaussian likelihood and its samples kept.
+        y: the targets, (N, D).
+
+    Returns:
+        The probability below each target under the mixture of normals, noise included, (N, D).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> pd.pit(answer, answer.mean - 20).max().item() < 1e-9, pd.pit(answer, answer.mean + 20).min().item()
+        (True, 1.0)
+    """
+    return _pit(prediction, y, "pit").to(prediction.mean)
+
+
+def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
+    """Return the fraction of targets inside the central interval that should hold ``level`` of them.
+
+    Args:
+        prediction: with a Gaussian likelihood and its samples kept.
+        y: the targets, (N, D); all N·D count alike.
+        level: strictly between 0 and 1.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> pd.coverage(answer, answer.mean + torch.tensor([[0.0], [1.0], [-1.0], [9.0]]), level=0.9)
+        0.75
+    """
+    _check_level("level", level)
+    return _inside(_pit(prediction, y, "coverage"), level)
+
+
+def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | Tensor | None = None) -> CoverageCurve:
+    """Return how many targets the central intervals hold and how wide they are, for many levels at once.
+
+    Args:
+        prediction: with a Gaussian likelihood and its samples kept.
+        y: the targets, (N, D); all N·D count alike.
+        levels: strictly between 0 and 1; by default 0.05, 0.1, ... 0.95.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> curve = pd.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets in the very middle
+        >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
+        ([1.0, 1.0], True, 0.3)
+    """
+    given: Any = _LEVELS if levels is None else levels.tolist() if isinstance(levels, Tensor) else levels
+    if isinstance(given, str) or not isinstance(given, Sequence) or not given:
+        raise ShapeError(f"levels must hold at least one level, as a list; got {describe(levels)}.")
+    for level in given:
+        _check_level("levels", level)
+    asked = tuple(float(level) for level in given)
+    where = _pit(prediction, y, "coverage_curve")
+    width = torch.zeros(len(asked), dtype=_F64)
+    for _, loc, scale in normal_pieces(prediction):
+        for k, level in enumerate(asked):
+            ends = (fast_quantile(loc, scale, tail) for tail in ((1 + level) / 2, (1 - level) / 2))
+            width[k] += (next(ends) - next(ends)).sum().item()
+    inside = torch.tensor([_inside(where, level) for level in asked], dtype=_F64)
+    return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width / where.numel(), where.numel())
+
+
+def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 20) -> Any:
+    """Draw the histogram of F(y), which is flat for honest predictions.
+
+    A hump in the middle means intervals that are too wide, a trough ones that are too narrow, a slope a mean that is
+    off. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
+
+    Args:
+        prediction: with a Gaussian likelihood and its samples kept.
+        y: the targets, (N, D).
+        ax: matplotlib's axes to draw on; by default new ones.
+        bins: the number of bars.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
+        >>> pd.plot_pit(answer, answer.mean).get_xlabel()
+        'F(y), the predicted probability below the target'
+    """
+    check_count("bins", bins)
+    where = _pit(prediction, y, "plot_pit").reshape(-1).cpu()
+    ax = _axes(ax)
+    low, high = _count_band(len(where), bins)
+    level, name = len(where) / bins, "99 % band for all bars, if calibrated"
+    ax.axhspan(low, high, color=_GREY, alpha=0.5, linewidth=0, label=name)
+    for height, style in ((low, "--"), (level, "-"), (high, "--")):  # the bars hide the band
+        ax.axhline(height, color="0.2", linewidth=0.8, linestyle=style)
+    count = torch.histc(where, bins, 0.0, 1.0)
+    middles = (torch.arange(bins, dtype=_F64) + 0.5) / bins
+    ax.bar(middles.tolist(), count.tolist(), width=0.9 / bins, color=_BLUE, alpha=0.8, label=f"{len(where)} targets")
+    ax.set(xlabel="F(y), the predicted probability below the target", ylabel="targets", xlim=(0, 1))
+    ax.set_ylim(0, 1.3 * max(high, float(count.max())))  # room for the legend
+    ax.legend(frameon=False, loc="upper center", ncols=2, fontsize=8)
+    return ax
+
+
+def coverage_error(prediction: Prediction, y: Tensor) -> float:
+    """Return the mean distance of coverage from its level, 0.05 to 0.95, without the widths, which take longer."""
+    where = _pit(prediction, y, "ece")
+    return math.fsum(abs(_inside(where, level) - level) for level in _LEVELS) / len(_LEVELS)
+
+
+def _pit(prediction: Prediction, y: Tensor, name: str) -> Tensor:
+    """Return F(y) in float64, for the function of this name."""
+    check_normal(prediction, name)
+    y = checked_targets(prediction, y).to(_F64)
+    return together(mixture_cdf(loc, scale, y[points]) for points, loc, scale in normal_pieces(prediction))
+
+
+def _inside(where: Tensor, level: float) -> float:
+    """Return the share of targets in the central interval: those with a PIT between (1 - level)/2 and (1 + level)/2."""
+    return ((where - 0.5).abs() <= level / 2).to(_F64).mean().item()
+
+
+def _count_band(total: int, bins: int) -> tuple[float, float]:
+    """Return between which counts all bins of ``total`` uniform numbers lie, with a probability of at least 99 %."""
+    k = torch.arange(total + 1, dtype=_F64)
+    log_choose = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
+    p = 1 / bins
+    below = torch.exp(log_choose + torch.xlogy(k, torch.tensor(p)) + torch.xlogy(total - k, torch.tensor(1 - p)))
+    below = below.cumsum(0)
+    tail = 0.005 / bins  # Bonferroni: 1 % for all bins and both sides
+    # the smallest counts whose distribution function reaches the tail, as a quantile is defined
+    return float((below < tail).sum()), float((below < 1 - tail).sum().clamp_max(total))
+
+
+def _check_level(name: str, level: Any) -> None:
+    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
+        raise RangeError(f"{name} must lie strictly between 0 and 1; got {level!r}.")
+
+
+def _axes(ax: Any) -> Any:
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(figsize=(5, 3.6), layout="constrained")[1] if ax is None else ax

@@ -1,0 +1,166 @@
+"""Whether predicted probabilities of classes are honest: of the points that get 80 %, 80 % should be right."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.judging.scores.calibration import coverage_error
+from pyro_dropout.mathematics.errors import check_count
+from pyro_dropout.mathematics.shapes import Float, Int
+from pyro_dropout.prediction.moments import is_class
+from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
+from pyro_dropout.prediction.prediction import Prediction
+
+_F64 = torch.float64
+_TWO_SIDED_95 = 1.959963984540054  # normal quantile of 0.975
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """How often the most probable class is right, against how sure the prediction is; made by ``reliability``.
+
+    The range of confidences from 0 to 1 is cut into bins of equal width. Bins without points hold NaN.
+
+    Attributes:
+        confidence: the mean probability of the most probable class, (bins,).
+        accuracy: how often that class is right, (bins,).
+        count: how many points there are, (bins,).
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> table = pd.Reliability(
+        ...     confidence=torch.tensor([0.25, 0.75]), accuracy=torch.tensor([0.25, 0.5]), count=torch.tensor([10, 30])
+        ... )
+        >>> table.ece
+        0.1875
+    """
+
+    confidence: Float[Tensor, " bins"]
+    accuracy: Float[Tensor, " bins"]
+    count: Int[Tensor, " bins"]
+
+    @property
+    def ece(self) -> float:
+        """The expected calibration error: the distance of accuracy from confidence, averaged over points."""
+        apart = (self.accuracy - self.confidence).abs().nan_to_num(0.0)
+        return ((apart * self.count).sum() / self.count.sum()).item()
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the reliability diagram, with 95 % intervals of the accuracies; returns matplotlib's axes."""
+        import matplotlib.pyplot as plt
+
+        if ax is None:
+            _, ax = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
+        full = self.count > 0
+        confidence, accuracy, count = (
+            part[full].to("cpu", _F64) for part in (self.confidence, self.accuracy, self.count)
+        )
+        bins, total = len(self.count), int(self.count.sum())
+        middles = (torch.arange(bins, dtype=_F64) + 0.5) / bins
+        share = self.count.to("cpu", _F64) / total
+        ax.bar(middles.tolist(), share.tolist(), width=0.95 / bins, color="0.85", label="share of points")
+        ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, label="calibrated")
+        low, high = _wilson(accuracy, count)
+        ax.fill_between(confidence, low, high, color="#0072B2", alpha=0.2, linewidth=0, label="95 % interval")
+        ax.plot(confidence, accuracy, color="#0072B2", marker="o", markersize=4, label="accuracy")
+        ax.set(xlabel="confidence: probability of the most probable class", ylabel="fraction right, or of points")
+        ax.set(xlim=(0, 1), ylim=(0, 1), title=f"ECE {self.ece:.3f}, {total} points")
+        ax.legend(frameon=False, loc="upper left", fontsize=8)
+        return ax
+
+
+def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliability:
+    """Return how often the most probable class is right, in bins of how probable it is said to be.
+
+    Args:
+        prediction: of classes. With a Bernoulli likelihood each of the N·D targets is a point with two classes.
+        y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
+        bins: into how many bins of equal width the confidences from 0 to 1 are put.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 4), likelihood=pd.Categorical())
+        >>> guide = pd.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
+        >>> answer = pd.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
+        >>> table = pd.reliability(answer, torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), bins=10)
+        >>> table.count.tolist(), table.accuracy[2].item(), table.ece
+        ([0, 0, 8, 0, 0, 0, 0, 0, 0, 0], 0.25, 0.0)
+    """
+    check_count("bins", bins)
+    check_prediction(prediction)
+    prediction._check_classes("reliability")
+    y = checked_targets(prediction, y)
+    probs = prediction.probs.to(_F64)
+    if prediction._one_of_several:
+        sure, chosen = probs.max(-1)
+        right = chosen == y
+    else:
+        sure, right = torch.maximum(probs, 1 - probs), (probs > 0.5) == (y > 0.5)
+    sure, right = sure.reshape(-1), right.reshape(-1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=_F64, device=probs.device)
+    own = torch.bucketize(sure, edges[1:-1])  # bins are open below and closed above
+    count = torch.bincount(own, minlength=bins)
+    confidence, accuracy = (torch.bincount(own, part.to(_F64), bins) / count for part in (sure, right))
+    return Reliability(confidence, accuracy, count)
+
+
+def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
+    """Return the expected calibration error: how far, on average, what is claimed lies from what happens.
+
+    For classes it is the distance of accuracy from confidence, of the most probable class, in bins of its probability,
+    averaged over points. For regression with Gaussian noise it is the distance of coverage from its level, averaged
+    over central intervals of the levels 0.05, 0.1, ... 0.95. A few points make it larger than it is: with n of them in
+    a bin, by about 1/√n.
+
+    Args:
+        prediction: of classes; or with a Gaussian likelihood, with its samples kept.
+        y: class indices, (N,), or targets, (N, D).
+        bins: for classes, into how many bins of equal width the confidences are put; for regression not used.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 4), likelihood=pd.Categorical())
+        >>> guide = pd.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
+        >>> answer = pd.predict(model, guide, torch.ones(8, 2), samples=10)  # each class has a quarter
+        >>> pd.ece(answer, torch.zeros(8, dtype=torch.long)), pd.ece(answer, torch.arange(8) % 4)
+        (0.75, 0.0)
+    """
+    check_count("bins", bins)
+    check_prediction(prediction)
+    return reliability(prediction, y, bins).ece if is_class(prediction._targets) else coverage_error(prediction, y)
+
+
+def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
+    """Return the Brier score of each point: the squared distance of its probabilities from the class that came.
+
+    Args:
+        prediction: of classes.
+        y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
+
+    Returns:
+        Σ_c (p_c - 1[y = c])², (N,), from 0 to 2; with a Bernoulli likelihood (p - y)², added up over the D targets.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 4), likelihood=pd.Categorical())
+        >>> guide = pd.AutoDropout(model, init=lambda name, shape: torch.zeros(shape))
+        >>> pd.brier(pd.predict(model, guide, torch.ones(2, 2), samples=10), torch.tensor([0, 3])).tolist()
+        [0.75, 0.75]
+    """
+    check_prediction(prediction)
+    prediction._check_classes("brier")
+    y = checked_targets(prediction, y)
+    probs = prediction.probs.to(_F64)
+    came = torch.nn.functional.one_hot(y, probs.shape[-1]) if prediction._one_of_several else y
+    squares = (probs - came.to(_F64)).square()
+    return prediction._per_point(squares.sum(-1) if prediction._one_of_several else squares).to(prediction.mean)
+
+
+def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the ends of Wilson's 95 % interval of a probability, which is never empty, even at 0 and 1."""
+    z2 = _TWO_SIDED_95**2
+    middle = (share + z2 / (2 * count)) / (1 + z2 / count)
+    reach = (z2 * (share * (1 - share) / count + z2 / (4 * count.square()))).sqrt() / (1 + z2 / count)
+    return middle - reach, middle + reach

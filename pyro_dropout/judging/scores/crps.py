@@ -1,0 +1,133 @@
+"""The continuous ranked probability score: one number, in units of y, for a whole predicted distribution.
+
+CRPS(F, y) = ∫ (F(z) - 1[y ≤ z])² dz = E|X - y| - ½ E|X - X'| with X and X' drawn from F. It is a proper score, the
+smaller the better, and for a point prediction it is the absolute error.
+"""
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_seed
+from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.prediction.moments import is_class
+from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.snapshot import seeded
+
+_F64 = torch.float64
+_PAIRS = 2**22  # pairs of draws that are worked on at once
+_REACH = 8.3  # beyond so many standard deviations F(1 - F) adds less than 1e-17
+
+
+def crps(
+    prediction: Prediction,
+    y: Tensor,
+    method: Literal["mixture", "gaussian", "sample"] = "mixture",
+    *,
+    seed: int | None = None,
+) -> Float[Tensor, "*N"]:
+    """Score each target against its predicted distribution, in units of y; the smaller the better.
+
+    Args:
+        prediction: of anything but classes. "mixture" and "sample" need its samples kept.
+        y: the targets, (N, D).
+        method: "mixture", the exact score of the mixture of T normals that the draws make (Grimit et al., 2006), for
+            Gaussian likelihoods; "gaussian", that of one normal with the same mean and variance, which needs no
+            samples; "sample", the fair (unbiased) estimate from one y drawn with each of the T outputs.
+        seed: of the draws of "sample"; torch's random state is then left as it was.
+
+    Returns:
+        The scores, (N, D). With R the range of the T means in units of the noise, "mixture" takes 2·(R + 17) passes
+        over the samples where that is less than T, and T²/2 pairs for each target otherwise; memory is bounded.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=1.0))
+        >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+        >>> pd.crps(answer, answer.mean)[0].item()  # of a standard normal in its middle: (√2 - 1)/√π
+        0.2336...
+        >>> pd.crps(answer, answer.mean + 100)[0].item()  # far away, nearly the distance
+        99.43...
+    """
+    if method not in ("mixture", "gaussian", "sample"):
+        raise RangeError(f"method must be 'mixture', 'gaussian' or 'sample'; got {method!r}.")
+    check_seed(seed)
+    if method == "mixture":
+        check_normal(prediction, "crps(method='mixture')")
+    y = checked_targets(prediction, y).to(_F64)
+    if is_class(prediction._targets):
+        raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction._name}; use brier.")
+    if method == "gaussian":
+        found = gaussian_distance(prediction.mean.to(_F64) - y, prediction.variance.to(_F64).sqrt())
+        found = found - prediction.variance.to(_F64).sqrt() / math.sqrt(math.pi)
+    elif method == "sample":
+        found = _from_draws(prediction, y, seed)
+    else:
+        pieces = normal_pieces(prediction)
+        found = together(gaussian_distance(m - y[n], s).mean(0) - half_distance(m, s) for n, m, s in pieces)
+    return found.to(prediction.mean)
+
+
+def gaussian_distance(mean: Tensor, scale: Tensor) -> Tensor:
+    """Return E|X| of X ~ N(mean, scale²)."""
+    u = mean / scale
+    density = torch.exp(-0.5 * u.square()) * math.sqrt(2 / math.pi)
+    distance: Tensor = scale * (density + u * torch.erf(u * math.sqrt(0.5)))
+    return distance
+
+
+def half_distance(loc: Tensor, scale: Tensor) -> Tensor:
+    """Return ½ E|X - X'| of equally weighted normals (T, ...), by whichever way is shorter."""
+    low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
+    nodes = 2 * ((high - low) / scale.amin(0)).max().item() + 1
+    if nodes <= len(loc):
+        return half_distance_on_grid(loc, scale, low, high, math.ceil(nodes))
+    return half_distance_of_pairs(loc, scale)
+
+
+def half_distance_on_grid(loc: Tensor, scale: Tensor, low: Tensor, high: Tensor, nodes: int) -> Tensor:
+    """Return ½ E|X - X'| = ∫ F(1 - F) dz by the trapezoid rule.
+
+    The Fourier transform of F(1 - F) falls off as exp(-ω²σ²/4), σ the smallest standard deviation. With steps of σ/2
+    the rule's error is what lies beyond ω = 4π/σ: 1e-17 of the whole, which is to say that it is exact.
+    """
+    step = (high - low) / (nodes - 1)
+    total = torch.zeros_like(low)
+    for k in range(nodes):
+        below = torch.special.ndtr((low + k * step - loc) / scale).mean(0)
+        total += below * (1 - below)
+    return total * step
+
+
+def half_distance_of_pairs(loc: Tensor, scale: Tensor) -> Tensor:
+    """Return ½ E|X - X'| as the sum over all pairs of parts, some rows of the pairs at a time."""
+    count = len(loc)
+    rows = max(1, _PAIRS // loc.numel())
+    total = torch.zeros_like(loc[0])
+    for start in range(0, count, rows):
+        own, later = slice(start, start + rows), slice(start + rows, None)
+        for others, times in ((own, 1), (later, 2)):  # a pair of two rows is met once, and counts twice
+            apart = loc[own].unsqueeze(1) - loc[others]
+            together = torch.hypot(scale[own].unsqueeze(1), scale[others])
+            total += times * gaussian_distance(apart, together).sum((0, 1))
+    return total / (2 * count**2)
+
+
+def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
+    """Return the fair estimate: the mean distance to y, less half that of two different draws."""
+    samples = prediction.samples
+    count = len(samples)
+    if count < 2:
+        raise RangeError(f"crps(method='sample') needs at least 2 draws; this prediction has {count}.")
+    rank = torch.arange(count, dtype=_F64, device=samples.device)
+    found = []
+    with seeded(seed, samples.device):
+        for points in prediction._pieces():
+            drawn = prediction._draws(points).to(_F64) - y[points]
+            # in rising order the k-th of T is the larger one of a pair k times, and the smaller one T - 1 - k times
+            between = torch.tensordot(2 * rank - (count - 1), drawn.sort(0).values, 1) / (count * (count - 1))
+            found.append(drawn.abs().mean(0) - between)
+    return together(found)

@@ -1,0 +1,154 @@
+"""How far one prediction is from another at the same points, such as a guide's from the reference's."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.prediction.moments import base_of, is_class, is_normal
+from pyro_dropout.prediction.normal_mixture import check_prediction
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.site_prediction import SitePrediction
+
+F64 = torch.float64
+
+_GRID = 256  # places at which two distribution functions are compared
+_PIECE = 2**22  # numbers that are worked on at once
+
+
+@dataclass(frozen=True)
+class PredictiveDistance:
+    """How far a prediction is from the reference; all three are zero where the two are the same.
+
+    Attributes:
+        mean: root mean square, over points and outputs, of the difference of the means, in standard deviations of the
+            reference.
+        std: root mean square of log(standard deviation / reference's); 0.1 is about ten per cent.
+        wasserstein: mean of the 1-Wasserstein distances, in units of y: how far probability must be carried.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> pd.PredictiveDistance(mean=0.1, std=0.2, wasserstein=0.05)
+        PredictiveDistance(mean=0.1, std=0.2, wasserstein=0.05)
+    """
+
+    mean: float
+    std: float
+    wasserstein: float
+
+
+def predictive_distance(
+    prediction: Prediction, reference: Prediction, *, of: Literal["y", "f"] = "y"
+) -> PredictiveDistance:
+    """Return how far ``prediction`` is from ``reference``, point by point and averaged.
+
+    Args:
+        prediction: of an approximate posterior, with its samples kept.
+        reference: of the posterior that it approximates, at the same points, with its samples kept.
+        of: "y", the predicted targets, noise included: normal, or classes, where D are the classes' indicators, or
+            sites of any kind; or "f", the outputs before the likelihood, where a point estimate has no standard
+            deviation to compare.
+
+    Returns:
+        The distances of means, of standard deviations, and of whole distributions.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [2.0]])
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
+        >>> reference = pd.predict(model, pd.conjugate(model, x, y), x, seed=0)
+        >>> again = pd.predict(model, pd.conjugate(model, x, y), x, seed=1)
+        >>> near = pd.predictive_distance(again, reference)
+        >>> near.mean < 0.1 and near.std < 0.1 and near.wasserstein < 0.1
+        True
+        >>> far = pd.predictive_distance(pd.predict(model, pd.AutoDropout(model, keep=0.5), x, seed=0), reference)
+        >>> far.wasserstein > near.wasserstein
+        True
+    """
+    if of not in ("y", "f"):
+        raise RangeError(f"of must be 'y' or 'f'; got {of!r}.")
+    for each in (prediction, reference):
+        check_prediction(each)
+        if of == "f" and isinstance(each, SitePrediction):
+            raise PyroDropoutError(f"of='f' compares outputs, and site {each.site!r} has none. Use of='y'.")
+    if prediction.samples.shape[1:] != reference.samples.shape[1:]:
+        shapes = [tuple(each.samples.shape[1:]) for each in (prediction, reference)]
+        raise ShapeError(
+            f"prediction and reference must be of the same points and outputs, (N, D); got {shapes[0]} and {shapes[1]}."
+        )
+    (m, s), (m0, s0) = (_moments(each, of) for each in (prediction, reference))
+    if bool((s == 0).any() | (s0 == 0).any()):
+        raise PyroDropoutError(
+            "a prediction has no spread at some point (one draw, method='standard', or weights that are points), so its"
+            " standard deviation has no ratio to another's. Compare with of='y'."
+        )
+    return PredictiveDistance(
+        mean=float(((m - m0) / s0).square().mean().sqrt()),
+        std=float((s / s0).log().square().mean().sqrt()),
+        wasserstein=float(_wasserstein(prediction, reference, of).mean()),
+    )
+
+
+def _moments(prediction: Prediction, of: str) -> tuple[Tensor, Tensor]:
+    """Return means and standard deviations, (N, D) each."""
+    if of == "y":
+        return prediction.mean.to(F64), prediction.variance.to(F64).sqrt()
+    f = prediction.samples.to(F64)
+    return f.mean(0), f.std(0, correction=0)
+
+
+def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tensor:
+    """Return the 1-Wasserstein distance at each point, of each output: (N, D)."""
+    if of == "f":
+        return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
+    kinds = [each._targets for each in (prediction, reference)]
+    if all(is_class(kind) for kind in kinds):  # of two coins: probability is carried from 0 to 1, or back
+        return (prediction.mean - reference.mean).to(F64).abs()
+    if all(isinstance(each, SitePrediction) for each in (prediction, reference)) and not all(map(is_normal, kinds)):
+        return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
+    if not all(is_normal(kind) for kind in kinds):
+        names = " and ".join(type(kind).__name__ for kind in kinds)
+        raise PyroDropoutError(f"of='y' compares normal targets, or classes; these are {names}. Use of='f'.")
+    normals = [base_of(each._parts(...)) for each in (prediction, reference)]
+    shape = normals[0].loc.shape[1:]
+    parts = [tuple(part.to(F64).expand(p.loc.shape).flatten(1) for part in (p.loc, p.scale)) for p in normals]
+    size = max(1, _PIECE // sum(len(loc) for loc, _ in parts))
+    pieces = range(0, parts[0][0].shape[1], size)
+    found = [between_mixtures(*((m[:, k : k + size], s[:, k : k + size]) for m, s in parts)) for k in pieces]
+    return torch.cat(found).reshape(shape)
+
+
+def between_samples(a: Tensor, b: Tensor) -> Tensor:
+    """Return the distance between samples (T, ...) and (T', ...): the area between their quantile functions, (...)."""
+    a, b = a.sort(0).values, b.sort(0).values
+    if len(a) == len(b):
+        return (a - b).abs().mean(0)
+    # Quantile functions are steps, at multiples of 1/T and of 1/T'; whole numbers say exactly where.
+    i, j = torch.arange(1, len(a) + 1, device=a.device) * len(b), torch.arange(1, len(b) + 1, device=a.device) * len(a)
+    ends = torch.cat([i, j]).unique()
+    widths = ends.diff(prepend=ends.new_zeros(1))
+    last = ends - 1
+    gaps = (a[last // len(b)] - b[last // len(a)]).abs()
+    area: Tensor = torch.tensordot(widths.to(a) / (len(a) * len(b)), gaps, 1)
+    return area
+
+
+def between_mixtures(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the distance between two mixtures of normals, each means and scales (T, ...): ∫ |F - G|, (...)."""
+    low = torch.minimum(*((m - 6 * s).amin(0) for m, s in (a, b)))
+    high = torch.maximum(*((m + 6 * s).amax(0) for m, s in (a, b)))
+    step = (high - low) / _GRID
+    total = torch.zeros_like(low)
+    for k in range(1, _GRID):  # at both ends F and G are the same
+        at = low + k * step
+        total += (_below(a, at) - _below(b, at)).abs()
+    return total * step
+
+
+def _below(mixture: Any, at: Tensor) -> Tensor:
+    """Return the probability below ``at``, (...)."""
+    loc, scale = mixture
+    found: Tensor = torch.special.ndtr((at - loc) / scale).mean(0)
+    return found

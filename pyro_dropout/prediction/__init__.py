@@ -1,0 +1,1 @@
+"""What the posterior says."""

@@ -1,0 +1,275 @@
+"""Predictive bands along one input: a line with shades around it, from standard deviations or from draws.
+
+``draw_bands`` draws a mean with bands of ± k standard deviations (or standard errors), ``draw_fan`` the quantiles of
+draws; the other two put several posteriors, or several sets of curves, into panels, to which data can be added.
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's blue, orange, green, vermilion, pink, light blue and a grey: told apart by the colour-blind as well.
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
+_DARKEST = 0.6  # what all shades on top of one another come near to; one alone has half of it
+
+
+@contextlib.contextmanager
+def literal_text() -> Iterator[None]:
+    """Within this context, or in a function with it as its decorator, texts are drawn as they are: a $ is a $."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        yield
+
+
+def draw_bands(
+    axes: "Axes",
+    x: Any,
+    mean: Any,
+    std: Any,
+    *,
+    multiples: Sequence[float] = (1.0, 2.0),
+    color: str = PALETTE[0],
+    label: str | None = "mean",
+    band_label: str | None = None,
+) -> None:
+    """Draw a mean with a shade for each of several multiples of its standard deviation (or standard error).
+
+    Args:
+        axes: matplotlib's axes to draw on.
+        x: places, (N,), in order; a tensor, an array or a list, as the next two.
+        mean: of what is predicted there, (N,).
+        std: its standard deviation, (N,).
+        multiples: how many standard deviations each band reaches, up and down.
+        color: of the line and the bands.
+        label: the line's name in a legend; None for none.
+        band_label: the bands' name there, one for all of them.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> from pyro_dropout.prediction.band_plots import draw_bands
+        >>> axes = Figure().subplots()
+        >>> draw_bands(axes, [0, 1, 2], [0.0, 0.5, 1.0], [0.1, 0.2, 0.4], band_label="±1σ and ±2σ")
+        >>> axes.get_legend_handles_labels()[1]
+        ['±1σ and ±2σ', 'mean']
+    """
+    x, mean, std = (_vector(name, value) for name, value in (("x", x), ("mean", mean), ("std", std)))
+    if not len(x) == len(mean) == len(std):
+        raise ShapeError(f"x, mean and std must have one number a place; got {len(x)}, {len(mean)} and {len(std)}.")
+    if bool((std < 0).any()) or not multiples or min(multiples) <= 0:
+        raise RangeError(f"std must not be negative, and multiples must be positive; got {list(multiples)!r}.")
+    shade = {"color": color, "alpha": _DARKEST / (1 + len(multiples)), "lw": 0}
+    for k, multiple in enumerate(sorted(multiples, reverse=True)):
+        name = None if k else band_label
+        axes.fill_between(x, mean - multiple * std, mean + multiple * std, label=name, **shade)  # type: ignore[arg-type]
+    axes.plot(x, mean, color=color, lw=1.3, label=label)
+
+
+def draw_fan(
+    axes: "Axes",
+    x: Any,
+    draws: Any,
+    *,
+    levels: Sequence[float] = (0.5, 0.95),
+    color: str = PALETTE[0],
+    label: str | None = "mean",
+) -> None:
+    """Draw the mean of draws with the central share of them at every place, one shade for each of ``levels``.
+
+    Args:
+        axes: matplotlib's axes to draw on.
+        x: places, (N,), in order.
+        draws: of what is predicted there, (T, N).
+        levels: the shares of draws between a band's edges, each between 0 and 1.
+        color: of the line and the bands.
+        label: the line's name in a legend; None for none.
+
+    Example:
+        >>> import torch
+        >>> from matplotlib.figure import Figure
+        >>> from pyro_dropout.prediction.band_plots import draw_fan
+        >>> axes = Figure().subplots()
+        >>> draw_fan(axes, range(4), torch.randn(100, 4))
+        >>> axes.get_legend_handles_labels()[1]
+        ['95% of the draws', '50% of the draws', 'mean']
+    """
+    x, draws = _vector("x", x), torch.as_tensor(draws).detach().cpu().double()
+    if draws.dim() != 2 or draws.shape[1] != len(x) or len(draws) == 0:
+        raise ShapeError(f"draws must have shape (T, N) with N = {len(x)} places; got {tuple(draws.shape)}.")
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise RangeError(f"levels are shares of the draws, each between 0 and 1; got {list(levels)!r}.")
+    alpha = _DARKEST / (1 + len(levels))
+    for k, level in enumerate(sorted(levels, reverse=True)):
+        low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype), dim=0)
+        axes.fill_between(x, low, high, color=color, alpha=alpha, lw=0)
+        seen = 1 - (1 - alpha) ** (k + 1)  # over the wider bands; this one is empty, for the legend
+        axes.fill_between([], [], color=color, alpha=seen, lw=0, label=f"{level:.0%} of the draws")
+    axes.plot(x, draws.mean(0), color=color, lw=1.3, label=label)
+
+
+def band_panels(
+    x: Any,
+    answers: Mapping[str, tuple[Any, Any]],
+    *,
+    columns: int = 2,
+    size: tuple[float, float] = (4.5, 3.0),
+    **style: Any,
+) -> "Figure":
+    """Draw one panel for each posterior: its mean and its bands, on axes that all share.
+
+    Args:
+        x: places, (N,), in order.
+        answers: the mean and the standard deviation there, both (N,), by the title of a panel.
+        columns: panels side by side, at most.
+        size: of a panel, in inches.
+        style: of ``draw_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
+
+    Returns:
+        A figure; its ``axes`` are in the order of ``answers``, and data or limits can be added to them.
+
+    Example:
+        >>> from pyro_dropout.prediction.band_plots import band_panels
+        >>> two = {"dropout": ([0.0, 1.0], [0.1, 0.1]), "mean field": ([0.0, 1.0], [0.1, 0.3])}
+        >>> [axes.get_title() for axes in band_panels([0, 1], two).axes]
+        ['dropout', 'mean field']
+    """
+    figure = _grid("answers", answers, columns, size, share=True)
+    for axes, (mean, std) in zip(figure.axes, answers.values(), strict=True):
+        draw_bands(axes, x, mean, std, **style)
+    return figure
+
+
+def curve_panels(
+    panels: Mapping[str, Mapping[str, tuple[Any, ...]]],
+    *,
+    xlabel: str,
+    ylabel: str = "",
+    columns: int = 2,
+    size: tuple[float, float] = (4.5, 3.0),
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
+    levels: Mapping[str, float] | None = None,
+    share: bool = False,
+) -> "Figure":
+    """Draw one panel for each set of curves, with one legend for all of them below.
+
+    Args:
+        panels: curves by name, by the title of a panel: (x, y), or (x, y, error) for a band of ± error around y.
+        xlabel: what x is, in all panels.
+        ylabel: what y is, in all panels.
+        columns: panels side by side, at most.
+        size: of a panel, in inches.
+        styles: matplotlib's options of curves, by name; others have a colour of their own each.
+        levels: heights to compare with, by name: a black line across all panels for each.
+        share: whether all panels have the same limits.
+
+    Returns:
+        A figure; its ``axes`` are in the order of ``panels``.
+
+    Example:
+        >>> from pyro_dropout.prediction.band_plots import curve_panels
+        >>> curves = {"dropout": ([0, 1], [0.1, 0.4]), "NUTS": ([0, 1], [0.2, 0.9], [0.1, 0.1])}
+        >>> figure = curve_panels({"one layer": curves}, xlabel="x", styles={"NUTS": {"color": "black"}})
+        >>> [text.get_text() for text in figure.legends[0].get_texts()]
+        ['dropout', 'NUTS']
+    """
+    figure = _grid("panels", panels, columns, size, share)
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    known = {name: {"color": PALETTE[k % len(PALETTE)]} for k, name in enumerate(names)}
+    shown: dict[str, Any] = {}
+    for axes, curves in zip(figure.axes, panels.values(), strict=True):
+        for name, (x, y, *error) in curves.items():
+            style: dict[str, Any] = {"lw": 1.3} | known[name] | dict((styles or {}).get(name, {}))
+            place, height = _vector("x", x), _vector("y", y)
+            (shown[name],) = axes.plot(place, height, label=name, **style)
+            for half in (_vector("error", each) for each in error):
+                axes.fill_between(place, height - half, height + half, color=style["color"], alpha=0.2, lw=0)
+        for (name, level), dashes in zip((levels or {}).items(), cycle(("--", ":", "-", "-.")), strict=False):
+            shown[name] = axes.axhline(level, color="black", lw=1, ls=dashes, label=name)
+        axes.set(xlabel=xlabel, ylabel=ylabel)
+    # As many names side by side as the figure is wide for: some eleven letters an inch, and six for a name's own line.
+    beside = int(11 * figure.get_size_inches()[0] / (6 + max(map(len, shown))))
+    below: Any = {"loc": "outside lower center", "ncols": max(1, min(4, len(shown), beside)), "frameon": False}
+    figure.legend(list(shown.values()), list(shown), **below)
+    return figure
+
+
+def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: int = 3) -> "Figure":
+    """Draw the softmax's inputs and outputs in every draw along a line: the paper's figure of a 1 that is turned.
+
+    Args:
+        x: places, (N,), in order.
+        f: the network's outputs there in every draw, (T, N, C).
+        xlabel: what x is.
+        images: what the network saw at each place, (N, height, width), to be shown below; None for none.
+        classes: how many to show: those with the most probability on average.
+
+    Returns:
+        A figure with two panels, inputs and outputs, and the images below each.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.prediction.band_plots import class_panels
+        >>> figure = class_panels([0.0, 1.0], torch.randn(20, 2, 5), xlabel="x")
+        >>> [axes.get_ylabel() for axes in figure.axes]
+        ['softmax input', 'softmax output']
+    """
+    from matplotlib.figure import Figure
+
+    x, f = _vector("x", x), torch.as_tensor(f).detach().cpu().double()
+    if f.dim() != 3 or f.shape[1] != len(x) or len(f) == 0:
+        raise ShapeError(f"f must have shape (T, N, C) with N = {len(x)} places; got {tuple(f.shape)}.")
+    check_count("classes", classes)
+    figure = Figure(figsize=(11, 4 if images is None else 4.8), layout="constrained")
+    rows = figure.subplots(
+        1 if images is None else 2, 2, squeeze=False, height_ratios=[6, 1][: 1 + (images is not None)]
+    )
+    shown = f.softmax(-1).mean((0, 1)).topk(min(classes, f.shape[-1])).indices.tolist()
+    step = float(x[-1] - x[0]) / max(1, len(x) - 1)
+    for axes, values, label in zip(rows[0], (f, f.softmax(-1)), ("softmax input", "softmax output"), strict=True):
+        for k, one in enumerate(shown):
+            style: Any = {"color": PALETTE[k % len(PALETTE)], "marker": "_", "ls": "", "mew": 1.5, "ms": 7}
+            aside = step * 0.27 * (k - (len(shown) - 1) / 2)  # classes side by side, not over one another
+            axes.plot(x + aside, values[..., one].T, alpha=0.3, **style)
+            axes.plot([], [], label=f"class {one}", **style)
+        axes.set(xlabel=xlabel, ylabel=label, xlim=(float(x[0]) - step / 2, float(x[-1]) + step / 2), xticks=x.round())
+    for axes in [] if images is None else rows[1]:
+        axes.imshow(torch.cat(list(torch.as_tensor(images).cpu()), 1).numpy(), cmap="Greys")
+        axes.axis("off")
+    rows[0, 1].legend(frameon=False, loc="center left")
+    return figure
+
+
+def _grid(name: str, panels: Mapping[str, Any], columns: int, size: tuple[float, float], share: bool) -> "Figure":
+    """Return a figure with one pair of axes for each title, and no empty ones."""
+    from matplotlib.figure import Figure
+
+    check_count("columns", columns)
+    if not panels:
+        raise ShapeError(f"{name} must hold what one panel shows, by its title, at least; it is empty.")
+    across = min(columns, len(panels))
+    down = -(-len(panels) // across)
+    figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
+    every = figure.subplots(down, across, sharex=share, sharey=share, squeeze=False).flatten()
+    for axes in every[len(panels) :]:
+        axes.remove()
+    for axes, title in zip(figure.axes, panels, strict=True):
+        axes.set_title(title)
+        axes.tick_params(labelbottom=True)  # a panel above an empty place would have no numbers otherwise
+    return figure
+
+
+def _vector(name: str, value: Any) -> Tensor:
+    found = torch.as_tensor(value).detach().cpu().double()
+    if found.dim() != 1 or len(found) == 0:
+        raise ShapeError(f"{name} must have one number a place, (N,); got shape {tuple(found.shape)}.")
+    return found

@@ -1,0 +1,1 @@
+"""Draws of weights, and what a model computes with them."""

@@ -1,0 +1,169 @@
+"""Whole draws of all latent sites with what a diagnostic asks of each: log p(y | w), log p(w), and log q(w) if known.
+
+One draw is one function: all data points share its weights, so that log p(y, w) is a sum over points and sites. What
+the data are, and how likely, the model's trace tells; of a network of this package, its likelihood at its outputs.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    check_count,
+    check_finite,
+    check_pairs,
+    check_seed,
+    describe,
+)
+from pyro_dropout.prediction.draws.density_draws import draws_with_density
+from pyro_dropout.prediction.draws.network_draws import weigh_network
+from pyro_dropout.prediction.draws.traced_draws import weigh_traces
+from pyro_dropout.prediction.draws.weight_draws import Weights
+from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.fleet.fleet import Fleet
+
+F64 = torch.float64
+SAMPLED = "draws of a sampler come from the posterior itself and have no density q(w)."
+
+
+@dataclass(frozen=True)
+class JointDraws:
+    """Draws of the latent sites, chain by chain, each with its densities.
+
+    Attributes:
+        weights: {latent site: (chains, draws, *shape)}.
+        log_likelihood: {observed site: log p(y_n | w) of each point, (chains, draws, *points)}, in float64.
+        log_data: log p(y | w) of all data, (chains, draws), with the scales of its sites.
+        log_prior: log p(w), (chains, draws), in float64.
+        log_q: log q(w), (chains, draws), in float64; None where it does not exist.
+        why: why there is no log q; empty where there is one.
+        observed: {observed site: the data}.
+        dims: {observed site: the names of the dimensions of its data}, points first.
+        replicated: {observed site: data drawn from p(y | w) of each draw, (chains, draws, ...)}, where asked for.
+    """
+
+    weights: Weights
+    log_likelihood: dict[str, Tensor]
+    log_data: Tensor
+    log_prior: Tensor
+    log_q: Tensor | None
+    why: str
+    observed: dict[str, Tensor]
+    dims: dict[str, tuple[str, ...]]
+    replicated: dict[str, Tensor]
+
+    @property
+    def log_joint(self) -> Tensor:
+        """Log p(y, w), (chains, draws)."""
+        return self.log_data + self.log_prior
+
+
+def joint_draws(
+    call: ModelCall, posterior: Any, samples: int, seed: int | None, *, replicate: bool = False
+) -> JointDraws:
+    """Draw whole functions from a posterior and weigh each of them.
+
+    Args:
+        call: a model and its arguments, data included; the model may be None for a fleet.
+        posterior: a guide; a fleet, whose replicas are chains; or anything with ``weights`` of shape (chains, draws,
+            ...), which is thinned evenly where it has more than ``samples`` a chain.
+        samples: draws of each chain.
+        seed: makes the draws repeat, and leaves torch's random state as it was.
+        replicate: whether to draw data from each draw as well.
+    """
+    check_count("samples", samples)
+    check_seed(seed)
+    pairs = list(posterior) if isinstance(posterior, Fleet) else [(call.model, posterior)]
+    calls = [checked_call(ModelCall(model, call.args, call.kwargs)) for model, _ in pairs]
+    for _, q in pairs:
+        if not (callable(q) or hasattr(q, "weights") or hasattr(q, "sample_weights")):
+            raise PyroDropoutError(
+                f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
+            )
+    parts = [part for pair in pairs for part in pair]
+    device = place_of(parts, call)
+    with evaluating(*parts):
+        with seeded(seed, device):
+            drawn = [_drawn(each.to(device), q, samples) for each, (_, q) in zip(calls, pairs, strict=True)]
+        # Draws of y have random numbers of their own, so that the weights are the same with them and without.
+        with seeded(None if seed is None else seed + 1, device):
+            chains = [_weighed(each.to(device), *own, replicate) for each, own in zip(calls, drawn, strict=True)]
+    return chains[0] if len(chains) == 1 else _joined(chains)
+
+
+def checked_call(call: ModelCall) -> ModelCall:
+    """Return a call of a model with its data; what is wrong with it is told here."""
+    if not callable(call.model):
+        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
+    if is_network(call.model):
+        call = call.as_pair()
+        check_pairs("x and y", *call.args)
+        if call.args[0].is_floating_point():
+            check_finite("x", call.args[0])
+        return call
+    call = call.with_num_data(only_if_needed=True)
+    call.check_bound()
+    return call
+
+
+def _drawn(call: ModelCall, posterior: Any, samples: int) -> tuple[Weights, Tensor | None, str]:
+    """Return {site: (chains, draws, ...)}, log q or None, and why there is none."""
+    kept = getattr(posterior, "weights", None)
+    place = next(call.leaves(), torch.zeros(())).device
+    if isinstance(kept, dict) and kept:
+        return _thinned(kept, samples, place), None, SAMPLED
+    drawn, density, why = draws_with_density(call, posterior, samples)
+    weights = {name: value.to(place).unsqueeze(0) for name, value in drawn.items()}
+    return weights, None if density is None else density.to(place, F64).unsqueeze(0), why
+
+
+def _weighed(call: ModelCall, weights: Weights, log_q: Tensor | None, why: str, replicate: bool) -> JointDraws:
+    """Return the chains of one model and one posterior: one, or as many as a sampler has."""
+    shape = next(iter(weights.values())).shape[:2]
+    flat = {name: value.flatten(0, 1) for name, value in weights.items()}
+    weigh = weigh_network if speaks_by_likelihood(call) else weigh_traces
+    found = weigh(call, flat, replicate)
+    return JointDraws(
+        weights=weights,
+        log_likelihood={name: value.unflatten(0, shape) for name, value in found.log_likelihood.items()},
+        log_data=found.log_data.unflatten(0, shape),
+        log_prior=found.log_prior.unflatten(0, shape),
+        log_q=log_q,
+        why=why,
+        observed=found.observed,
+        dims=found.dims,
+        replicated={name: value.unflatten(0, shape) for name, value in found.replicated.items()},
+    )
+
+
+def _thinned(kept: Weights, samples: int, place: torch.device) -> Weights:
+    draws = next(iter(kept.values())).shape[1]
+    rows = torch.linspace(0, draws - 1, min(samples, draws), dtype=F64).round().long()
+    return {name: value[:, rows.to(value.device)].to(place) for name, value in kept.items()}
+
+
+def _joined(chains: list[JointDraws]) -> JointDraws:
+    """Return the chains of several models, one after another."""
+    first = chains[0]
+    densities = [chain.log_q for chain in chains if chain.log_q is not None]
+
+    def each(part: str) -> dict[str, Tensor]:
+        return {name: torch.cat([getattr(chain, part)[name] for chain in chains]) for name in getattr(first, part)}
+
+    return JointDraws(
+        weights=each("weights"),
+        log_likelihood=each("log_likelihood"),
+        log_data=torch.cat([chain.log_data for chain in chains]),
+        log_prior=torch.cat([chain.log_prior for chain in chains]),
+        log_q=torch.cat(densities) if len(densities) == len(chains) else None,
+        why=next((chain.why for chain in chains if chain.why), ""),
+        observed=first.observed,
+        dims=first.dims,
+        replicated=each("replicated"),
+    )

@@ -1,0 +1,154 @@
+"""Predictions of any Pyro model: its sites that the posterior does not have, at each draw of those that it has."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.observed_sites import (
+    Site,
+    full_distribution,
+    holds_data,
+    no_sites,
+    sample_sites,
+    trace_of,
+)
+from pyro_dropout.mathematics.errors import PyroDropoutError, describe
+from pyro_dropout.prediction.draws.weight_draws import MeanWeights, Weights, latent_draws
+from pyro_dropout.prediction.moments import Running, Sums, moments_of
+from pyro_dropout.prediction.site_prediction import SitePrediction
+from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.training.fit import place_of
+
+_FEW = 2**24  # numbers in the samples that are kept without being asked for
+_MOST = 2**26  # numbers in the draws of the latent sites that are held at once
+_DRAWS = 64  # of a site at each draw, where its distribution has no moments in closed form
+
+
+def predict_sites(
+    call: ModelCall, posterior: Any, *, samples: int, method: str, seed: int | None, keep: Any, progress: bool
+) -> SitePrediction | dict[str, SitePrediction]:
+    """Return what a model says of the sites that the posterior does not have: of one, or of several by name.
+
+    Args:
+        call: the model and its arguments; where data are among them, the sites that hold them are predicted.
+        posterior: a guide, or draws.
+        samples: how many draws of the posterior.
+        method: "mc", or "standard" for one run at the posterior's mean.
+        seed: makes the draws repeat.
+        keep: whether each draw's distribution and a sample of it are kept; "auto", where they are few.
+        progress: whether to show a bar.
+    """
+    if not callable(call.model):
+        raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
+    device = place_of([call.model, posterior], call)
+    call = call.with_num_data(only_if_needed=True).to(device)
+    call.check_bound()
+    found: dict[str, _Tally] = {}
+    bar = tqdm(total=samples, disable=not progress, unit="draw", desc="predict")
+    with seeded(seed, device), evaluating(call.model, posterior), bar:
+        for t, drawn in enumerate(_draws(call, posterior, samples, method)):
+            sites = _asked(call, {name: value.to(device) for name, value in drawn.items()})
+            if t == 0:
+                size = samples * sum(site["value"].numel() for site in sites.values())
+                keeps = size <= _FEW if keep == "auto" else bool(keep)
+                found = {name: _Tally(name, keeps) for name in sites}
+            if set(sites) != set(found):
+                raise PyroDropoutError(
+                    f"the model samples other sites at other draws: {', '.join(found)} at first, and then"
+                    f" {', '.join(sites)}. It must sample the same ones always."
+                )
+            for name, site in sites.items():
+                found[name].add(t, site)
+            bar.update()
+    answers = {name: tally.prediction(samples) for name, tally in found.items()}
+    return answers if len(answers) > 1 else next(iter(answers.values()))
+
+
+def _draws(call: ModelCall, posterior: Any, samples: int, method: str) -> Iterator[Weights]:
+    """Yield draws of the latent sites, one at a time; some are made together."""
+    if method == "standard":
+        means = MeanWeights(call.model, posterior).draw(1, torch.zeros(()))
+        yield {name: value[0] for name, value in means.items()}
+        return
+    if hasattr(posterior, "draws_at"):  # each once before any comes twice
+        left = posterior.order(samples)
+        size = sum(value[0, 0].numel() for value in posterior.weights.values())
+        for numbers in left.split(max(1, _MOST // max(1, size))):
+            yield from _one_by_one(posterior.draws_at(numbers))
+        return
+    done, together = 0, 1
+    while done < samples:
+        weights = latent_draws(posterior, min(together, samples - done), call)
+        done += min(together, samples - done)
+        together = max(1, _MOST // max(1, sum(value[0].numel() for value in weights.values())))
+        yield from _one_by_one(weights)
+
+
+def _one_by_one(weights: Weights) -> Iterator[Weights]:
+    for t in range(len(next(iter(weights.values())))):
+        yield {name: value[t] for name, value in weights.items()}
+
+
+def _asked(call: ModelCall, draw: Weights) -> dict[str, Site]:
+    """Run the model at a draw, and return its sites that the posterior does not have."""
+    sites = sample_sites(trace_of(call, draw))
+    if not sites:
+        raise PyroDropoutError(no_sites(call.model))
+    known = [name for name in sites if name in draw]
+    if not known:
+        raise PyroDropoutError(
+            f"the model samples none of the posterior's sites, {', '.join(draw)}; is it the posterior of this model?"
+        )
+    asked = {name: site for name, site in sites.items() if name not in draw and holds_data(site)}
+    if not asked:
+        raise PyroDropoutError(
+            f"the posterior has all sites of the model, {', '.join(known)}, so there is nothing to predict: a guide"
+            " must meet its model with the data, which it then does not draw."
+        )
+    return asked
+
+
+class _Tally:
+    """What the draws so far say of one site."""
+
+    def __init__(self, name: str, keep: bool) -> None:
+        self.name, self.keep = name, keep
+        self.kind: Any = None
+        self.estimated = False
+        self.running = Running(0)
+        self.parts: list[Any] = []
+        self.values: list[Tensor] = []
+
+    def add(self, t: int, site: Site) -> None:
+        """Add the site's distribution at draw ``t``."""
+        p = full_distribution(site)
+        if t == 0:
+            self.kind = p
+        self.running.add(t, 1, ..., self._moments(p))
+        if self.keep:
+            self.parts.append(p)
+            # What was drawn is what later sites of this draw were made from.
+            self.values.append(p.sample() if site["is_observed"] else site["value"])
+
+    def _moments(self, p: Any) -> Sums:
+        if not self.estimated:
+            try:
+                found = moments_of(p)
+                return {**found, "spread": torch.zeros_like(found["mean"])}
+            except (NotImplementedError, AttributeError):
+                self.estimated = True
+        drawn = p.sample((_DRAWS,)).double()
+        mean, noise = drawn.mean(0), drawn.var(0)
+        # The spread of such means holds some of the noise, which is taken off again.
+        return {"mean": mean, "noise": noise, "spread": -noise / _DRAWS}
+
+    def prediction(self, samples: int) -> SitePrediction:
+        """Return the prediction of all draws."""
+        sums = self.running.sums
+        sums["spread"] = sums["spread"].clamp_min(0)
+        parts, values = (self.parts, torch.stack(self.values)) if self.keep else (None, None)
+        return SitePrediction(self.name, self.kind, sums, samples, parts, values)

@@ -1,0 +1,259 @@
+"""What a model and its posterior say about new targets: moments, densities, intervals, classes.
+
+Var y is the sum of two parts: epistemic, the variance of E[y | f] over the draws, which more data would lessen, and
+aleatoric, the mean of Var[y | f], which is noise.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_dense
+from pyro_dropout.prediction.blocks import Block, Walk
+from pyro_dropout.prediction.moments import (
+    Sums,
+    base_of,
+    block_log_prob,
+    block_outer,
+    is_class,
+    is_normal,
+    mixture_quantile,
+)
+
+_PIECE = 2**22  # numbers of the samples that are worked on at once
+
+
+class Prediction:
+    """What a model and its posterior say about the targets at N points; made by ``predict``.
+
+    Targets of classes are indicators: D is then the number of classes, and ``mean`` their probabilities.
+
+    Args:
+        likelihood: p(y | f).
+        sums: over all draws, for each point.
+        count: how many draws.
+        like: some of the model's outputs, for their type.
+        samples: the outputs, where they were kept.
+        walk: the way to the outputs, where they were not.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> answer = pd.predict(model, pd.AutoDropout(model, keep=0.8), torch.ones(4, 2), samples=100)
+        >>> answer
+        Prediction(4 points, 100 draws, Categorical, samples kept)
+        >>> answer.probs.sum(-1).allclose(torch.ones(4)), answer.mutual_information.shape
+        (True, torch.Size([4]))
+        >>> torch.allclose(answer.variance, answer.probs * (1 - answer.probs))
+        True
+    """
+
+    def __init__(
+        self, likelihood: Any, sums: Sums, count: int, like: Tensor, samples: Tensor | None, walk: Walk | None
+    ) -> None:
+        self._likelihood, self._sums, self._count, self._like = likelihood, sums, count, like
+        self._samples, self._walk = samples, walk
+
+    def __repr__(self) -> str:
+        kept = "samples kept" if self._samples is not None else "samples not kept"
+        return f"Prediction({len(self._sums['mean'])} points, {self._count} draws, {self._name}, {kept})"
+
+    @property
+    def _name(self) -> str:
+        return type(self._likelihood).__name__
+
+    @property
+    def likelihood(self) -> Any:
+        """p(y | f), as it was when the prediction was made."""
+        return self._likelihood
+
+    # --- moments ------------------------------------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y], (N, D)."""
+        return self._sums["mean"].to(self._like)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance of E[y | f] over the draws, divided by T: that of the mixture that the draws make, (N, D)."""
+        return (self._sums["spread"] / self._count).to(self._like)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The mean of Var[y | f] over the draws, (N, D): 1/τ with Gaussian noise."""
+        return (self._sums["noise"] / self._count).to(self._like)
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[y], (N, D): epistemic plus aleatoric."""
+        return ((self._sums["spread"] + self._sums["noise"]) / self._count).to(self._like)
+
+    @property
+    def std(self) -> Tensor:
+        """The standard deviation of y, (N, D)."""
+        return self.variance.sqrt()
+
+    @property
+    def covariance(self) -> Tensor:
+        """Cov[y] between the targets of a point, (N, D, D): E[yyᵀ] - E[y]E[y]ᵀ, noise included (Prop. 4).
+
+        Where samples were not kept, the same draws are made once more.
+        """
+        mean = self._sums["mean"]
+        if self._one_of_several:  # indicators, of which one is 1
+            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
+        found = torch.diag_embed(self._sums["noise"] / self._count)
+
+        def add(points: Any, outer: Tensor) -> None:
+            found[points] += outer / self._count
+
+        if self._walk is None:
+            for points, likelihood, f in self._blocks():
+                add(points, block_outer(likelihood, f, mean[points]))
+        else:
+            reduce = functools.partial(block_outer, self._likelihood)
+            self._walk.again("covariance", reduce, lambda block, outer: add(block.points, outer), mean)
+        return found.to(self._like)
+
+    # --- the whole distribution ---------------------------------------------------------------------------------------
+
+    @property
+    def samples(self) -> Tensor:
+        """The model's outputs in every draw, (T, N, outputs), before the likelihood."""
+        if self._samples is None:
+            raise PyroDropoutError("the samples were not kept; call predict(..., keep_samples=True).")
+        return self._samples
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return log p(y | x) ≈ logsumexp_t log p(y | f_t) - log T of each point, (N,).
+
+        Where samples were not kept, the same draws are made once more.
+        """
+        y = self._checked(y)
+        found = torch.full((len(y),), -math.inf, dtype=torch.float64, device=self._like.device)
+        if self._walk is None:
+            for points in self._pieces():
+                found[points] = block_log_prob(self._likelihood, self.samples[:, points], y[points])
+        else:
+
+            def receive(block: Block, sums: Tensor) -> None:
+                found[block.points] = torch.logaddexp(found[block.points], sums)
+
+            self._walk.again("log_prob", functools.partial(block_log_prob, self._likelihood), receive, y)
+        return (found - math.log(self._count)).to(self._like)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends, each (N, D), of the central interval that holds y with probability ``level``.
+
+        They are quantiles of the mixture of normals that the draws make, noise included; samples must be kept.
+        """
+        check_level(level)
+        if not is_normal(self._targets):
+            raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self._name}.")
+        low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
+        for points, likelihood, f in self._blocks():
+            p = base_of(likelihood.distribution(f))
+            for end, tail in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
+                end[points] = mixture_quantile(p.loc, p.scale, tail).to(self._like)
+        return low, high
+
+    # --- classes ------------------------------------------------------------------------------------------------------
+
+    @property
+    def probs(self) -> Tensor:
+        """Probabilities of the classes, (N, C); with a Bernoulli likelihood of "yes", (N, D)."""
+        self._check_classes("probs")
+        return self.mean
+
+    @property
+    def entropy(self) -> Tensor:
+        """The entropy of the predicted class in nats, (N,); with a Bernoulli likelihood of each target, (N, D)."""
+        self._check_classes("entropy")
+        return self._entropy().to(self._like)
+
+    @property
+    def mutual_information(self) -> Tensor:
+        """How much the class and the weights say about each other, in nats: the epistemic part of the entropy."""
+        self._check_classes("mutual_information")
+        return (self._entropy() - self._sums["surprise"] / self._count).clamp_min(0).to(self._like)
+
+    @property
+    def variation_ratio(self) -> Tensor:
+        """The fraction of draws that are not for the class that most draws are for."""
+        self._check_classes("variation_ratio")
+        votes = self._sums["votes"].to(torch.float64) / self._count
+        most = votes.amax(-1) if self._one_of_several else torch.maximum(votes, 1 - votes)
+        return (1 - most).to(self._like)
+
+    @property
+    def _one_of_several(self) -> bool:
+        return isinstance(self._targets, torch.distributions.Categorical)
+
+    def _entropy(self) -> Tensor:
+        p = self._sums["mean"]
+        each: Tensor = torch.special.entr(p)
+        return each.sum(-1) if self._one_of_several else each + torch.special.entr(1 - p)
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _targets(self) -> Any:
+        """p(y | f) at some output, for its kind."""
+        return base_of(self._likelihood.distribution(self._like[0]))
+
+    def _check_classes(self, name: str) -> None:
+        if not is_class(self._targets):
+            raise PyroDropoutError(
+                f"{name} is for classes, and this prediction is of {self._name}; it has mean, variance, epistemic,"
+                " aleatoric, std, log_prob(y)" + (" and interval(level)." if is_normal(self._targets) else ".")
+            )
+
+    def _checked(self, y: Tensor) -> Tensor:
+        """Return ``y`` as the likelihood wants it, or say what is wrong with it or with one of its values."""
+        if not isinstance(y, Tensor):
+            raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
+        check_dense("y", y)
+        f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
+        checked: Tensor = self._likelihood.checked(f, y.to(f.device))
+        self._likelihood.check_values(f, checked)
+        classes = f.shape[-1]  # looked at whatever the likelihood says of them, for torch would crash on a GPU
+        if self._one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
+            low, high = int(checked.min()), int(checked.max())
+            raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
+        return checked
+
+    # --- the draws, a piece at a time ---------------------------------------------------------------------------------
+
+    def _blocks(self) -> Iterator[tuple[Any, Any, Tensor]]:
+        """Yield some points, the likelihood there, and the samples there, (T, points, outputs)."""
+        return ((points, self._likelihood, self.samples[:, points]) for points in self._pieces())
+
+    def _parts(self, points: Any) -> Any:
+        """Return p(y | f) of every draw at some points, (T, points, D)."""
+        return self._likelihood.distribution(self.samples[:, points])
+
+    def _draws(self, points: Any) -> Tensor:
+        """Return a y drawn with each draw at some points, (T, points, D)."""
+        drawn: Tensor = self._parts(points).sample()
+        return drawn
+
+    def _per_point(self, each: Tensor) -> Tensor:
+        """Return values of single targets, added up for each point, (N,)."""
+        return each if self._one_of_several else each.sum(-1)
+
+    def _pieces(self) -> Iterator[Any]:
+        """Yield the points in pieces whose samples can be worked on at once."""
+        count, points, width = self.samples.shape
+        size = max(1, _PIECE // (count * width))
+        return (slice(start, start + size) for start in range(0, points, size))
+
+
+def check_level(level: Any) -> None:
+    """Raise unless this is the level of an interval."""
+    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
+        raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")

@@ -1,0 +1,179 @@
+"""A prediction that several processes make together: each walks its share of the points, or of the draws."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.prediction.moments import Running, Sums
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.training.checkpoints.tensor_file import digest
+from pyro_dropout.training.distributed.process_group import Group
+
+Shard = Literal["points", "samples"]
+
+_ROWS = 2**18  # of one forward pass on a GPU, where all ranks must draw their weights in the same portions
+
+
+class Shards:
+    """Who has which points or draws, and how their answers are put together.
+
+    Args:
+        group: the ranks.
+        shard: what is shared out.
+        points: how many points there are.
+        samples: how many draws.
+    """
+
+    def __init__(self, group: Group, shard: Shard, points: int, samples: int) -> None:
+        self.group, self.shard, self.points, self.samples = group, shard, points, samples
+        self._window = math.ceil(points / group.world)
+
+    def own_points(self, rank: int) -> tuple[slice, int]:
+        """Return the points that a rank walks, and how many of the first of them are another's too.
+
+        All walk equally many, at the price of some that two walk: then all draw whole functions in the same portions,
+        and points of different ranks lie on the same functions.
+        """
+        if self.shard == "samples":
+            return slice(0, self.points), 0
+        begin = rank * self._window
+        start = min(begin, self.points - self._window)
+        return slice(start, start + self._window), min(begin - start, self._window)
+
+    def own_draws(self, rank: int) -> int:
+        """Return how many draws of a rank count."""
+        if self.shard == "points":
+            return self.samples
+        share = Group(rank, self.group.world).share(self.samples)
+        return int(share.stop - share.start)
+
+    def joined(self, own: Tensor, dim: int) -> Tensor:
+        """Return every rank's points put together, in order; ``dim`` is that of the points."""
+        parts = []
+        for rank in range(self.group.world):
+            _, doubled = self.own_points(rank)
+            parts.append(self.group.copied(own, rank).narrow(dim, doubled, self._window - doubled))
+        return torch.cat(parts, dim)
+
+    def of_each(self, own: Tensor) -> list[tuple[int, Tensor]]:
+        """Return every rank's tensor with its number of draws; those who have none are left out."""
+        found = [(self.own_draws(rank), self.group.copied(own, rank)) for rank in range(self.group.world)]
+        return [(count, each) for count, each in found if count]
+
+    def sums(self, own: Sums) -> Sums:
+        """Return the sums over all draws at all points."""
+        names = sorted(own)
+        if self.shard == "points":
+            return {name: self.joined(own[name], 0) for name in names}
+        each = {name: self.of_each(own[name]) for name in names}
+        running, seen = Running(self.points), 0
+        for k, (count, _) in enumerate(each["mean"]):
+            running.add(seen, count, slice(0, self.points), {name: each[name][k][1] for name in names})
+            seen += count
+        return running.sums
+
+    def draws(self, own: Tensor) -> Tensor:
+        """Return the outputs of all draws at all points, (T, N, D)."""
+        if self.shard == "points":
+            return self.joined(own, 1)
+        counts = [self.own_draws(rank) for rank in range(self.group.world)]
+        padded = own.new_empty(max(counts), *own.shape[1:])
+        padded[: len(own)] = own
+        return torch.cat([each[:count] for count, each in self.of_each(padded)])
+
+
+class ShardedPrediction(Prediction):
+    """A prediction whose samples were not kept: what needs them is asked of all ranks, who must all ask.
+
+    Args:
+        own: this rank's prediction.
+        shards: who has what.
+        sums: over all draws.
+    """
+
+    def __init__(self, own: Prediction, shards: Shards, sums: Sums) -> None:
+        super().__init__(own.likelihood, sums, shards.samples, own._like, None, None)
+        self._own, self._shards = own, shards
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return log p(y | x) of each point, (N,); every rank makes its draws once more."""
+        points, _ = self._shards.own_points(self._shards.group.rank)
+        own = self._own.log_prob(self._checked(y)[points])
+        if self._shards.shard == "points":
+            return self._shards.joined(own, 0)
+        each = [part.double() + math.log(count / self._count) for count, part in self._shards.of_each(own)]
+        return torch.logsumexp(torch.stack(each), 0).to(own)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Cov[y] between the targets of a point, (N, D, D); every rank makes its draws once more."""
+        own = self._own.covariance
+        if self._shards.shard == "points":
+            return self._shards.joined(own, 0)
+        mean = self._sums["mean"]
+        if self._one_of_several:
+            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(own)
+        found = torch.zeros_like(own, dtype=torch.float64)
+        means = self._shards.of_each(self._own._sums["mean"])
+        # The law of total covariance: within each rank's draws, and between their means
+        for (count, within), (_, middle) in zip(self._shards.of_each(own), means, strict=True):
+            apart = middle - mean
+            found += (within.double() + apart.unsqueeze(-1) * apart.unsqueeze(-2)) * (count / self._count)
+        return found.to(own)
+
+
+def predict_together(
+    group: Group, ask: Callable[..., Prediction], model: Any, posterior: Any, x: Tensor, shard: Shard, **asked: Any
+) -> Prediction:
+    """Return the prediction that all ranks make together, on all of them.
+
+    Args:
+        group: the ranks.
+        ask: makes a prediction by itself: ``ask(model, posterior, x, **asked)``.
+        model: the model.
+        posterior: its posterior, with the same parameters on all ranks.
+        x: all points.
+        shard: "points" or "samples".
+        asked: the arguments of ``predict``; ``keep_samples`` is True or False.
+    """
+    _check_shard(posterior, shard)
+    modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
+    values = [digest(t) for module in modules for t in (*module.parameters(), *module.buffers())]
+    group.check_same({**asked, "shard": shard, "x": digest(x), "the parameters of model and posterior": values})
+    samples, keep = asked["samples"], asked["keep_samples"]
+    shards = Shards(group, shard, len(x), samples)
+    base = group.one_seed(asked["seed"])
+    whole = asked["shared"] or hasattr(posterior, "draws_at") or getattr(posterior, "whole_functions", False)
+    asked["progress"] = asked["progress"] and group.first
+    if shard == "points" and whole:
+        asked["seed"] = base
+        if x.is_cuda and asked["chunk"] is None:
+            asked["chunk"] = _ROWS
+    else:
+        asked["seed"] = group.seed(base)
+    points, _ = shards.own_points(group.rank)
+    # Who has no draw makes one all the same, for the shapes of what the others found.
+    own = ask(model, posterior, x[points], **{**asked, "samples": max(1, shards.own_draws(group.rank))})
+    sums = shards.sums(own._sums)
+    if not keep:
+        return ShardedPrediction(own, shards, sums)
+    return Prediction(own.likelihood, sums, samples, own._like, shards.draws(own.samples), None)
+
+
+def _check_shard(posterior: Any, shard: Any) -> None:
+    if shard not in ("points", "samples"):
+        raise RangeError(f"shard must be 'points' or 'samples'; got {shard!r}.")
+    if shard == "points" and hasattr(posterior, "sample_functions"):
+        raise PyroDropoutError(
+            f"{type(posterior).__name__} draws its functions at all points together, so they cannot be shared out: use"
+            " shard='samples'."
+        )
+    if shard == "samples" and hasattr(posterior, "draws_at"):
+        raise PyroDropoutError(
+            f"{type(posterior).__name__} has a fixed set of draws, each to be met once before any comes twice, so they"
+            " cannot be shared out: use shard='points'."
+        )

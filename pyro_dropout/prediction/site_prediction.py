@@ -1,0 +1,183 @@
+"""What a Pyro model and its posterior say about one of its sites: the mixture of the site's distributions over draws.
+
+A network gives outputs, and a likelihood says what they mean. Any other Pyro model says at each draw of its latent
+sites which distribution a site has, and that is kept: one distribution for each draw. Results have the shape of the
+site: its points, as its plates lay them out, and then the numbers of one point.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_dense, describe
+from pyro_dropout.prediction.moments import F64, Sums, base_of, is_class, is_normal, mixture_quantile
+from pyro_dropout.prediction.prediction import Prediction, check_level
+
+
+class SitePrediction(Prediction):
+    """What a Pyro model and its posterior say about one site; made by ``predict``, with all that a ``Prediction`` has.
+
+    Args:
+        site: the site's name.
+        kind: its distribution at some draw.
+        sums: over all draws, for each number of the site.
+        count: how many draws.
+        parts: the site's distribution at each draw, where they were kept.
+        samples: a value of the site drawn with each draw, (T, ...), where they were kept.
+
+    Attributes:
+        site: the site's name.
+
+    Example:
+        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pd
+        >>> def model(x, y=None):
+        ...     slope, sigma = pyro.sample("slope", dist.Normal(0.0, 1.0)), pyro.sample("sigma", dist.HalfNormal(1.0))
+        ...     with pyro.plate("data", len(x)):
+        ...         pyro.sample("obs", dist.Normal(slope * x, sigma), obs=y)
+        >>> x = torch.linspace(-1, 1, 5)
+        >>> guide = pyro.infer.autoguide.AutoNormal(model)
+        >>> _ = pd.fit(model, guide, x, 2 * x, steps=10, compile=False, progress=False)
+        >>> answer = pd.predict(model, guide, x, samples=100, seed=0)
+        >>> answer
+        SitePrediction('obs', shape (5,), 100 draws, Normal, samples kept)
+        >>> answer.mean.shape, answer.log_prob(2 * x).shape, answer.interval(0.9)[0].shape
+        (torch.Size([5]), torch.Size([5]), torch.Size([5]))
+    """
+
+    def __init__(
+        self, site: str, kind: Any, sums: Sums, count: int, parts: list[Any] | None, samples: Tensor | None
+    ) -> None:
+        floating = next((value for value in vars(base_of(kind)).values() if _is_float(value)), torch.zeros(()))
+        super().__init__(kind, sums, count, floating.new_zeros(()), samples, None)
+        self.site, self._each = site, parts
+
+    def __repr__(self) -> str:
+        kept = "samples kept" if self._samples is not None else "samples not kept"
+        shape = tuple(self._likelihood.shape())
+        return f"SitePrediction({self.site!r}, shape {shape}, {self._count} draws, {self._name}, {kept})"
+
+    @property
+    def _name(self) -> str:
+        return type(self._targets).__name__
+
+    @property
+    def _targets(self) -> Any:
+        return base_of(self._likelihood)
+
+    @property
+    def likelihood(self) -> Any:
+        """The site's distribution at the first draw, which tells its kind."""
+        return self._likelihood
+
+    @property
+    def samples(self) -> Tensor:
+        """A value of the site drawn with each draw of the latent sites, (T, ...)."""
+        if self._samples is None:
+            raise PyroDropoutError("the samples were not kept; call predict(..., keep_samples=True).")
+        return self._samples
+
+    @property
+    def parts(self) -> list[Any]:
+        """The site's distribution at each draw, T of them."""
+        if self._each is None:
+            raise PyroDropoutError("the draws were not kept; call predict(..., keep_samples=True).")
+        return self._each
+
+    @property
+    def covariance(self) -> Tensor:
+        """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; where there is one, (..., 1, 1)."""
+        kind = self._likelihood
+        if self._one_of_several and kind.event_dim == 0:
+            mean = self._sums["mean"]
+            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
+        if kind.event_dim == 0:
+            return self.variance[..., None, None]
+        if kind.event_dim > 1 or self._one_of_several:
+            raise PyroDropoutError(
+                f"covariance is for sites whose points are numbers or vectors; {self.site!r} has {tuple(kind.shape())}."
+            )
+        found = torch.zeros_like(torch.diag_embed(self._sums["mean"]))
+        for p in self.parts:
+            apart = p.mean.to(F64) - self._sums["mean"]
+            noise = getattr(p, "covariance_matrix", None)
+            found += torch.diag_embed(p.variance.to(F64)) if noise is None else noise.to(F64)
+            found += apart.unsqueeze(-1) * apart.unsqueeze(-2)
+        return (found / self._count).to(self._like)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return log p(y) ≈ logsumexp_t log p(y | w_t) - log T of each point of the site."""
+        y = self._checked(y)
+        found: Tensor | None = None
+        for p in self.parts:
+            each = p.log_prob(y).to(F64)
+            found = each if found is None else torch.logaddexp(found, each)
+        assert found is not None
+        return (found - math.log(self._count)).to(self._like)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval that holds each number of the site with probability ``level``.
+
+        With normal noise they are quantiles of the mixture of normals, and otherwise those of the samples.
+        """
+        check_level(level)
+        if is_class(self._targets):
+            raise PyroDropoutError(f"interval() is for numbers, and site {self.site!r} is of {self._name}; use probs.")
+        tails = ((1 - level) / 2, (1 + level) / 2)
+        if is_normal(self._targets):
+            p = base_of(self._parts(...))
+            low, high = (mixture_quantile(p.loc, p.scale, tail) for tail in tails)
+        else:
+            drawn = self.samples.to(F64).sort(0).values
+            low, high = (_between(drawn, tail) for tail in tails)
+        return low.to(self._like), high.to(self._like)
+
+    # --- what scores ask of a prediction ------------------------------------------------------------------------------
+
+    def _parts(self, points: Any) -> Any:
+        """Return the normal distributions of all draws as one, (T, ...)."""
+        bases = [base_of(p) for p in self.parts]
+        loc, scale = (torch.stack([getattr(p, name) for p in bases]) for name in ("loc", "scale"))
+        return torch.distributions.Normal(loc, scale, validate_args=False)
+
+    def _draws(self, points: Any) -> Tensor:
+        return self.samples
+
+    def _pieces(self) -> Iterator[Any]:
+        yield ...
+
+    def _per_point(self, each: Tensor) -> Tensor:
+        dims = list(range(-self._likelihood.event_dim, 0))
+        return each.sum(dims) if dims else each
+
+    def _checked(self, y: Tensor) -> Tensor:
+        """Return ``y`` as the site's distribution wants it, or say what is wrong with it."""
+        if not isinstance(y, Tensor):
+            raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
+        check_dense("y", y)
+        wanted = tuple(self._likelihood.shape())
+        if tuple(y.shape) != wanted:
+            raise ShapeError(f"y must have the shape of site {self.site!r}, {wanted}; got {tuple(y.shape)}.")
+        y = y.to(self._like.device)
+        y = y.long() if self._one_of_several else y.to(self._like.dtype)
+        try:
+            inside = self._likelihood.support.check(y)
+        except NotImplementedError:  # a distribution that does not tell
+            return y
+        if not bool(inside.all()):
+            raise RangeError(f"y must lie in the support of site {self.site!r}, {self._name}; got {describe(y)}.")
+        return y
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _between(ordered: Tensor, level: float) -> Tensor:
+    """Return a quantile of values in rising order, (T, ...), on the line between the two nearest."""
+    place = level * (len(ordered) - 1)
+    first = min(int(place), max(len(ordered) - 2, 0))
+    last = min(first + 1, len(ordered) - 1)
+    return ordered[first] + (place - first) * (ordered[last] - ordered[first])

@@ -1,0 +1,100 @@
+"""What a prediction depends on beside its arguments: random states, the mode of networks, values of parameters."""
+
+import contextlib
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.training.compile.functional import Parameters
+
+RandomState = tuple[Tensor, Tensor | None]
+
+_PIECE = 2**20  # numbers that a checksum looks at in one go
+
+
+def random_state(device: torch.device) -> RandomState:
+    """Return the states of torch's generators on the CPU and on ``device``."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_random_state(state: RandomState, device: torch.device) -> None:
+    """Put the generators back to where they were."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.cuda.set_rng_state(state[1], device)
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the two generators; ``torch.manual_seed`` would seed those of all other devices too."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
+def forked(device: torch.device) -> Any:
+    """Within this context, random numbers leave no mark on the generators."""
+    return torch.random.fork_rng([device] if device.type == "cuda" else [])
+
+
+@contextlib.contextmanager
+def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Within this context random numbers come from a seed and leave no mark; without a seed nothing is different."""
+    with forked(device) if seed is not None else contextlib.nullcontext():
+        if seed is not None:
+            seed_generators(int(seed), device)
+        yield
+
+
+@contextlib.contextmanager
+def evaluating(*roots: Any) -> Iterator[None]:
+    """Within this context networks are in evaluation mode and record no gradients."""
+    modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def frozen(module: nn.Module) -> Any:
+    """Return a copy whose tensors no training moves; those with a history of gradients can be copied so too."""
+    tensors = (*module.parameters(), *module.buffers())
+    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
+
+
+def fingerprint(model: Any, posterior: Any, run: Any, x: Tensor) -> list[Any]:
+    """Return numbers that change when a parameter, a buffer or ``x`` does, by whatever way.
+
+    They are made of the values themselves: an assignment to ``.data`` leaves torch's version counters as they are.
+    """
+    found = Parameters(model, posterior, run, (x[:1],), {}).by_name
+    tensors = {id(value): value for value in (*found.values(), x)}
+    for root in (model, posterior):
+        if isinstance(root, nn.Module):
+            tensors.update({id(value): value for value in (*root.parameters(), *root.buffers())})
+    shapes = [(tuple(value.shape), value.dtype, value.device) for value in tensors.values()]
+    sums = [checksum(value.detach()).to("cpu") for value in tensors.values()]
+    return [shapes, torch.stack(sums).tolist()]
+
+
+def checksum(value: Tensor) -> Tensor:
+    """Return a whole number made of all bits of a tensor: Σ bitsᵢ·(2i + 1) modulo 2⁶⁴.
+
+    Odd factors have inverses, so a change of any one number changes the sum, however small it is.
+    """
+    flat = value.contiguous().reshape(-1)
+    bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
+    total = torch.zeros((), dtype=torch.int64, device=value.device)
+    for start in range(0, len(bits), _PIECE):
+        piece = bits[start : start + _PIECE].long()
+        factors = torch.arange(start, start + len(piece), device=value.device) * 2 + 1
+        total = total + (piece * factors).sum()
+    return total

@@ -1,0 +1,1 @@
+"""Answers to compare with: NUTS, conjugate posteriors, exact Gaussian processes."""

@@ -1,0 +1,179 @@
+"""The exact posterior of a network that is linear in its random weights: f = f₀ + J w, Gaussian prior and noise.
+
+With prior N(0, S), noise of precision T and r = y - f₀, the posterior has precision S⁻¹ + JᵀTJ. All is computed in
+float64 with weights in units of their prior, v = S^(-½) w: there the precision I + S^½ Jᵀ T J S^½ = L Lᵀ is never
+smaller than one in any direction.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_finite
+from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.references.nuts.energy import in_float64, is_network
+
+F64 = torch.float64
+Weights = dict[str, Tensor]
+
+
+class GaussianPosterior:
+    """A joint Gaussian over all weights of a network, with every covariance; a posterior that ``predict`` takes.
+
+    Args:
+        loc: the mean of all weights in one vector, (d,).
+        root: R, upper triangular with RᵀR the precision, (d, d).
+        shapes: of each site, in the order in which they lie in ``loc``.
+        log_evidence: log p(y) of the data, in nats.
+        like: a tensor whose type and device weights have.
+
+    Attributes:
+        log_evidence: log p(y) of the data that the posterior comes from, in nats: the largest value of any ELBO.
+        whole_functions: True, for each draw is one function, at all points.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
+        >>> posterior = pd.conjugate(model, torch.eye(2), torch.ones(2, 1))
+        >>> posterior
+        GaussianPosterior(3 weights at 2 sites, log evidence -2.85)
+        >>> posterior.sample_weights(5)["weight"].shape, posterior.covariance.shape
+        (torch.Size([5, 1, 2]), torch.Size([3, 3]))
+        >>> posterior.log_prob(posterior.mean()).item() > posterior.log_prob(posterior.sample_weights(9)).max().item()
+        True
+    """
+
+    whole_functions = True
+
+    def __init__(
+        self,
+        loc: Float[Tensor, "d"],
+        root: Float[Tensor, "d d"],
+        shapes: dict[str, Size],
+        log_evidence: float,
+        like: Tensor,
+    ) -> None:
+        self._loc, self._root, self._shapes, self._like = loc, root, shapes, like
+        self.log_evidence = log_evidence
+
+    def __repr__(self) -> str:
+        sites = "1 site" if len(self._shapes) == 1 else f"{len(self._shapes)} sites"
+        return f"GaussianPosterior({len(self._loc)} weights at {sites}, log evidence {self.log_evidence:.2f})"
+
+    @property
+    def covariance(self) -> Tensor:
+        """The covariance of all weights, site after site, each flattened: (d, d), in float64."""
+        inverse: Tensor = torch.linalg.solve_triangular(self._root, torch.eye(len(self._loc), dtype=F64), upper=True)
+        return inverse @ inverse.mT
+
+    def mean(self) -> Weights:
+        """Return the mean of each site."""
+        return self._parted(self._loc)
+
+    def sample_weights(self, n: int) -> Weights:
+        """Return ``n`` independent draws, {site: (n, *shape)}."""
+        check_count("n", n)
+        noise = torch.randn(len(self._loc), n, dtype=F64)
+        return self._parted(self._loc + torch.linalg.solve_triangular(self._root, noise, upper=True).mT)
+
+    def log_prob(self, weights: Weights) -> Tensor:
+        """Return the log density of weights {site: (*batch, *shape)}, (*batch), in float64."""
+        missing = set(self._shapes) ^ set(weights)
+        if missing:
+            raise ShapeError(f"weights must name the sites {', '.join(self._shapes)}; got {', '.join(weights)}.")
+        flat = [
+            weights[name].reshape(*weights[name].shape[: weights[name].dim() - len(shape)], -1)
+            for name, shape in self._shapes.items()
+        ]
+        white = (torch.cat(flat, -1).to("cpu", F64) - self._loc) @ self._root.mT
+        log_det: Tensor = self._root.diagonal().log().sum()
+        return log_det - 0.5 * white.square().sum(-1) - 0.5 * len(self._loc) * math.log(2 * math.pi)
+
+    def _parted(self, flat: Tensor) -> Weights:
+        """Return a vector, or several, site by site in the model's own type."""
+        parts = flat.split([shape.numel() for shape in self._shapes.values()], -1)
+        both = zip(self._shapes.items(), parts, strict=True)
+        return {name: part.reshape(flat.shape[:-1] + shape).to(self._like) for (name, shape), part in both}
+
+
+def conjugate(model: Any, x: Tensor, y: Tensor) -> GaussianPosterior:
+    """Return the exact posterior of a network that is linear in its random weights, with Gaussian noise.
+
+    Such is ``nn.Linear``, or any network all of whose other layers are hidden from the prior. The time it takes grows
+    with the cube of the number d of weights, and with N·D·d².
+
+    Args:
+        model: a ``BayesianNet``, or a ``Standardised`` one; its likelihood must be ``Gaussian``.
+        x: N data points, first dimension first.
+        y: their targets, (N, D).
+
+    Returns:
+        The posterior, with its covariance and the evidence.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=3.0))
+        >>> posterior = pd.conjugate(model, torch.ones(5, 1), torch.full((5, 1), 2.0))
+        >>> round(posterior.mean()["weight"].item(), 4), round(posterior.covariance.item(), 4)  # 15·2/16, 1/16
+        (1.875, 0.0625)
+        >>> pd.predict(model, posterior, torch.ones(2, 1), samples=100, seed=0).mean.shape
+        torch.Size([2, 1])
+    """
+    _check(model, x, y)
+    net: Any = in_float64(model)
+    x64, y64 = x.detach().to("cpu", F64), y.detach().to("cpu", F64)
+    shapes = {name: net.prior_of(name).event_shape for name in net.sites}
+    widths = torch.cat([net.prior_of(name).stddev.reshape(-1) for name in net.sites])
+
+    def outputs(v: Tensor) -> Tensor:  # v: all weights, in units of their prior
+        parts = (widths * v).split([shape.numel() for shape in shapes.values()])
+        f: Tensor = net.evaluate({n: p.reshape(s) for (n, s), p in zip(shapes.items(), parts, strict=True)}, x64)
+        return f
+
+    zero = torch.zeros_like(widths)
+    f0 = outputs(zero).detach()
+    net.likelihood.checked(f0, y64)
+    jacobian = torch.func.jacrev(outputs)(zero).detach().flatten(0, 1)
+    _check_linear(outputs, f0, jacobian)
+    tau = net.likelihood.distribution(f0).variance.reciprocal().reshape(-1)
+    residual = (y64 - f0).reshape(-1)
+    pull = jacobian.mT @ (tau * residual)
+    precision = torch.eye(len(widths), dtype=F64) + jacobian.mT @ (tau.unsqueeze(-1) * jacobian)
+    cholesky = torch.linalg.cholesky(precision)
+    loc = torch.cholesky_solve(pull.unsqueeze(-1), cholesky).squeeze(-1)
+    # log p(y) = log p(y | v) + log p(v) - log p(v | y), the same at every v; here at v = 0.
+    at_zero = 0.5 * (tau.log().sum() - len(tau) * math.log(2 * math.pi) - (tau * residual.square()).sum())
+    evidence = at_zero + 0.5 * pull @ loc - cholesky.diagonal().log().sum()
+    like = next(model.parameters()).detach()
+    return GaussianPosterior(widths * loc, cholesky.mT / widths, shapes, float(evidence), like.new_empty(0))
+
+
+def _check(model: Any, x: Any, y: Any) -> None:
+    if not is_network(model):
+        raise PyroDropoutError(f"model must be a BayesianNet; got {type(model).__name__}. For other models use nuts().")
+    if not isinstance(model.likelihood, Gaussian):
+        raise PyroDropoutError(
+            f"the posterior is Gaussian only where the noise is, and model.likelihood is"
+            f" {type(model.likelihood).__name__}. Use nuts(), or the likelihood Gaussian(tau)."
+        )
+    check_finite("x", x)
+    check_finite("y", y)
+    if x.dim() == 0 or len(x) == 0:
+        raise ShapeError(f"x must hold at least one data point, (N, ...); got shape {tuple(x.shape)}.")
+
+
+def _check_linear(outputs: Any, f0: Tensor, jacobian: Tensor) -> None:
+    """Raise unless outputs are linear in the weights, at a near and a far place in a direction without meaning."""
+    count = jacobian.shape[1]
+    probe = torch.cos(1.0 + torch.arange(count, dtype=F64) * 2.3)  # like a draw, but no generator moves
+    for far in (1.0, -30.0):
+        straight = f0.reshape(-1) + jacobian @ (far * probe)
+        gap = (outputs(far * probe).detach().reshape(-1) - straight).abs().max()
+        if not gap <= 1e-9 * (1 + straight.abs().max()):
+            raise PyroDropoutError(
+                "net is not linear in its random weights: its outputs bend as they grow. The exact posterior is known"
+                " for nn.Linear, or where Prior(hide=...) leaves one linear layer random; for others use nuts()."
+            )

@@ -1,0 +1,1 @@
+"""A no-U-turn sampler for Pyro models, with compiled energies."""

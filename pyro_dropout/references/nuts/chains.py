@@ -1,0 +1,178 @@
+"""Several chains of the no-U-turn sampler side by side, each of which finds its own step and scales as it warms up.
+
+The schedule is Stan's: a start, windows of doubling length after each of which the scales are set to what was seen,
+and an end in which only the step is refined. Step and scales are learned by Pyro's own dual averaging and covariance.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from pyro.infer.mcmc.adaptation import WarmupAdapter
+from pyro.ops.dual_averaging import DualAveraging
+from pyro.ops.welford import WelfordCovariance
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.references.nuts.no_u_turn import Array, Asks, Point, Walker
+
+Energies = Callable[[Array], tuple[Array, Array]]  # positions (chains, d) -> energies (chains,), gradients (chains, d)
+
+_LIKELY = math.log(0.8)  # a first step is as long as it may be for this acceptance; Stan's number
+
+
+@dataclass
+class Chain:
+    """What one chain leaves behind.
+
+    Attributes:
+        draws: positions after warming up, (draws, d).
+        diverged: how many of their trajectories were lost.
+        deepest: how many of them were as long as allowed.
+        step: the length of its leapfrog steps.
+        scale: the scale of each coordinate.
+    """
+
+    draws: list[Array] = field(default_factory=list)
+    diverged: int = 0
+    deepest: int = 0
+    step: float = math.nan
+    scale: Array = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How each chain is run.
+
+    Attributes:
+        samples: draws that are kept.
+        warmup: draws before them, in which the chain finds its step and scales.
+        target_accept: the acceptance that the step is chosen for.
+        max_depth: most doublings of a trajectory.
+    """
+
+    samples: int
+    warmup: int
+    target_accept: float
+    max_depth: int
+
+
+def run_chains(
+    energies: Energies, starts: Array, plan: Plan, seed: int, tick: Callable[[], None] = lambda: None
+) -> list[Chain]:
+    """Run one chain from each row of ``starts``, all of them with one call of ``energies`` for each leapfrog step.
+
+    Args:
+        energies: of one position for each chain.
+        starts: (chains, d).
+        plan: how each chain is run.
+        seed: of the chains' random numbers.
+        tick: called after each draw of each chain.
+
+    Returns:
+        The chains.
+    """
+    chains = [Chain() for _ in starts]
+    randoms = [np.random.default_rng([seed, number]) for number in range(len(starts))]
+    runs = [_run(chain, z, plan, random, tick) for chain, z, random in zip(chains, starts, randoms, strict=True)]
+    positions = np.stack([next(run) for run in runs])
+    going = set(range(len(runs)))
+    with np.errstate(over="ignore", invalid="ignore"):  # a path that is lost may end anywhere
+        while going:
+            values, slopes = energies(positions)
+            for number in sorted(going):
+                try:
+                    # A copy, for the next call may write its gradients into the same memory.
+                    positions[number] = runs[number].send((float(values[number]), slopes[number].copy()))
+                except StopIteration:
+                    going.remove(number)
+    return chains
+
+
+def _run(chain: Chain, start: Array, plan: Plan, random: np.random.Generator, tick: Callable[[], None]) -> Asks[None]:
+    """Run one chain from its start to its last draw."""
+    energy, slope = yield start.copy()
+    if not math.isfinite(energy) or not np.isfinite(slope).all():
+        raise PyroDropoutError(
+            f"log p(y, w) is {-energy} where a chain begins, at a draw from the prior; are x and y as the model expects"
+            " them, and the prior not far too wide?"
+        )
+    point = Point(start.copy(), np.zeros_like(start), energy, slope)
+    walker = Walker(1.0, np.ones_like(start), random, plan.max_depth)
+    walker = yield from _with_first_step(walker, point)
+    tuner = _Tuner(plan, walker.step)
+    for t in range(plan.warmup):
+        moved = yield from walker.move(point)
+        point = moved.point
+        step, scale = tuner.learn(t, moved.acceptance, point.z)
+        walker = Walker(step, walker.scale if scale is None else scale, random, plan.max_depth)
+        if scale is not None:
+            walker = yield from _with_first_step(walker, point)
+            tuner.restart(walker.step)
+        tick()
+    walker = Walker(tuner.settled, walker.scale, random, plan.max_depth)
+    for _ in range(plan.samples):
+        moved = yield from walker.move(point)
+        point = moved.point
+        chain.draws.append(point.z)
+        chain.diverged += moved.diverged
+        chain.deepest += moved.depth == plan.max_depth
+        tick()
+    chain.step, chain.scale = walker.step, walker.scale
+
+
+def _with_first_step(walker: Walker, point: Point) -> Asks[Walker]:
+    """Double or halve the step until its acceptance crosses what is likely."""
+    growing: bool | None = None
+    step = walker.step
+    while 1e-10 < step < 1e10:
+        walker = Walker(step, walker.scale, walker.random, walker.max_depth)
+        start = walker.refreshed(point)
+        end = yield from walker.leap(start, 1)
+        short = start.total - end.total > _LIKELY
+        if growing is None:
+            growing = short
+        if short != growing:
+            break
+        step = step * 2 if growing else step / 2
+    return walker
+
+
+class _Tuner:
+    """Learns a step from acceptances, and scales from positions, in Stan's windows."""
+
+    def __init__(self, plan: Plan, step: float) -> None:
+        self._target = plan.target_accept
+        self._average: Any = DualAveraging()
+        self._seen: Any = WelfordCovariance(diagonal=True)
+        schedule: Any = WarmupAdapter()
+        schedule._warmup_steps = plan.warmup
+        windows = schedule._build_adaptation_schedule()[1:-1] if plan.warmup >= 20 else []
+        self._first = windows[0].start if windows else plan.warmup
+        self._ends = {window.end for window in windows}
+        self.restart(step)
+
+    def restart(self, step: float) -> None:
+        """Begin to learn the step anew, from one that is about right."""
+        self._average.prox_center = math.log(10 * step)  # longer ones cost less, so they are tried first
+        self._average.reset()
+        self._log_step = self._log_settled = math.log(step)
+
+    def learn(self, t: int, acceptance: float, z: Array) -> tuple[float, Array | None]:
+        """Return the step to go on with, and new scales where a window ends."""
+        self._average.step(self._target - acceptance)
+        self._log_step, self._log_settled = self._average.get_state()
+        if self._first <= t <= max(self._ends, default=-1):
+            self._seen.update(torch.from_numpy(z))
+        if t not in self._ends:
+            return math.exp(self._log_step), None
+        variance = self._seen.get_covariance(regularize=True)
+        self._seen.reset()
+        return math.exp(self._log_step), variance.sqrt().numpy()
+
+    @property
+    def settled(self) -> float:
+        """The step that the chain settles on: an average, for the last one is noisy."""
+        return math.exp(self._log_settled)

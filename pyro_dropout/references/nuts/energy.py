@@ -1,0 +1,193 @@
+"""The energy U(w) = -log p(y, w) of a model's weights, and its gradient, for several weights at once, in float64.
+
+Networks are evaluated with all weights together; other Pyro models through their traces. A position z is one vector
+of all weights; a site that is not real-valued, such as a scale, is moved through a transform to all of the real line.
+"""
+
+import copy
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from pyro import poutine
+from pyro.distributions.util import scale_and_mask
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor, nn
+from torch.distributions import biject_to
+from torch.distributions.utils import _sum_rightmost
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import is_network as gives_outputs
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.observed_sites import check_whole, sample_sites, trace_of
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.references.nuts.no_u_turn import Array
+from pyro_dropout.training.compile.functional import unvalidated
+from pyro_dropout.training.compile.program import Program
+from pyro_dropout.training.svi import Compile
+
+F64 = torch.float64
+Weights = dict[str, Tensor]
+
+_WORTH_COMPILING = 1500  # calls, after which a long run is to be expected
+
+
+class Energy:
+    """-log p(y, w) of a model at its data, with ``calls`` made so far.
+
+    Args:
+        call: a Pyro model and its arguments, data included; of a network, a copy in float64 is used, on the CPU.
+        compile: "auto", when it is worth it and works; True, at once; False, never.
+    """
+
+    def __init__(self, call: ModelCall, compile: Compile = "auto") -> None:
+        self.calls = 0
+        self._compile, self._mapped = compile, True
+        self._program: Program | None = None
+        exact = call.mapped(lambda part: part.to("cpu", F64 if part.is_floating_point() else part.dtype))
+        copied = gives_outputs(call.model)
+        self._given = self._call = replace(exact, model=in_float64(call.model)) if copied else call
+        self.model = self._call.model
+        sites = self._sites()
+        self._types = dict.fromkeys(sites, F64)
+        self._transforms: dict[str, Any] = {name: biject_to(site["fn"].support) for name, site in sites.items()}
+        self._free = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}
+        self._prior: Any = None
+        if is_network(self.model) and set(sites) == set(self.model.sites):
+            widths = [self.model.prior_of(name).stddev.reshape(-1) for name in sites]
+            self._prior = torch.distributions.Normal(0.0, torch.cat(widths), validate_args=False)
+        if not copied:  # one whose constants may want the types that it was given
+            self._call = exact
+            try:
+                self._of_one(torch.from_numpy(self._flat(sites)))
+            except (RuntimeError, PyroDropoutError):
+                self._call = self._given
+                self._types = {name: site["value"].dtype for name, site in sites.items()}
+
+    # --- weights and positions ----------------------------------------------------------------------------------------
+
+    def start(self) -> Array:
+        """Return a position (d,) that is drawn from the prior."""
+        return self._flat(self._sites())
+
+    def _flat(self, sites: dict[str, Any]) -> Array:
+        parts = [self._transforms[name].inv(site["value"]).reshape(-1) for name, site in sites.items()]
+        found = torch.cat([part.detach().to("cpu", F64) for part in parts]).numpy()
+        return np.clip(found, -1e3, 1e3)  # the prior of a scale may have drawn one that is zero
+
+    def weights(self, z: Tensor) -> Weights:
+        """Return the weights {site: (*batch, *shape)} at positions (*batch, d)."""
+        parts = z.split([shape.numel() for shape in self._free.values()], -1)
+        found = {}
+        for (name, shape), part in zip(self._free.items(), parts, strict=True):
+            found[name] = self._transforms[name](part.reshape(z.shape[:-1] + shape).to(self._types[name]))
+        return found
+
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shapes of the sites in unconstrained space, in the order in which a position holds them."""
+        return dict(self._free)
+
+    def _sites(self) -> dict[str, Any]:
+        with torch.no_grad(), poutine.block():
+            trace: Any = trace_of(self._given)
+        check_whole(trace)
+        sites = {}
+        for name, site in sample_sites(trace).items():
+            if site["is_observed"]:
+                continue
+            if site["fn"].support.is_discrete:
+                raise PyroDropoutError(
+                    f"site {name!r} ({type(site['fn']).__name__}) is discrete; this sampler moves along gradients, so"
+                    " all sites must be continuous. Sum it out in the model."
+                )
+            sites[name] = site
+        if not sites:
+            raise PyroDropoutError("the model has no random weights, so its posterior has nothing to sample.")
+        return sites
+
+    # --- the energy ---------------------------------------------------------------------------------------------------
+
+    def __call__(self, positions: Array) -> tuple[Array, Array]:
+        """Return the energies (chains,) and their gradients (chains, d) at positions (chains, d)."""
+        z = torch.from_numpy(positions)
+        if self._program is None and self._compile is not False and (self._compile is True or self._is_worth_it()):
+            self._program = self._compiled(z)
+        self.calls += 1
+        if self._program is not None:
+            energies, slopes = self._program.flat([z])
+        else:
+            with unvalidated():
+                energies, slopes = self._both(z)
+        return energies.numpy(), slopes.numpy()
+
+    def _is_worth_it(self) -> bool:
+        return self.calls == _WORTH_COMPILING
+
+    def _compiled(self, z: Tensor) -> Program | None:
+        try:
+            with unvalidated():
+                return Program(self._both, z)
+        except Exception as cause:
+            if self._compile is True:
+                raise PyroDropoutError(f"this model cannot be compiled: {cause} Use compile=False.") from cause
+            warnings.warn(f"this model cannot be compiled, so sampling is slow: {cause}", stacklevel=2)
+            return None
+
+    def _both(self, z: Tensor) -> list[Tensor]:
+        z = z.detach().requires_grad_()
+        with torch.enable_grad():
+            energies = self._of_net(z) if self._prior is not None else self._of_model(z)
+            # Chains do not meet, so the gradient of their sum is that of each.
+            (slopes,) = torch.autograd.grad(energies.sum(), z)
+        return [energies.detach().to(F64), slopes]
+
+    def _of_net(self, z: Tensor) -> Tensor:
+        """Return the energies of a network's weights."""
+        f = self.model.evaluate(self.weights(z), self._call.args[0])
+        f = f.reshape(len(z), *f.shape[-2:])
+        y = self.model.likelihood.checked(f, self._call.args[1])
+        fits: Tensor = self.model.likelihood.distribution(f).log_prob(y)
+        plausible: Tensor = self._prior.log_prob(z)
+        return -fits.sum(-1) - plausible.sum(-1)
+
+    def _of_model(self, z: Tensor) -> Tensor:
+        """Return the energies of any model's weights: all at once, or where it cannot be mapped one by one."""
+        if self._mapped:
+            try:
+                found: Tensor = torch.func.vmap(self._of_one)(z)
+                return found
+            except Exception:
+                self._mapped = False
+        return torch.stack([self._of_one(each) for each in z])
+
+    def _of_one(self, z: Tensor) -> Tensor:
+        weights = self.weights(z)
+        with poutine.block(), poutine.trace() as capture, poutine.condition(data=weights):
+            self._call()
+        total = z.new_zeros(())
+        sites: Any = capture.trace.nodes.values()
+        for site in sites:
+            if site["type"] == "sample" and not site_is_subsample(site):
+                total = total - scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
+        parts = z.split([shape.numel() for shape in self._free.values()])
+        for (name, shape), part in zip(self._free.items(), parts, strict=True):
+            change = self._transforms[name].log_abs_det_jacobian(part.reshape(shape), weights[name])
+            total = total - _sum_rightmost(change, change.dim())
+        return total
+
+
+def is_network(model: Any) -> bool:
+    """Whether a model is a network with Gaussian priors, that of standardised data included."""
+    return type(model) is BayesianNet or (isinstance(model, Standardised) and is_network(model.model))
+
+
+def in_float64(model: nn.Module) -> Any:
+    """Return a copy of a network that has no randomness but its weights."""
+    kept: dict[int, Any] = {id(value): value.detach().clone() for value in model.buffers()}
+    for value in model.parameters():  # tensors with a history of gradients cannot be copied, their values can
+        kept[id(value)] = nn.Parameter(value.detach().clone(), requires_grad=False)
+    return copy.deepcopy(model, kept).to("cpu", F64).eval()

@@ -1,0 +1,208 @@
+"""The reference that approximate posteriors are measured against: the posterior itself, by Hamiltonian Monte Carlo."""
+
+import time
+import warnings
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.generative.observed_sites import trace_of
+from pyro_dropout.mathematics.errors import RangeError, check_count, check_finite
+from pyro_dropout.prediction.draws.joint_draws import checked_call
+from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
+from pyro_dropout.prediction.sampled_posterior import SampledPosterior
+from pyro_dropout.prediction.snapshot import evaluating
+from pyro_dropout.references.nuts.chains import Chain, Plan, run_chains
+from pyro_dropout.references.nuts.energy import Energy
+from pyro_dropout.training.fit import move_to, place_of
+from pyro_dropout.training.svi import Compile, check_compile
+
+_AGREE = 1.01  # Vehtari et al. (2021): chains with a larger R-hat are not to be used
+_MOST_POINTS = 50  # at which R-hat is taken
+
+
+def nuts(
+    model: Any,
+    *args: Any,
+    chains: int = 4,
+    samples: int = 500,
+    warmup: int = 500,
+    seed: int = 0,
+    target_accept: float = 0.8,
+    max_tree_depth: int = 10,
+    points: Tensor | None = None,
+    compile: Compile = "auto",
+    progress: bool = True,
+    **kwargs: Any,
+) -> SampledPosterior:
+    """Draw weights from the posterior itself, by the no-U-turn sampler; for small models and few data.
+
+    All chains run side by side in float64, with one evaluation of the model for each of their steps, and begin at draws
+    from the prior. Parameters that are not random (hidden ones, a learned τ) stay as they are. It warns when
+    trajectories were lost, or when chains disagree: about the values that the model returns, or, where it returns none,
+    about its sites. Whatever happens after sampling, the draws are returned.
+
+    Args:
+        model: a network of this package, or any Pyro model whose latent sites are continuous.
+        args: the model's own arguments, data included: (x, y) of a network.
+        chains: how many chains; R-hat compares them, so take at least two, better four.
+        samples: draws of each chain that are kept.
+        warmup: draws before them, in which a chain finds its step length and scales, and which are thrown away.
+        seed: the same seed gives the same draws; torch's own random state is neither used nor changed.
+        target_accept: the acceptance rate that steps are chosen for; nearer to 1, steps are shorter and fewer are lost.
+        max_tree_depth: a trajectory has at most 2 to this power steps.
+        points: where R-hat of the function's values is taken, as ``model(points)``; at the data without them.
+        compile: "auto", compile the energy when the run is long; True, at once; False, never.
+        progress: whether to show a bar.
+        kwargs: the model's own keyword arguments.
+
+    Returns:
+        The draws, as a posterior that ``predict`` takes.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.tensor([[-1.0], [0.0], [1.0], [2.0]])
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False), likelihood=pd.Gaussian(tau=4.0))
+        >>> posterior = pd.nuts(model, x, 2 * x, samples=250, warmup=100, seed=1, compile=False, progress=False)
+        >>> posterior.num_chains, posterior.num_draws, posterior.divergences
+        (4, 250, 0)
+        >>> exact = pd.conjugate(model, x, 2 * x).mean()["weight"].item()
+        >>> abs(posterior.mean()["weight"].item() - exact) < 0.05
+        True
+    """
+    for name, value in {"chains": chains, "samples": samples, "max_tree_depth": max_tree_depth}.items():
+        check_count(name, value)
+    _check_zero_or_more("warmup", warmup)
+    _check_zero_or_more("seed", seed)
+    if not 0 < target_accept < 1:
+        raise RangeError(f"target_accept must lie strictly between 0 and 1; got {target_accept!r}.")
+    check_compile(compile)
+    call = checked_call(call_of(nuts, model, args, kwargs))
+    if is_network(model) and call.args[1].is_floating_point():
+        check_finite("y", call.args[1])
+    began = time.perf_counter()
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        torch.default_generator.manual_seed(int(seed))
+        energy = Energy(call, compile)
+        starts = np.stack([energy.start() for _ in range(chains)])
+    plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
+    bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts")
+    with bar, evaluating(model):
+        ran = run_chains(energy, starts, plan, int(seed), _ticker(bar, energy))
+    z = torch.from_numpy(np.stack([np.stack(chain.draws) for chain in ran]))
+    device, dtype = place_of([model], call), _type_of(call)
+    weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
+    lost = sum(chain.diverged for chain in ran)
+    posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
+    _warn_of_lost(posterior, plan)
+    if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat halves each chain, and needs two draws in a half
+        try:
+            worst, what = _disagreement(call, posterior, points, z, energy)
+        except Exception as cause:
+            warnings.warn(
+                f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned all the same."
+                " Ask posterior.rhat_of(values) about values of your own.",
+                stacklevel=2,
+            )
+        else:
+            _warn_of_disagreement(worst, what, ran, plan)
+    return posterior
+
+
+def function_rhat(model: Any, posterior: SampledPosterior, points: Tensor) -> Tensor:
+    """Return R-hat of the model's outputs at ``points``, (N, D)."""
+    with evaluating(model):
+        points = points.to(move_to(None, [model]))
+        total = posterior.num_chains * posterior.num_draws
+        f = WholeFunctions(model, posterior).outputs(posterior.draws_at(torch.arange(total)), points, total)
+    return posterior.rhat_of(f.reshape(posterior.num_chains, posterior.num_draws, *f.shape[1:]))
+
+
+def _disagreement(
+    call: ModelCall, posterior: SampledPosterior, points: Tensor | None, z: Tensor, energy: Energy
+) -> tuple[float, str]:
+    """Return the largest R-hat, and what it is of: the function's values, or a site in unconstrained space."""
+    if is_network(call.model):
+        at = call.args[0] if points is None else points
+        spread = torch.linspace(0, len(at) - 1, min(len(at), _MOST_POINTS)).round().long()
+        return float(function_rhat(call.model, posterior, at[spread.to(at.device)]).max()), "the function"
+    values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
+    if values is not None:
+        return float(posterior.rhat_of(values).max()), "the values that the model returns"
+    parts = z.split([shape.numel() for shape in energy.shapes.values()], -1)
+    each = {name: float(posterior.rhat_of(part).max()) for name, part in zip(energy.shapes, parts, strict=True)}
+    worst = max(each, key=lambda name: each[name])
+    return each[worst], f"site {worst!r}"
+
+
+def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
+    """Return some of the numbers that a model returns at each draw, (chains, draws, ...); None where there are none.
+
+    A model that returns its data, as many do, returns the same at every draw, which says nothing of the draws.
+    """
+    call = call.to(place_of([call.model], call))
+    total = posterior.num_chains * posterior.num_draws
+    draws = posterior.draws_at(torch.arange(total))
+
+    def run(t: int) -> Any:
+        return trace_of(call, {name: value[t] for name, value in draws.items()}).nodes["_RETURN"]["value"]
+
+    with evaluating(call.model), torch.random.fork_rng(devices=[]):
+        first, last = run(0), run(total - 1)
+        numbers = all(isinstance(f, Tensor) and f.is_floating_point() and f.numel() for f in (first, last))
+        if not numbers or first.shape != last.shape or torch.equal(first, last):
+            return None
+        some = torch.linspace(0, first.numel() - 1, min(first.numel(), _MOST_POINTS)).round().long()
+        found = torch.stack([run(t).reshape(-1)[some.to(first.device)] for t in range(total)])
+    return found.reshape(posterior.num_chains, posterior.num_draws, -1)
+
+
+def _warn_of_lost(posterior: SampledPosterior, plan: Plan) -> None:
+    """Say how many trajectories were lost, and what to do about it."""
+    if posterior.divergences:
+        warnings.warn(
+            f"{posterior.divergences} of {posterior.num_chains * plan.samples} trajectories diverged: parts of the"
+            f" posterior may be missing. Raise target_accept (it is {plan.target_accept}) towards 1, or narrow the"
+            " prior.",
+            stacklevel=3,
+        )
+    if posterior.num_chains == 1:
+        warnings.warn("one chain has no other to agree with, so there is no R-hat; take chains=4.", stacklevel=3)
+
+
+def _warn_of_disagreement(worst: float, what: str, ran: list[Chain], plan: Plan) -> None:
+    """Say what the chains disagree about, and what to do about it."""
+    if not worst <= _AGREE:
+        deepest = sum(chain.deepest for chain in ran)
+        full = f" {deepest} trajectories were as long as max_tree_depth allows: raise it." if deepest else ""
+        warnings.warn(
+            f"chains disagree about {what}: R-hat is {worst:.3f} where it is largest, and should be below"
+            f" {_AGREE}. Take more samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}",
+            stacklevel=3,
+        )
+
+
+def _ticker(bar: Any, energy: Energy) -> Callable[[], None]:
+    def tick() -> None:
+        bar.update(1)
+        if bar.n % 50 == 0:
+            bar.set_postfix(steps=energy.calls, refresh=False)
+
+    return tick
+
+
+def _type_of(call: ModelCall) -> torch.dtype:
+    """Return the type of the model's own weights, and of a model that has none, of its data."""
+    found = next((p.dtype for p in call.model.parameters()), None) if isinstance(call.model, nn.Module) else None
+    return found or call.dtype
+
+
+def _check_zero_or_more(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not int(value) >= 0:
+        raise RangeError(f"{name} must be a whole number, zero or more; got {value!r}.")

@@ -1,0 +1,88 @@
+"""What goes into an estimator: settings that are checked at the door, and rows that are held back."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
+from pyro_dropout.sklearn.network import ACTIVATIONS, POSTERIORS
+
+
+def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
+    """Return which of ``count`` rows are held back, as booleans (N,); of each class about the same share.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.sklearn.inputs import held_back
+        >>> held = held_back(10, 0.2, seed=0, classes=torch.arange(10) // 5)
+        >>> int(held[:5].sum()), int(held[5:].sum())
+        (1, 1)
+    """
+    size = max(1, round(fraction * count))
+    if count - size < 2:
+        raise RangeError(
+            f"validation_fraction={fraction:g} holds back {size} of {count} rows, and at least 2 must be left to train"
+            " on. Give more data, a smaller fraction, or early_stopping=False and a number as tau."
+        )
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    if classes is not None:
+        order = order[torch.argsort(classes[order], stable=True)]
+    held = torch.zeros(count, dtype=torch.bool)
+    # Rows at equal distances: where they are sorted by class, every class gives its share.
+    held[order[((torch.arange(size) + 0.5) * count / size).long()]] = True
+    return held
+
+
+def layer_widths(value: Any) -> tuple[int, ...]:
+    """Return the widths of the hidden layers, or say what is wrong with them."""
+    widths = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
+    for width in widths:
+        if isinstance(width, bool) or not isinstance(width, Integral) or width < 1:
+            raise RangeError(
+                f"hidden_layer_sizes must hold whole numbers of at least 1, such as (50,), or be () for a linear model;"
+                f" got {value!r}."
+            )
+    return tuple(int(width) for width in widths)
+
+
+def kept_rows(value: Any, layers: int) -> float | tuple[float, ...]:
+    """Return the probability of keeping a row: a number, or one for each of the weight layers."""
+    if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
+        check_keep("keep", value)
+        return float(value)
+    for number, each in enumerate(value):
+        check_keep(f"keep[{number}]", each)
+    if len(value) != layers:
+        raise RangeError(
+            f"keep must be a number, or one for each of the {layers} weight layers, that of the inputs first; got"
+            f" {len(value)} numbers."
+        )
+    return tuple(float(each) for each in value)
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """Raise an error for the first setting of an estimator that makes no sense."""
+    for name, allowed in (("guide", POSTERIORS), ("activation", ACTIVATIONS)):
+        if not isinstance(settings[name], str) or settings[name] not in allowed:
+            raise RangeError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {settings[name]!r}.")
+    for name in ("max_steps", "batch_size", "samples", "patience"):
+        check_count(name, settings[name])
+    for name in ("learning_rate", "length_scale"):
+        check_positive(name, settings[name])
+    tau = settings.get("tau", "auto")
+    if isinstance(tau, str) and tau != "auto":
+        raise RangeError(f"tau must be 'auto' or a positive number, 1/noise variance in the units of y; got {tau!r}.")
+    if not isinstance(tau, str):
+        check_positive("tau", tau)
+    for name in ("early_stopping", "refit", "warm_start"):
+        if not isinstance(settings[name], bool | np.bool_):
+            raise RangeError(f"{name} must be True or False; got {settings[name]!r}.")
+    fraction: Any = settings["validation_fraction"]
+    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
+        raise RangeError(f"validation_fraction must lie strictly between 0 and 1; got {fraction!r}.")
+    if settings["compile"] not in ("auto", True, False):
+        raise RangeError(f"compile must be 'auto', True or False; got {settings['compile']!r}.")

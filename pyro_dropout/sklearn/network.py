@@ -1,0 +1,225 @@
+"""The network behind an estimator: built from settings, filled with what was learned, and kept as plain tensors.
+
+A model is not pickled, for that would keep code; it is built anew from its settings and filled with its tensors.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.comparison.standard_models import GUIDES
+from pyro_dropout.generative.likelihoods import Categorical, Gaussian, Likelihood
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.guides import AutoConcreteDropout, AutoDropout, AutoMultiplicative
+from pyro_dropout.judging.recalibration import refit_tau, reweighted
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.snapshot import forked, seeded
+from pyro_dropout.training.fit import fit
+from pyro_dropout.training.history import History
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+_WIDTH = 0.02  # the standard deviation of the noise that gives multiplicative noise a density
+_LEAST_NOISE = 1e-6  # the α of rows that are always kept
+_POINTS, _DRAWS = 512, 32  # of one forward pass; fixed, so that any number of points meets the same draws
+_FIRST_TAU = 10.0  # of standardised targets, where the noise is learned
+# Pyro's handlers and torch's generator belong to the process, so threads take turns.
+_ONE_AT_A_TIME = threading.RLock()
+
+
+def _dropout(model: Any, keep: Callable[[str], float]) -> Any:
+    return AutoDropout(model, keep=keep)
+
+
+def _concrete(model: Any, keep: Callable[[str], float]) -> Any:
+    return AutoConcreteDropout(model, keep=keep)
+
+
+def _multiplicative(model: Any, keep: Callable[[str], float]) -> Any:
+    def alpha(site: str) -> float:
+        return max((1 - keep(site)) / keep(site), _LEAST_NOISE)  # has the variance of dropout
+
+    return AutoMultiplicative(model, alpha=alpha, scale=_WIDTH, bias="gaussian", init_scale=_WIDTH)
+
+
+# Each makes a guide from a model and the probability of keeping a row, by site.
+POSTERIORS: dict[str, Callable[[Any, Callable[[str], float]], Any]] = {
+    "dropout": _dropout,
+    "concrete": _concrete,
+    "multiplicative": _multiplicative,
+    "mean-field": lambda model, keep: GUIDES["mean-field"](model),
+    "row-mixture": lambda model, keep: GUIDES["mixture"](model),
+    "low-rank": lambda model, keep: GUIDES["low-rank"](model),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that is needed to build a network and its posterior, before anything is learned.
+
+    Attributes:
+        inputs: how many features there are.
+        outputs: how many targets or classes.
+        hidden: the widths of the hidden layers.
+        activation: their non-linearity, by name.
+        length_scale: of the prior.
+        guide: the posterior, by name.
+        keep: probability that a row is kept: a number, or one for each weight layer.
+        classes: whether targets are classes.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.sklearn.network import Architecture
+        >>> plan = Architecture(3, 2, (8,), "relu", 1.0, "dropout", 0.9, classes=False)
+        >>> model, guide = plan.pair(torch.randn(10, 3), torch.randn(10, 2), tau=torch.ones(2))
+        >>> guide.posterior("2.weight")
+        BernoulliMixture(event_shape=(2, 8), components=2, row_dim=1, singular=True)
+    """
+
+    inputs: int
+    outputs: int
+    hidden: tuple[int, ...]
+    activation: str
+    length_scale: float
+    guide: str
+    keep: float | tuple[float, ...]
+    classes: bool
+
+    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> tuple[Standardised, Any]:
+        """Return a model in the units of the data, and its guide, ready to be trained.
+
+        Args:
+            x: the training inputs, (N, Q).
+            y: the training targets, (N, D), or class indices, (N,).
+            tau: noise precision of each target, (D,), in the units of y; None where it is to be learned.
+        """
+        widths = [self.inputs, *self.hidden]
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(widths):
+            layers += [nn.Linear(before, after), ACTIVATIONS[self.activation]()]
+        net = nn.Sequential(*layers, nn.Linear(widths[-1], self.outputs))
+        likelihood: Likelihood = Categorical() if self.classes else Gaussian(torch.ones(self.outputs))
+        model = BayesianNet(net, Prior(self.length_scale), likelihood)
+        whole = Standardised(model, x, y)
+        if not self.classes:
+            set_noise(whole, tau)
+        return whole, POSTERIORS[self.guide](model, self._kept(model))
+
+    def _kept(self, model: BayesianNet) -> Callable[[str], float]:
+        weights = [name for name, site in model.sites.items() if site.kind == "weight"]
+        if isinstance(self.keep, tuple):
+            return dict(zip(weights, self.keep, strict=True)).__getitem__
+        keep = self.keep
+        # Without its only input a layer says nothing; concrete dropout finds that out by itself.
+        single = {name for name in weights if model.sites[name].fan_in == 1 and self.guide != "concrete"}
+        return lambda name: 1.0 if name in single else keep
+
+
+def set_noise(model: Standardised, tau: Tensor | None) -> None:
+    """Give a regression the noise precision ``tau`` of each target in the units of y; None for one that is learned."""
+    if tau is None:
+        model.model.likelihood = Gaussian(torch.full_like(model.y_std, _FIRST_TAU), learn=True)
+    else:
+        model.model.likelihood = Gaussian(tau.to(model.y_std) * model.y_std.square())
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A trained pair as plain tensors on the CPU: what is pickled, and sent to other processes.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.sklearn.network import Architecture, Learned
+        >>> plan = Architecture(3, 1, (8,), "relu", 1.0, "mean-field", 0.9, classes=False)
+        >>> model, guide = plan.pair(torch.randn(10, 3), torch.randn(10, 1), tau=torch.ones(1))
+        >>> again = Learned.of(plan, model, guide).pair()
+        >>> torch.equal(again[1].mean()["0.weight"], guide.mean()["0.weight"].double())
+        True
+    """
+
+    architecture: Architecture
+    model: dict[str, Tensor]
+    guide: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, architecture: Architecture, model: nn.Module, guide: nn.Module) -> "Learned":
+        """Return what a model and a guide have learned."""
+        states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in (model, guide))
+        return cls(architecture, *states)
+
+    def pair(self, device: torch.device | str = "cpu") -> tuple[Standardised, Any]:
+        """Return the model and its guide, in float64: answers then do not depend on how points are batched."""
+        plan = self.architecture
+        with forked(torch.device("cpu")):  # the values that a new network starts from are overwritten
+            x = torch.zeros(2, plan.inputs, dtype=torch.float64)
+            y = torch.zeros(2, dtype=torch.long) if plan.classes else torch.zeros(2, plan.outputs, dtype=torch.float64)
+            model, guide = plan.pair(x, y, torch.ones(plan.outputs))
+        for part, state in ((model.double(), self.model), (guide.double(), self.guide)):
+            part.load_state_dict(state)
+        return model.to(device), guide.to(device)
+
+    def continued(self, tau: Tensor | None) -> tuple[Standardised, Any]:
+        """Return the pair as training left it, in float32, with another noise where one is given."""
+        model, guide = self.pair()
+        model.model.float()
+        if tau is not None:
+            set_noise(model, tau)
+        return model, guide.float()
+
+
+def train(
+    pair: tuple[Standardised, Any], x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor] | None, **options: Any
+) -> History:
+    """Train a pair in float32 on data that is standardised in float64, with options of ``fit``; it ends on the CPU."""
+    model, guide = pair
+
+    def standard(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        y = model.standard_y(y)
+        return model.standard_x(x).float(), y.float() if y.is_floating_point() else y
+
+    watched = None if validation is None else standard(*validation)
+    history = fit(model.model, guide, *standard(x, y), validation=watched, **options)
+    for part in pair:
+        part.to("cpu")
+    return history
+
+
+def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: int) -> Tensor:
+    """Return the noise precision of each target, (D,), that suits rows which were not trained on.
+
+    What was learned with the weights is right between the targets; held-back rows say by what factor it is too sure.
+    """
+    model, guide = learned.pair()
+    likelihood: Any = model.likelihood
+    noise = likelihood.tau.sqrt()
+    answer = predict(model, guide, x, samples=samples, shared=True, seed=seed, keep_samples=True)
+    in_noise = reweighted(answer, Gaussian(1.0), answer.samples * noise)
+    return torch.as_tensor(noise.square() * refit_tau(in_noise, y * noise))
+
+
+def answers(
+    learned: Learned, x: Tensor, read: Callable[[Prediction], tuple[Tensor, ...]], *, samples: int, seed: int
+) -> list[Tensor]:
+    """Return what ``read`` finds in the predictions at x, (N, Q), all from the same ``samples`` functions."""
+    with alone(seed, x.device):
+        model, guide = learned.pair(x.device)
+        options: Any = {"samples": samples, "shared": True, "seed": seed, "keep_samples": True}
+        pieces = [read(predict(model, guide, part, chunk=_DRAWS * len(part), **options)) for part in x.split(_POINTS)]
+    return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+
+@contextlib.contextmanager
+def alone(seed: int, device: torch.device) -> Iterator[None]:
+    """Within this context random numbers come from a seed, and Pyro's parameter store is empty; both are put back."""
+    with _ONE_AT_A_TIME, seeded(seed, device), pyro.get_param_store().scope():
+        yield

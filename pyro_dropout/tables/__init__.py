@@ -1,0 +1,1 @@
+"""Reading tables from files, and encoding their columns as numbers."""

@@ -1,0 +1,41 @@
+"""Inputs and targets with their names: what a comparison and a fit are run on."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from pyro_dropout.tables.encoding import Encoding
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Inputs and targets for training and for testing, in their own units.
+
+    Attributes:
+        name: what it is called.
+        train: (x, y), inputs (N, Q) and targets (N, D), or class indices (N,).
+        test: the same, held back.
+        x_name: the inputs in words, with their unit.
+        y_name: the targets in words, with their unit.
+        note: where it comes from, and what is held back.
+        encoding: what the columns of its table mean, where it comes from one.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.tables.dataset import Dataset
+        >>> Dataset("line", (torch.zeros(2, 1), torch.ones(2, 1)), (torch.ones(1, 1), torch.ones(1, 1))).classes
+        ()
+    """
+
+    name: str
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    x_name: str = "x"
+    y_name: str = "y"
+    note: str = ""
+    encoding: Encoding | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; () for regression."""
+        return () if self.encoding is None else self.encoding.classes

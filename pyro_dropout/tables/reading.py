@@ -1,0 +1,158 @@
+"""Tables of one's own as data to fit: read, encoded, with what is missing dealt with, and a part held back."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.tables.dataset import Dataset
+from pyro_dropout.tables.encoding import Encoding, Task, learn
+from pyro_dropout.tables.files import Table, read_file, read_pieces
+
+Missing = Literal["refuse", "drop", "mean"]
+
+_FEWEST = 10
+
+
+def read_table(
+    path: str | Path,
+    *,
+    target: str | None = None,
+    task: Task = "auto",
+    missing: Missing = "refuse",
+    categorical: Collection[str] = (),
+    drop: Collection[str] = (),
+    held_back: float = 0.2,
+    seed: int = 0,
+) -> Dataset:
+    r"""Return a CSV or Parquet file as data for regression or classification.
+
+    Args:
+        path: the file.
+        target: the name of the column to predict; the last one by default.
+        task: "regression", "classification", or "auto": a class where the target is text or 0 and 1.
+        missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
+            that is the share of each. A missing target is never filled in.
+        categorical: columns of numbers that are categories.
+        drop: columns to leave out.
+        held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
+        seed: of that choice.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "trees.csv")
+        ...     _ = path.write_text("age,kind\n" + "12,oak\n30,elm\n" * 10)
+        ...     data = read_table(path)
+        >>> data.classes, data.train[0].shape, data.test[1].shape
+        (('elm', 'oak'), torch.Size([16, 1]), torch.Size([4]))
+    """
+    if not 0 <= held_back < 1:
+        raise RangeError(f"held_back must lie in [0, 1); got {held_back!r}.")
+    table = read_file(path)
+    target = list(table.columns)[-1] if target is None else target
+    table.column(target)
+    table, said = _complete(table, target, missing, drop)
+    if len(table) < _FEWEST:
+        raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
+    encoding = learn(table, target, task, categorical, drop)
+    x, y = encoding.inputs_of(table), encoding.targets_of(table)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    cut = max(1, round(held_back * len(x))) if held_back else 0
+    if len(x) - cut < 2:
+        raise RangeError(
+            f"held_back={held_back:g} of the {len(x)} rows of {table.file} leaves {len(x) - cut} to train on, and at"
+            " least 2 are needed; hold fewer back."
+        )
+    test, train = order.split([cut, len(x) - cut])
+    if missing == "mean":
+        encoding = replace(encoding, fill=_means(table, encoding, x[train]))
+        x = encoding.inputs_of(table)
+    encoding = encoding.seen(x[train])
+    remarks = [f"{len(train)} rows to train on" + (f" and {cut}, chosen at random, to test with" if cut else "") + said]
+    return Dataset(
+        Path(path).stem,
+        (x[train], y[train]),
+        (x[test], y[test]),
+        ", ".join(column.name for column in encoding.inputs),
+        target,
+        f"{table.file}: " + "; ".join([*remarks, *encoding.remarks]) + ".",
+        encoding,
+    )
+
+
+def read_input_pieces(
+    path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
+) -> Iterator[tuple[Table, Tensor]]:
+    r"""Yield new data as an encoding that was learned from older ones reads them: tables, and inputs (N, Q).
+
+    Columns may come in any order; the target may be among them, and is not looked at.
+
+    Args:
+        path: a CSV or Parquet file.
+        encoding: of the data that a network was trained on.
+        size: rows in a piece, for files that are larger than memory; None for all at once.
+        ignore_extra: whether columns that were not there then are left out instead of refused.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "trees.csv")
+        ...     _ = path.write_text("age,height\n" + "12,3\n30,8\n" * 10)
+        ...     encoding = read_table(path).encoding
+        ...     [len(x) for _, x in read_input_pieces(path, encoding, 8)]
+        [8, 8, 4]
+    """
+    known = [column.name for column in encoding.inputs]
+    for table in read_pieces(path, size):
+        absent = [name for name in known if name not in table.columns]
+        if absent and absent[0] in table.unread:
+            table.column(absent[0])
+        if absent:
+            raise PyroDropoutError(
+                f"{table.file} has no column {absent[0]!r}, which the run was trained with; its columns are"
+                f" {', '.join(table.columns)}."
+            )
+        extra = [name for name in (*table.columns, *table.unread) if name not in known and name != encoding.target]
+        if extra and not ignore_extra:
+            raise PyroDropoutError(
+                f"{table.file}: the column {extra[0]!r} was not there in training. Take it out, or say --ignore-extra."
+            )
+        if encoding.fill is None:
+            remedy = "The run was trained with complete rows; fit it with --missing mean to have gaps filled."
+            _refuse(table, known, remedy)
+        yield table, encoding.inputs_of(table)
+
+
+def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]) -> tuple[Table, str]:
+    """Return the table as ``missing`` wants it, and what was done to it in words."""
+    names = [name for name in table.columns if name not in drop]
+    if missing == "drop":
+        kept = [row for row in range(len(table)) if all(table.columns[name][row] is not None for name in names)]
+        gone = len(table) - len(kept)
+        return table.only(kept), f" ({gone} with missing values left out)" if gone else ""
+    if missing == "mean":
+        _refuse(table, [target], "A target is not filled in; use --missing drop.")
+        gaps = sum(cell is None for name in names for cell in table.columns[name])
+        return table, f" ({gaps} missing values filled in)" if gaps else ""
+    _refuse(table, names, "Leave such rows out with --missing drop, or fill in means with --missing mean.")
+    return table, ""
+
+
+def _refuse(table: Table, names: Collection[str], remedy: str) -> None:
+    for row in range(len(table)):
+        for name in names:
+            if table.columns[name][row] is None:
+                raise RangeError(f"{table.where(row, name)}: the value is missing. {remedy}")
+
+
+def _means(table: Table, encoding: Encoding, x: Tensor) -> tuple[float, ...]:
+    means = x.nanmean(0)
+    if bool(means.isnan().any()):
+        name = encoding.features[int(means.isnan().nonzero()[0])]
+        raise ShapeError(f"{table.file}, column {name!r}: no value is known among the training rows.")
+    return tuple(means.tolist())

@@ -1,0 +1,1 @@
+"""Fitting a guide to a model: the loss, SVI, `fit`, optimisers."""

@@ -1,0 +1,1 @@
+"""Posteriors and trainings on disk."""

@@ -1,0 +1,114 @@
+"""What must be the same in a training that is taken up again, told so that JSON can hold it and two can be compared."""
+
+import dataclasses
+import hashlib
+from typing import Any
+
+import torch
+from torch import nn
+
+from pyro_dropout.training.optimisers import Schedule, Update, plain
+
+_EVERY, _LAST = 1000, 10**7  # a schedule is looked at at each step up to the first, then more and more rarely
+_NO_SETTINGS = ("training", "inplace")  # change nothing of what a layer is
+
+
+def told_update(update: Update | torch.optim.Optimizer) -> dict[str, Any]:
+    """Return what an optimiser does, so that two of a kind with other settings are told apart.
+
+    Of an ``Update``, a few of its steps and its schedule; of torch's, the options of its groups.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> from pyro_dropout.training.checkpoints.fingerprint import told_update
+        >>> from pyro_dropout.training.optimisers import named
+        >>> told_update(named("sgd", 0.1)) == told_update(named("sgd", 0.1))
+        True
+        >>> told_update(named("sgd", 0.1)) == told_update(named("sgd", 0.1, schedule=pd.inverse_decay()))
+        False
+    """
+    if isinstance(update, torch.optim.Optimizer):
+        groups = {str(k): _options(group) for k, group in enumerate(update.param_groups)}
+        return {"name": type(update).__name__, "groups": groups}
+    bare = dataclasses.replace(update, schedule=None)
+    p, state = [torch.ones(2)], bare.start([torch.ones(2)])
+    seen: list[float] = []
+    for t in (1.0, 2.0, 1000.0, 100_000.0):
+        p, state = bare.step(p, [torch.tensor([0.3, -7.0])], state, torch.tensor(t), torch.tensor(float(bare.lr)))
+        seen += p[0].tolist()
+    schedule = None if update.schedule is None else _told_schedule(update.schedule)
+    clips = {"clip_norm": update.clip_norm, "clip_value": update.clip_value}
+    return {"name": update.name, **clips, "steps": seen, "schedule": schedule}
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a group of parameters, and how many it has."""
+    found = {name: _or_kind(value) for name, value in plain({**group, "params": []}).items()}
+    return found | {"params": len(group["params"])}
+
+
+def _or_kind(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float | bool | list | dict) else type(value).__name__
+
+
+def _told_schedule(schedule: Schedule) -> str:
+    """Return a digest of a schedule's values; one that ends, such as a table, is told up to its end."""
+    steps, seen = list(range(_EVERY)), []
+    while steps[-1] < _LAST:
+        steps.append(steps[-1] * 11 // 10)
+    for step in steps:
+        try:
+            value = float(schedule(torch.tensor(float(step), dtype=torch.float64)))
+        except (IndexError, ValueError, RuntimeError) as end:
+            seen.append(type(end).__name__)
+            break
+        seen.append(f"{value:.6e}")  # fewer digits than two machines may differ in
+    return hashlib.sha256(" ".join(seen).encode()).hexdigest()
+
+
+def told_loss(loss: Any) -> dict[str, Any]:
+    """Return which loss it is, with its settings.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> from pyro_dropout.training.checkpoints.fingerprint import told_loss
+        >>> told_loss(pd.ELBO(num_particles=2))["num_particles"]
+        2
+    """
+    return {"kind": type(loss).__name__} | {
+        name: value for name, value in vars(loss).items() if isinstance(value, str | int | float | bool)
+    }
+
+
+def told_layers(model: Any) -> dict[str, dict[str, Any]]:
+    """Return the kinds of all modules of a model by name, and the settings of those whose attributes are settings.
+
+    These are torch's and ours: a module of someone else's may keep anything, such as a count of its calls.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from pyro_dropout.training.checkpoints.fingerprint import told_layers
+        >>> told_layers(pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.ELU(2.0))))["model.net.1"]
+        {'kind': 'ELU', 'alpha': 2.0}
+    """
+    if not isinstance(model, nn.Module):
+        return {}
+    found = {}
+    for path, module in model.named_modules():
+        name, kind = ".".join(filter(None, ("model", path))), type(module)
+        found[name] = {"kind": kind.__name__}
+        if kind.__module__.split(".")[0] in ("torch", "pyro_dropout"):
+            told = {key: _setting(value) for key, value in vars(module).items() if key not in _NO_SETTINGS}
+            found[name] |= {key: value for key, value in told.items() if value is not None and key[0] != "_"}
+    return found
+
+
+def _setting(value: Any) -> Any:
+    """Return an attribute as JSON holds it, functions by their names; None where it is no setting."""
+    if type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, list | tuple):
+        parts = [_setting(each) for each in value]
+        return None if any(part is None for part in parts) else parts
+    name = getattr(value, "__name__", None)
+    return name if callable(value) and isinstance(name, str) else None

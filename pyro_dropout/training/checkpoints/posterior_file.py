@@ -1,0 +1,208 @@
+"""Saving what was learned, and loading it into the same model and guide; a file is data, and no code comes from it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.checkpoints.fingerprint import told_layers
+from pyro_dropout.training.checkpoints.tensor_file import read_facts, read_tensors, write_tensors
+
+_SHOWN = 8  # differences that an error lists
+
+
+class DifferentModelError(PyroDropoutError):
+    """A file that belongs to another model or guide; the message lists what differs.
+
+    Example:
+        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
+        >>> narrow, wide = (pd.BayesianNet(torch.nn.Linear(2, width)) for width in (1, 3))
+        >>> pd.save(path, narrow, pd.AutoDropout(narrow))
+        >>> try:
+        ...     pd.load(path, wide, pd.AutoDropout(wide))
+        ... except pd.PyroDropoutError as refused:
+        ...     print("guide.states.bias.loc: (1,) in the file, (3,) here" in str(refused))
+        True
+    """
+
+
+def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | None = None) -> None:
+    """Write all tensors of a model and its guide to a file.
+
+    The file is safetensors with a SHA-256 for every tensor, written beside its place and renamed when it is whole.
+
+    Args:
+        path: the file; its folder must exist.
+        model: a module, such as a ``BayesianNet``; of a plain function nothing is saved.
+        guide: its guide, which has seen the model.
+        extra: more to keep: anything that JSON can hold.
+
+    Example:
+        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> def pair(seed):
+        ...     torch.manual_seed(seed)
+        ...     model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        ...     return model, pd.AutoDropout(model, keep=0.9)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
+        >>> trained, fresh = pair(0), pair(1)
+        >>> pd.save(path, *trained, extra={"trained on": "Monday"})
+        >>> pd.load(path, *fresh)
+        {'trained on': 'Monday'}
+        >>> torch.equal(trained[1].mean()["weight"], fresh[1].mean()["weight"])
+        True
+    """
+    tensors, identity = tensors_of(model, guide), identity_of(model, guide)
+    if extra is not None and not isinstance(extra, Mapping):
+        raise PyroDropoutError(f"extra must be a dict that JSON can hold; got {type(extra).__name__} {extra!r}.")
+    try:
+        write_tensors(path, tensors, {"kind": "posterior", **identity, "extra": dict(extra or {})})
+    except TypeError as cause:
+        raise PyroDropoutError(f"extra must be what JSON can hold: {cause}.") from None
+    except OSError as cause:
+        raise PyroDropoutError(
+            f"{str(path)!r} cannot be written: {cause.strerror or cause}. Give a file in a folder that exists."
+        ) from None
+
+
+def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
+    """Put what a file holds into a model and its guide, which must be built as those were that it was saved from.
+
+    The whole file is checked before the first tensor is changed. What a guide, a prior or a likelihood was told (keep,
+    a length-scale, a fixed τ) and the layers of the network, activations included, must be the same as in the file;
+    what was learned, and what a network gathered (running means), is loaded.
+
+    Args:
+        path: a file that ``save`` wrote.
+        model: the model to load into.
+        guide: its guide.
+
+    Returns:
+        The ``extra`` that was saved with it.
+
+    Example:
+        >>> import pathlib, tempfile, torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+        >>> guide = pd.AutoDropout(model)
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
+        >>> pd.save(path, model, guide)
+        >>> before = guide.mean()["weight"]
+        >>> history = pd.fit(model, guide, torch.ones(4, 2), torch.ones(4, 1), steps=3, compile=False, progress=False)
+        >>> _ = pd.load(path, model, guide)
+        >>> torch.equal(guide.mean()["weight"], before)
+        True
+    """
+    tensors, facts = read_tensors(path)
+    check_identity(path, facts, tensors, model, guide)
+    put(tensors, model, guide)
+    extra: dict[str, Any] = facts.get("extra", {})
+    return extra
+
+
+def read_extra(path: str | Path) -> dict[str, Any]:
+    """Return the ``extra`` of a file that ``save`` wrote, without its tensors."""
+    extra: dict[str, Any] = read_facts(path).get("extra", {})
+    return extra
+
+
+def tensors_of(model: Any, guide: Any) -> dict[str, Tensor]:
+    """Return the parameters and buffers of both, by name."""
+    if getattr(guide, "prototype_trace", "none") is None:
+        raise PyroDropoutError(
+            f"{type(guide).__name__} has not seen its model's sites yet: call it once with the model's arguments first."
+        )
+    found = {
+        f"{root}.{name}": tensor
+        for root, part in (("model", model), ("guide", guide))
+        if isinstance(part, nn.Module)
+        for name, tensor in (*part.named_parameters(), *part.named_buffers())
+    }
+    if not found:
+        raise PyroDropoutError("neither the model nor the guide is a module with tensors, so there is nothing to save.")
+    return found
+
+
+def identity_of(model: Any, guide: Any) -> dict[str, Any]:
+    """Return what a model and a guide are, as far as names tell, its layers, and which tensors they were told."""
+    likelihood = getattr(model, "likelihood", None)
+    kinds = {"model": type(model).__name__, "guide": type(guide).__name__, "likelihood": type(likelihood).__name__}
+    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(_told(model, guide))}
+
+
+def _told(model: Any, guide: Any) -> set[str]:
+    """Return the names of the buffers that are settings: a guide's, and those of a model's prior and likelihood."""
+    names = {f"guide.{name}" for name, _ in guide.named_buffers()} if isinstance(guide, nn.Module) else set()
+    if isinstance(model, nn.Module):
+        names |= {f"model.{name}" for name, _ in model.named_buffers() if "likelihood." in name}
+        for path, module in model.named_modules():
+            priors = (name for name in module._buffers if _is_prior(name, vars(module).get("sites")))
+            names |= {".".join(filter(None, ("model", path, name))) for name in priors}
+    return names
+
+
+def _is_prior(name: str, sites: Any) -> bool:
+    """Whether a model's buffer is the standard deviation of a site's prior, as BayesianNet or DeepGP names it."""
+    known = sites if isinstance(sites, Mapping) else {}
+    return name.startswith("prior_scale/") or (name.endswith("_std") and name.removesuffix("_std") in known)
+
+
+def check_identity(
+    path: str | Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Any, guide: Any
+) -> None:
+    """Raise an error that lists what differs, unless a file belongs to this model and guide."""
+    here = tensors_of(model, guide)
+    own = identity_of(model, guide)
+    kinds = own["kinds"]
+    wrong = [
+        f"{role}: {theirs} in the file, {kinds.get(role)} here"
+        for role, theirs in dict(facts.get("kinds", {})).items()
+        if theirs != kinds.get(role)
+    ]
+    wrong += [f"{name}: not in the file" for name in here if name not in tensors]
+    wrong += [f"{name}: only in the file" for name in tensors if name not in here]
+    told = _told(model, guide)
+    for name in (name for name in here if name in tensors):
+        mine, theirs = here[name].detach(), tensors[name]
+        if mine.shape != theirs.shape:
+            wrong.append(f"{name}: {tuple(theirs.shape)} in the file, {tuple(mine.shape)} here")
+        elif mine.dtype != theirs.dtype:
+            wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
+        elif name in told and not torch.equal(mine.cpu(), theirs):
+            wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
+    if "layers" in facts:  # files of earlier versions do not tell
+        wrong += _other_layers(facts["layers"], own["layers"])
+    if wrong:
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise DifferentModelError(
+            f"{Path(path).name} belongs to another model or guide: {'; '.join(wrong[:_SHOWN])}{more}. Build them as"
+            " they were when it was written."
+        )
+
+
+def _other_layers(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+    """Say which layers are of another kind, or have other settings."""
+    wrong = []
+    for name in {**mine, **theirs}:
+        there, here = theirs.get(name), mine.get(name)
+        if there is None or here is None:
+            wrong.append(f"{name}: {'not' if there is None else 'only'} in the file")
+        elif there["kind"] != here["kind"]:
+            wrong.append(f"{name}: {there['kind']} in the file, {here['kind']} here")
+        else:  # a setting that only one version of torch knows of is none
+            both = (key for key in there if key in here and there[key] != here[key])
+            wrong += [f"{name}.{key}: {there[key]} in the file, {here[key]} here" for key in both]
+    return wrong
+
+
+def _short(tensor: Tensor) -> str:
+    return f"{tensor.flatten()[0].item():.6g}" if tensor.numel() == 1 else f"{tensor.numel()} numbers"
+
+
+def put(tensors: Mapping[str, Tensor], model: Any, guide: Any) -> None:
+    """Copy tensors, by name, into a model and a guide."""
+    with torch.no_grad():
+        for name, tensor in tensors_of(model, guide).items():
+            tensor.copy_(tensors[name])

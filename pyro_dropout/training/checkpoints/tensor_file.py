@@ -1,0 +1,151 @@
+"""One file of named tensors and a few plain facts, which is whole or is refused, and never runs anything.
+
+Tensors lie in the safetensors format, the facts as JSON in its header. Every tensor has its SHA-256 among the facts,
+and the facts have one of their own, so that a flipped bit is found before anything is used. A file is written beside
+its place, forced to the disk and renamed, so that the old one stays until the new one is whole.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.checkpoints.atomic_file import whole_file
+
+FORMAT = 1
+_KEY = "pyro_dropout"
+_LONGEST_HEADER = 2**26  # bytes; a network of a million layers needs less
+
+
+class DamagedFileError(PyroDropoutError):
+    """A file that is not whole, or not one of ours; nothing of it was used.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "posterior.safetensors"
+        >>> _ = path.write_bytes(b"not a file of tensors")
+        >>> try:
+        ...     read_tensors(path)
+        ... except DamagedFileError as refused:
+        ...     print(str(refused).split(": ")[0])
+        posterior.safetensors cannot be used
+    """
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write tensors and facts to ``path``, all of it or nothing.
+
+    Args:
+        path: the file; its folder must exist.
+        tensors: by name; they are copied to the CPU.
+        facts: what JSON can hold.
+
+    Example:
+        >>> import pathlib, tempfile, torch
+        >>> from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "numbers.safetensors"
+        >>> write_tensors(path, {"x": torch.arange(3)}, {"step": 7})
+        >>> tensors, facts = read_tensors(path)
+        >>> tensors["x"].tolist(), facts["step"]
+        ([0, 1, 2], 7)
+    """
+    path = _as_path(path)
+    ready = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    told = {"format": FORMAT, "facts": facts, "tensors": {name: digest(tensor) for name, tensor in ready.items()}}
+    text = json.dumps(told, sort_keys=True)
+    header = {_KEY: text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    with whole_file(path) as beside, beside.open("wb") as file:
+        file.write(save(ready, header))
+
+
+def read_facts(path: str | Path) -> dict[str, Any]:
+    """Return the facts of a file, checked, without its tensors."""
+    path = _as_path(path)
+    with _opened(path) as file:
+        facts: dict[str, Any] = _told(path, file)["facts"]
+    return facts
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors, by name, and the facts of a file, all of them checked."""
+    path = _as_path(path)
+    tensors: dict[str, Tensor] = {}
+    with _opened(path) as file:
+        told = _told(path, file)
+        if set(file.keys()) != set(told["tensors"]):
+            raise _damaged(path, "its tensors are not those that its header tells of")
+        for name, expected in told["tensors"].items():
+            try:
+                tensors[name] = file.get_tensor(name).clone()
+            except (SafetensorError, KeyError, RuntimeError) as cause:
+                raise _damaged(path, f"tensor {name!r}: {_first_line(cause)}") from None
+            if digest(tensors[name]) != expected:
+                raise _damaged(path, f"tensor {name!r} is not what was written")
+    return tensors, told["facts"]
+
+
+def _as_path(path: Any) -> Path:
+    if not isinstance(path, str | Path):
+        raise PyroDropoutError(f"path must name a file, as text or a pathlib.Path; got {type(path).__name__} {path!r}.")
+    return Path(path)
+
+
+def _opened(path: Path) -> Any:
+    """Open a file of tensors, whose header is not longer than the file and not absurd."""
+    if path.is_dir():
+        raise PyroDropoutError(f"{str(path)!r} is a folder; give the file that save wrote into it.")
+    if not path.is_file():
+        raise PyroDropoutError(f"there is no file {str(path)!r}.")
+    try:
+        with path.open("rb") as raw:
+            first = raw.read(8)
+        length = int.from_bytes(first, "little")
+        if len(first) < 8 or length > min(_LONGEST_HEADER, path.stat().st_size - 8):
+            raise _damaged(path, "it is cut off, or no file of tensors")
+        return safe_open(path, framework="pt")
+    except SafetensorError as cause:
+        raise _damaged(path, _first_line(cause)) from None
+    except OSError as cause:
+        raise PyroDropoutError(f"{path.name} cannot be read: {cause.strerror or cause}.") from None
+
+
+def _told(path: Path, file: Any) -> dict[str, Any]:
+    header = file.metadata() or {}
+    text = header.get(_KEY)
+    if text is None:
+        raise _damaged(path, "it was not written by pyro_dropout")
+    if hashlib.sha256(text.encode()).hexdigest() != header.get("sha256"):
+        raise _damaged(path, "its header is not what was written")
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _damaged(path, "its header is not JSON") from None
+    if not isinstance(told, dict) or told.get("format") != FORMAT:
+        version = told.get("format") if isinstance(told, dict) else None
+        raise _damaged(path, f"it has format {version!r}, and this version reads format {FORMAT}")
+    if not all(isinstance(told.get(part), dict) for part in ("facts", "tensors")):
+        raise _damaged(path, "its header lacks facts or tensors")
+    return told
+
+
+def _first_line(cause: BaseException) -> str:
+    return str(cause).split("\n")[0][:200]
+
+
+def _damaged(path: Path, why: str) -> DamagedFileError:
+    return DamagedFileError(f"{path.name} cannot be used: {why}. Take an older checkpoint, or train anew.")
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's type, shape and values."""
+    found = hashlib.sha256(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+    found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

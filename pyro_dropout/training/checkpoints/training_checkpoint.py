@@ -1,0 +1,255 @@
+"""Checkpoints of a training, from which it goes on as if it had never stopped."""
+
+import re
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, check_count, check_positive
+from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
+from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors, write_tensors
+from pyro_dropout.training.distributed.process_group import ALONE, Group
+from pyro_dropout.training.runner import Run
+
+_NAME = re.compile(r"step-(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where and how often a training writes checkpoints.
+
+    Args:
+        folder: where they lie; made if it is not there. One folder is for one training.
+        every: steps between two; None to go by time alone.
+        seconds: time between two, in seconds.
+        keep: how many of the last ones are kept.
+
+    Example:
+        >>> import tempfile, torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 32).unsqueeze(-1)
+        >>> def train(steps):
+        ...     torch.manual_seed(0)
+        ...     model = pd.BayesianNet(torch.nn.Linear(1, 1))
+        ...     guide = pd.AutoDropout(model)
+        ...     quiet = {"compile": False, "progress": False, "seed": 0}
+        ...     pd.fit(model, guide, x, x, steps=steps, checkpoint=pd.Checkpoint(folder, every=20), **quiet)
+        ...     return guide.mean()["weight"]
+        >>> folder = tempfile.mkdtemp()
+        >>> part = train(40)
+        >>> whole = train(100)  # goes on from step 40
+        >>> folder = tempfile.mkdtemp()
+        >>> torch.equal(whole, train(100))
+        True
+    """
+
+    folder: str | Path
+    every: int | None = None
+    seconds: float = 60.0
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if self.every is not None:
+            check_count("every", self.every)
+        check_positive("seconds", self.seconds)
+        if not isinstance(self.folder, str | Path):
+            raise PyroDropoutError(f"folder must be the path of a folder; got {self.folder!r}.")
+        check_count("keep", self.keep)
+
+
+class Keeper:
+    """Writes a training's checkpoints, and takes it up from the last one.
+
+    Args:
+        checkpoint: where, and how often.
+        run: the training.
+        model: the model, whose buffers (running means) belong to the state.
+        guide: its guide.
+        facts: what must be the same in a training that is taken up again; JSON can hold it.
+        watch: early stopping, whose state is kept too.
+        group: the ranks of the training. The first one reads and writes for all; each has random numbers of its own.
+
+    Attributes:
+        step: that of the last checkpoint on the disk; 0 where there is none.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path | Checkpoint,
+        run: Run,
+        model: Any,
+        guide: Any,
+        facts: Any,
+        watch: Any,
+        group: Group = ALONE,
+    ) -> None:
+        self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
+        self.folder = Path(self.how.folder)
+        self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts, watch
+        self._time, self._group = time.monotonic(), group
+        self._damaged: set[Path] = set()
+        self.step = 0
+        group.from_first(self._make_folder)
+
+    def _make_folder(self) -> tuple[dict[str, Tensor], None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as cause:
+            raise PyroDropoutError(
+                f"checkpoint must be a folder; {str(self.folder)!r} cannot be one: {cause.strerror}."
+            ) from None
+        return {}, None
+
+    def due(self, step: int) -> bool:
+        """Whether it is time for the next checkpoint."""
+        every = self.how.every
+        if every is not None and step // every > self.step // every:
+            return True
+        return time.monotonic() - self._time > self.how.seconds
+
+    def write(self, step: int, losses: Tensor) -> bool:
+        """Write a checkpoint, and then remove the oldest; where it cannot be written, warn and let training go on.
+
+        Returns:
+            Whether the checkpoint of this step is on the disk.
+        """
+        if step == self.step:
+            return True
+        states = _random_states(self.run.t.device, self._group)
+        written = self._group.first and self._written(step, losses, states)
+        self._time = time.monotonic()
+        if self._group.any(written)[0]:
+            self.step = step
+        return self.step == step
+
+    def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
+        """Write a checkpoint and say whether it was possible."""
+        tensors, rest = self.run.state()
+        found = {f"run.{name}": value for name, value in tensors.items()}
+        found |= {f"rng.{name}": value for name, value in states.items()}
+        found |= tensors_of(self.model, self.guide)
+        found["losses"] = losses
+        facts = {"kind": "training", "step": step, "facts": self.facts, "run": rest}
+        if self.watch is not None:
+            kept, facts["watch"] = self.watch.state()
+            found |= {f"watch.{name}": value for name, value in kept.items()}
+        path = self.folder / f"step-{step:012d}.safetensors"
+        try:
+            write_tensors(path, found, facts | identity_of(self.model, self.guide))
+        except OSError as cause:
+            warnings.warn(
+                f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training goes on; the"
+                " checkpoint before it stays.",
+                stacklevel=4,
+            )
+            return False
+        self._damaged.discard(path)
+        for old in self._past(step)[: -self.how.keep]:
+            old.unlink(missing_ok=True)
+        return True
+
+    def resume(self, total: int) -> list[Tensor]:
+        """Take the training up from its last whole checkpoint; return the losses before it, or nothing."""
+        tensors, found = self._group.from_first(self._last)
+        if found is None:
+            return []
+        name, facts = found
+        self._check(name, tensors, facts, total)
+        self._go_back(tensors, facts)
+        return [tensors["losses"].to(self.run.t.device)]
+
+    def _last(self) -> tuple[dict[str, Tensor], Any]:
+        """Return the tensors of the last whole checkpoint, its name and its facts; None where there is none."""
+        for path in reversed(self._files()):
+            try:
+                tensors, facts = read_tensors(path)
+            except DamagedFileError as damage:
+                warnings.warn(f"{damage} Training goes on from the one before it.", stacklevel=6)
+                self._damaged.add(path)
+                continue
+            return tensors, (path.name, facts)
+        return {}, None
+
+    def _files(self) -> list[Path]:
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def _past(self, step: int) -> list[Path]:
+        """Return the files up to a step: first those that cannot be used, then the others, by age."""
+        files = [path for path in self._files() if _number(path) <= step]
+        return sorted(files, key=lambda path: (path not in self._damaged, _number(path)))
+
+    def _check(self, file: str, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
+        if facts.get("kind") != "training":
+            raise PyroDropoutError(f"{file} is no checkpoint of a training; give another folder.")
+        own = {name: value for name, value in tensors.items() if name.startswith(("model.", "guide."))}
+        check_identity(file, facts, own, self.model, self.guide)
+        theirs, mine = (each.get("world") for each in (facts["facts"], self.facts))
+        if theirs != mine:
+            raise PyroDropoutError(
+                f"{file} is a checkpoint of {_processes(theirs)}, and this is {_processes(mine)}, each of which has"
+                " random numbers of its own. Go on with as many as before, or give another folder to begin anew."
+            )
+        wrong = _different(facts["facts"], self.facts)
+        if wrong:
+            raise PyroDropoutError(
+                f"{file} is a checkpoint of another training; these differ: {', '.join(wrong)}. Call fit with the"
+                " same data and settings to go on, or give another folder to begin anew."
+            )
+        if facts["step"] > total:
+            raise PyroDropoutError(f"{file} is of step {facts['step']}, beyond the {total} asked for.")
+
+    def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        put(tensors, self.model, self.guide)
+        self.run.set_state(_under("run.", tensors), facts["run"])
+        if self.watch is not None:
+            self.watch.set_state(_under("watch.", tensors), facts["watch"])
+        states = _under("rng.", tensors)
+        own = states if self._group.world == 1 else _under(f"{self._group.rank}.", states)
+        _set_random_state(own, self.run.t.device)
+        self.step = facts["step"]
+
+
+def _number(path: Path) -> int:
+    found = _NAME.fullmatch(path.name)
+    return int(found[1]) if found else 0
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _different(theirs: Any, mine: Any, name: str = "") -> list[str]:
+    """Return the names under which two trees of facts differ."""
+    if isinstance(theirs, dict) and isinstance(mine, dict):
+        keys = sorted(theirs.keys() | mine.keys())
+        return [w for k in keys for w in _different(theirs.get(k), mine.get(k), f"{name}.{k}" if name else k)]
+    return [] if theirs == mine else [name]
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    found = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
+    return found
+
+
+def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
+    """Return the random states of all ranks: by rank and name, and of a process by itself by name alone."""
+    own = _random_state(device)
+    if group.world == 1:
+        return own
+    return {f"{k}.{name}": each for name, state in own.items() for k, each in enumerate(group.gather(state))}
+
+
+def _processes(world: int | None) -> str:
+    return "a training in one process" if world is None else f"a distributed training on {world} processes"
+
+
+def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

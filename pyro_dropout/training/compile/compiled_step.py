@@ -1,0 +1,209 @@
+"""One step of SVI for arguments of one structure: traced through Pyro, compiled, and checked before every use."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor
+
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.compile.arguments import Arguments
+from pyro_dropout.training.compile.functional import Buffers, Parameters, make_gradients, make_step
+from pyro_dropout.training.compile.optimiser_state import OptimiserState
+from pyro_dropout.training.compile.program import Chain, Program
+from pyro_dropout.training.compile.surroundings import Place, Surroundings
+from pyro_dropout.training.optimisers import Update, clock
+
+
+class CompiledStep:
+    """A compiled step, with the optimiser's state where Pyro keeps it.
+
+    Args:
+        model: the Pyro model.
+        guide: the Pyro guide.
+        loss: a ``pyro_dropout.ELBO``.
+        optim: a Pyro optimiser.
+        given: the arguments that it is traced with.
+        known: steps for arguments of the same structure, whose surroundings have changed since.
+        fixed: whether the floats among the arguments are part of the structure, because the model looks at them.
+
+    Attributes:
+        changed: what made the step useless when it was last looked at; empty where nothing did.
+        replaces: a step of ``known`` that has the same program.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        guide: Any,
+        loss: Any,
+        optim: Any,
+        given: Arguments,
+        known: Sequence["CompiledStep"],
+        fixed: bool = False,
+    ) -> None:
+        self.program: Program
+        self.changed = ""
+        self._optim, self._given, self._fixed = optim, given, fixed
+        self.parameters = Parameters(model, guide, loss, given.args, given.kwargs)
+        self.buffers = Buffers(model, guide)
+        trained, values = list(self.parameters.by_name.values()), self.parameters.values
+        self._dtype = clock(_NO_UPDATE, values, 0)[0].dtype
+        inputs = self._inputs(given)
+        outside = Surroundings([model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors])
+        if outside.unwatched:
+            raise PyroDropoutError(outside.unwatched)
+        state = OptimiserState(optim, trained)
+        self._update = state.update if state.steps is not None else None
+        parts, buffers = (model, guide, loss, self.parameters), self.buffers.values
+        like = [step.program for step in known if step._update is not None]
+        if given.floats and not fixed:
+            self._check_floats(model, guide, loss, inputs)
+        with quietly(model, guide):
+            if self._update is None:
+                function = make_gradients(*parts, self._call)
+                self.program = Program(function, values, buffers, *inputs, outside=outside)
+            else:
+                step = make_step(*parts, self._update, self._call)
+                self.t, self.lr = clock(self._update, values, 0)
+                self._slots = state.read(self._update)
+                tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
+                self.program = Program(step, *tensors, outside=outside, like=like)
+        # What the loss does not depend on, torch's optimisers do not touch.
+        used = [p for k, p in enumerate(trained) if k not in self.parameters.unused]
+        self._state = OptimiserState(optim, used)
+        self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
+        outside.watch(tensor for _, tensor in self.program.lifted)
+        # Where the program is the old one, what had changed does not matter to it, and is not watched any longer.
+        self.replaces = next((step for step in known if step.program is self.program.twin), None)
+        self._ignored: list[Place] = []
+        if self.replaces is not None:
+            self._ignored = [*self.replaces._ignored, *filter(None, [self.replaces._place])]
+            outside.forget(self._ignored)
+        self._outside = outside
+        self._place: Place | None = None
+        self._now = self._update
+        self.chain: Chain | None = None
+        if self._update is not None and self.t.is_cuda:
+            self._static = [x.clone() for x in [*inputs, *self._lifted()]]
+            rest = (buffers, *self._static)
+            self.chain = Chain(self._flat_step, values, self._slots, self.t, self.lr, [rest])
+            self._captured = self._where()
+
+    def _call(self, *tensors: Tensor) -> tuple[Any, Any]:
+        count = len(self._given.tensors)
+        floats: Any = self._given.floats if self._fixed else tensors[count:]
+        return self._given.rebuilt(iter(tensors[:count]), iter(floats))
+
+    def _check_floats(self, model: Any, guide: Any, loss: Any, inputs: list[Tensor]) -> None:
+        """Raise an error unless the loss is the same with tensors in the places of floats."""
+        found = []
+        for args, kwargs in ((self._given.args, self._given.kwargs), self._call(*inputs)):
+            with torch.no_grad(), quietly(model, guide), poutine.block():
+                found.append(loss.differentiable_loss(model, guide, *args, **kwargs))
+        slack = 1e3 * torch.finfo(found[0].dtype).eps
+        if not torch.allclose(found[0], found[1].to(found[0]), rtol=slack, atol=slack, equal_nan=True):
+            raise PyroDropoutError("a float among the arguments acts otherwise when it is a tensor")
+
+    def _inputs(self, given: Arguments) -> list[Tensor]:
+        device = next((p.device for p in self.parameters.by_name.values()), torch.device("cpu"))
+        floats = [] if self._fixed else given.floats
+        numbers = [torch.tensor(value, dtype=self._dtype, device=device) for value in floats]
+        return [*given.tensors, *numbers]
+
+    def _where(self) -> list[int]:
+        return [buffer.data_ptr() for buffer in self.buffers.values]
+
+    def _lifted(self) -> list[Tensor]:
+        return [place.read() for place, _ in self.program.lifted]
+
+    def _flat_step(self, values: Any, state: Any, t: Tensor, lr: Tensor, buffers: Any, *rest: Tensor) -> Any:
+        """Take the compiled step with the tensors around the model at fixed places, as a CUDA graph needs them."""
+        count = len(rest) - len(self.program.lifted)
+        return self.program.with_lifted(list(rest[count:]), values, state, t, lr, buffers, *rest[:count])
+
+    # --- before a step ------------------------------------------------------------------------------------------------
+
+    def valid(self, given: Arguments) -> bool:
+        """Whether the step is still what an eager one would do: nothing around the model has changed."""
+        if self._fixed and given.floats != self._given.floats:
+            self.changed = "a float among the arguments"
+            return False
+        self.changed = "" if self.parameters.current() else "the parameter store"
+        self._place = None if self.changed else self._outside.changed()
+        self.changed = self._place.name if self._place is not None else self.changed
+        # A CUDA graph reads buffers where they lay when it was captured.
+        if not self.changed and self.chain is not None and self._where() != self._captured:
+            self.changed = "a buffer"
+        if not self.changed and not self.program.fits():
+            self.changed = next(place.name for place, tensor in self.program.lifted)
+        if not self.changed and self._update is not None and not self._same_update():
+            self.changed = "the optimiser's settings"
+        return not self.changed
+
+    def _same_update(self) -> bool:
+        now = self._now = self._state.update
+        return now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
+
+    # --- a step -------------------------------------------------------------------------------------------------------
+
+    def step(self, given: Arguments) -> Tensor:
+        """Take one step with arguments of the same structure, and return the loss before it."""
+        inputs = self._inputs(given)
+        if self._update is None:
+            return self._with_other_optimiser(inputs)
+        update = self._now
+        assert update is not None
+        self.t.fill_((self._state.steps or 0) + 1)
+        self.lr.fill_(update.lr)
+        if self.chain is not None:
+            return self._replay(self.chain, inputs, update)
+        slots = list(self._slots)
+        for k, own in zip(self._used, self._state.read(update), strict=True):
+            slots[k] = own
+        values = self.parameters.values
+        leaves = [slot for each in slots for slot in each]
+        *found, loss = self.program.flat([*values, *leaves, self.t, self.lr, *self.buffers.values, *inputs])
+        count, wide = len(values), update.slots
+        self.parameters.write(found[:count])
+        moments = [found[count + k * wide : count + (k + 1) * wide] for k in self._used]
+        self._state.write(update, moments)
+        return loss
+
+    def _with_other_optimiser(self, inputs: list[Tensor]) -> Tensor:
+        """Compute compiled gradients, and leave the rest to the optimiser."""
+        loss, gradients = self.program(self.parameters.values, self.buffers.values, *inputs)
+        trained = list(self.parameters.by_name.values())
+        for k in self._used:
+            trained[k].grad = gradients[k]
+        self._optim([trained[k] for k in self._used])
+        for parameter in trained:
+            parameter.grad = None
+        return torch.as_tensor(loss)
+
+    def _replay(self, chain: Chain, inputs: list[Tensor], update: Update) -> Tensor:
+        for target, source in zip(self._static, [*inputs, *self._lifted()], strict=True):
+            target.copy_(source)
+        for mine, theirs in zip(chain.values, self.parameters.values, strict=True):
+            if mine.data_ptr() != theirs.data_ptr():  # a step of another shape, or the user, has moved the parameters
+                mine.copy_(theirs)
+        for k, other in zip(self._used, self._state.read(update), strict=True):
+            for own, value in zip(chain.state[k], other, strict=True):
+                if own is not value:
+                    own.copy_(value)
+        chain.t.copy_(self.t)
+        chain.lr.copy_(self.lr)
+        chain.replay()
+        self.parameters.write(chain.values)
+        self._state.write(update, [chain.state[k] for k in self._used])
+        return chain.losses[0]
+
+
+_NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))
+
+
+def _settings(update: Update | None) -> Any:
+    """Return what of an update is part of a compiled step; the learning rate is handed to it."""
+    return None if update is None else (update.name, update.slots, update.options)

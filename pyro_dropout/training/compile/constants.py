@@ -1,0 +1,56 @@
+"""Tensors that a traced program holds: handed in at every step where they can be found again, refused where not.
+
+A tensor that the model makes from Python numbers while it runs is a literal, and stays. One that was there before is
+neither an argument nor a parameter nor a buffer; a compiled step that held it would not notice that it has changed.
+"""
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.compile.surroundings import Place, Surroundings
+
+_LITERAL = {
+    torch.ops.aten.lift_fresh_copy.default,
+    torch.ops.aten.lift_fresh.default,
+    torch.ops.aten.lift.default,
+}
+
+
+def lift_constants(graph: torch.fx.GraphModule, outside: Surroundings) -> list[tuple[Place, Tensor]]:
+    """Turn the tensors that a program holds into further inputs of it, and return where each is found.
+
+    Raises:
+        PyroDropoutError: a tensor cannot be found again.
+    """
+    lifted: list[tuple[Place, Tensor]] = []
+    placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+    last = placeholders[-1] if placeholders else None
+    for node in [node for node in graph.graph.nodes if node.op == "get_attr"]:
+        held = getattr(graph, str(node.target))
+        if not isinstance(held, Tensor) or all(user.target in _LITERAL for user in node.users):
+            continue
+        found = next(((place, tensor) for place, tensor in outside.tensors if _is(tensor, held)), None)
+        if found is None:
+            raise PyroDropoutError(
+                f"it uses a tensor of shape {tuple(held.shape)} that is not an argument, a parameter or a buffer, and"
+                " that cannot be found again, so a compiled step would hold its values fixed. Hand it to the model as"
+                " an argument, or register it as a buffer"
+            )
+        with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before():
+            given = graph.graph.placeholder(f"outside_{len(lifted)}")
+        given.meta = dict(node.meta)
+        node.replace_all_uses_with(given)
+        graph.graph.erase_node(node)
+        last = given
+        lifted.append(found)
+    graph.recompile()
+    return lifted
+
+
+def _is(tensor: Tensor, held: Tensor) -> bool:
+    """Whether two tensors are one: the same object, or the same numbers in the same memory."""
+    if tensor is held:
+        return True
+    same = tensor.shape == held.shape and tensor.dtype == held.dtype and tensor.device == held.device
+    return same and tensor.stride() == held.stride() and tensor.numel() > 0 and tensor.data_ptr() == held.data_ptr()

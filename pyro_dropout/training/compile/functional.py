@@ -1,0 +1,193 @@
+"""One SVI step as a function of tensors: parameters and optimiser state in, new ones out.
+
+Pyro keeps parameters in modules and in its store; a tracer needs them as arguments. Here they are found by running the
+loss once, and swapped for the tracer's tensors while the loss runs again.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_dropout.generative.trial_run import modules_of, quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError, describe
+from pyro_dropout.training.optimisers import Update
+
+Step = Callable[..., Any]
+# Where a module holds a tensor: its own dictionary, and the key there.
+Place = tuple[dict[str, Any], str]
+
+
+def check_programs(model: Any, guide: Any) -> None:
+    """Raise an error unless both can be run."""
+    for label, value in (("model", model), ("guide", guide)):
+        if not callable(value):
+            raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
+
+
+def check_loss(loss: Any) -> None:
+    """Raise unless this is a loss whose gradient can be taken."""
+    if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
+        raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+
+
+class Parameters:
+    """The trained tensors of a model and a guide, by their names in Pyro's store.
+
+    Args:
+        model: the Pyro model.
+        guide: the Pyro guide.
+        loss: a loss with ``differentiable_loss``.
+        args: the model's arguments.
+        kwargs: its keyword arguments.
+    """
+
+    def __init__(self, model: Any, guide: Any, loss: Any, args: Any, kwargs: Any) -> None:
+        check_loss(loss)
+        with contextlib.ExitStack() as stack:
+            for context in (torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block()):
+                stack.enter_context(context)
+            capture = stack.enter_context(poutine.trace(param_only=True))
+            loss.differentiable_loss(model, guide, *args, **kwargs)
+        sites: Any = capture.trace.nodes.values()
+        found = {s["name"]: s["value"].unconstrained() for s in sites}
+        self.by_name: dict[str, Tensor] = {name: value for name, value in found.items() if value.requires_grad}
+        self.names = list(self.by_name)
+        self.unused: set[int] = set()  # those that the loss did not depend on when its gradient was last taken
+        places: dict[int, list[Place]] = {}
+        for module in modules_of(model, guide):
+            for key, value in module._parameters.items():
+                if value is not None:
+                    places.setdefault(id(value), []).append((module._parameters, key))
+        self._places = {name: places.get(id(value), []) for name, value in self.by_name.items()}
+
+    def current(self) -> bool:
+        """Whether these are still the tensors in Pyro's store, and all of them are still trained."""
+        store = pyro.get_param_store()._params
+        local = pyro.settings.get("module_local_params")
+        return all(value.requires_grad and (local or store.get(name) is value) for name, value in self.by_name.items())
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The tensors, detached, in the order of ``names``."""
+        return [value.detach() for value in self.by_name.values()]
+
+    def write(self, values: list[Tensor]) -> None:
+        """Make the parameters hold ``values``; the parameter objects stay the same."""
+        for target, value in zip(self.by_name.values(), values, strict=True):
+            target.data = value
+
+    @contextlib.contextmanager
+    def replaced(self, values: list[Tensor]) -> Iterator[None]:
+        """Within the context, modules and Pyro's store hold ``values`` in the parameters' places."""
+        store: Any = pyro.get_param_store()._params
+        kept = {name: store.get(name) for name in self.names}
+        try:
+            for name, value in zip(self.names, values, strict=True):
+                store[name] = value
+                for holder, key in self._places[name]:
+                    holder[key] = value
+            yield
+        finally:
+            for name, original in self.by_name.items():
+                for holder, key in self._places[name]:
+                    holder[key] = original
+                if kept[name] is None:
+                    store.pop(name, None)
+                else:
+                    store[name] = kept[name]
+
+
+class Buffers:
+    """The tensors of a model and a guide that are not trained: settings such as keep, τ and length-scales."""
+
+    def __init__(self, model: Any, guide: Any) -> None:
+        self._places: list[Place] = []
+        self.names: list[str] = []
+        for root, label in ((model, "model"), (guide, "guide")):
+            for path, module in root.named_modules() if isinstance(root, nn.Module) else ():
+                for key, value in module._buffers.items():
+                    place = (module._buffers, key)
+                    if value is not None and not any(holder is place[0] and key == k for holder, k in self._places):
+                        self._places.append(place)
+                        self.names.append(".".join(filter(None, (label, path, key))))
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The tensors, in the order of ``names``."""
+        return [holder[key] for holder, key in self._places]
+
+    @contextlib.contextmanager
+    def replaced(self, values: list[Tensor]) -> Iterator[None]:
+        """Within the context, modules hold ``values`` in the buffers' places."""
+        kept = self.values
+        try:
+            for (holder, key), value in zip(self._places, values, strict=True):
+                holder[key] = value
+            yield
+        finally:
+            for (holder, key), value in zip(self._places, kept, strict=True):
+                holder[key] = value
+
+
+@contextlib.contextmanager
+def unvalidated() -> Iterator[None]:
+    """Switch off checks that look at values: a tracer has none to show."""
+    before = Distribution._validate_args
+    with pyro.validation_enabled(False):
+        Distribution.set_default_validate_args(False)
+        try:
+            yield
+        finally:
+            Distribution.set_default_validate_args(before)
+
+
+def loss_and_gradients(
+    model: Any, guide: Any, loss: Any, parameters: Parameters, values: list[Tensor], args: Any, kwargs: Any
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the loss and its gradient in each parameter, as a pure function of ``values``."""
+    leaves = [value.detach().requires_grad_() for value in values]
+    with torch.enable_grad(), unvalidated(), poutine.block(), parameters.replaced(leaves):
+        value = loss.differentiable_loss(model, guide, *args, **kwargs)
+        gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+    parameters.unused = {k for k, g in enumerate(gradients) if g is None}
+    return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
+
+
+def make_step(
+    model: Any, guide: Any, loss: Any, parameters: Parameters, update: Update, call: Callable[..., Any]
+) -> Step:
+    """Return step(values, state, t, lr, buffers, *inputs) -> (values, state, loss), t the number of the step, from 1.
+
+    ``call`` turns the step's tensor inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting
+    that is changed between two steps is seen by a compiled one.
+    """
+    gradients_of = make_gradients(model, guide, loss, parameters, call)
+
+    def step(
+        values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, buffers: list[Tensor], *inputs: Tensor
+    ) -> Any:
+        value, gradients = gradients_of(values, buffers, *inputs)
+        new_values, new_state = update.step(values, gradients, state, t, lr)
+        for k in parameters.unused:  # torch's optimisers leave alone what has no gradient
+            new_values[k], new_state[k] = values[k], state[k]
+        return new_values, new_state, value
+
+    return step
+
+
+def make_gradients(model: Any, guide: Any, loss: Any, parameters: Parameters, call: Callable[..., Any]) -> Step:
+    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients)."""
+    places = Buffers(model, guide)
+
+    def gradients_of(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> Any:
+        args, kwargs = call(*inputs)
+        with places.replaced(buffers):
+            return loss_and_gradients(model, guide, loss, parameters, values, args, kwargs)
+
+    return gradients_of

@@ -1,0 +1,119 @@
+"""The state of a Pyro optimiser, shared by compiled and eager steps: each goes on where the other has left off.
+
+Pyro keeps one torch optimiser for each parameter. A compiled step reads its moments there and leaves the new ones
+there, so that ``get_state`` and ``save`` hold what eager steps would, and ``set_state`` is taken up.
+"""
+
+from typing import Any
+
+import pyro
+import torch
+from pyro.optim.optim import _load_state_dict
+from torch import Tensor
+
+from pyro_dropout.training.optimisers import Update, from_torch
+
+_SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
+
+
+class OptimiserState:
+    """The torch optimisers behind a Pyro optimiser, for some parameters.
+
+    Args:
+        optim: the Pyro optimiser.
+        parameters: the parameters that a step trains.
+    """
+
+    def __init__(self, optim: Any, parameters: list[Tensor]) -> None:
+        self._optim, self._parameters = optim, parameters
+        clip = getattr(optim, "pt_clip_args", None) or {}
+        self._clip = {} if callable(clip) else {name: clip.get(name) for name in ("clip_norm", "clip_value")}
+        self._each = [_known(optim, parameter) for parameter in parameters]
+        # A scheduler holds its optimiser, and runs by itself.
+        plain = all(isinstance(each, torch.optim.Optimizer) for each in self._each)
+        self._simple = bool(self._each) and plain and not callable(getattr(optim, "pt_clip_args", None))
+        self._marks: list[Any] | None = None
+        self._steps: int | None = 0
+        self._options: Any = None
+        self._update: Update | None = None
+
+    @property
+    def update(self) -> Update | None:
+        """The one update that all parameters have; None where they differ, or where it is not written out here."""
+        if not self._simple:
+            return None
+        groups = [each.param_groups for each in self._each]
+        if any(len(group) != 1 for group in groups):
+            return None
+        options = [{name: value for name, value in group[0].items() if name != "params"} for group in groups]
+        if any(other != options[0] for other in options[1:]):
+            return None
+        if self._options != options[0]:
+            self._options = dict(options[0])
+            self._update = from_torch(type(self._each[0]), self._options, clip_each=True, **self._clip)
+        return self._update
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps all parameters have taken; None where they have not taken the same number."""
+        if not self._simple:
+            return None
+        counters = [each.state[p].get("step") if p in each.state else None for each, p in self._pairs()]
+        if [_mark(counter) for counter in counters] != self._marks:
+            counts = {0 if counter is None else int(float(counter)) for counter in counters}
+            self._steps = counts.pop() if len(counts) == 1 else None
+            self._marks = [_mark(counter) for counter in counters]
+        return self._steps
+
+    def read(self, update: Update) -> list[list[Tensor]]:
+        """Return the moments of all parameters; zeros where there are none yet."""
+        names = _SLOTS[update.name][: update.slots]
+        found = []
+        for each, p in self._pairs():
+            state = each.state.get(p) or {}
+            found.append([_zeros(p) if state.get(name) is None else state[name] for name in names])
+        return found
+
+    def write(self, update: Update, slots: list[list[Tensor]]) -> None:
+        """Leave the moments after one more step with the optimisers."""
+        names = _SLOTS[update.name][: update.slots]
+        counters = []
+        for (each, p), values in zip(self._pairs(), slots, strict=True):
+            state = each.state[p] if names else {}  # torch has no entry for a parameter without state
+            for name, value in zip(names, values, strict=True):
+                state[name] = value
+            if update.name != "sgd":
+                if "step" not in state:
+                    group = each.param_groups[0]
+                    there = p.device if group.get("capturable") or group.get("fused") else torch.device("cpu")
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=there)
+                counters.append(state["step"])
+        if counters:
+            torch._foreach_add_(counters, 1)
+            self._marks = [_mark(counter) for counter in counters]
+        if self._steps is not None:
+            self._steps += 1
+
+    def _pairs(self) -> Any:
+        return zip(self._each, self._parameters, strict=True)
+
+
+def _mark(counter: Any) -> Any:
+    """Return what tells whether a counter has been set or moved: reading its value would take longer."""
+    return (id(counter), counter._version) if isinstance(counter, Tensor) else counter
+
+
+def _zeros(like: Tensor) -> Tensor:
+    return torch.zeros_like(like.detach())
+
+
+def _known(optim: Any, parameter: Tensor) -> Any:
+    """Return the torch optimiser of a parameter, made as Pyro makes it when it first meets the parameter."""
+    if parameter not in optim.optim_objs:
+        optim.optim_objs[parameter] = optim._get_optim(parameter)
+        optim.grad_clip[parameter] = optim._get_grad_clip(parameter)
+        name = pyro.get_param_store().param_name(parameter)
+        waiting = optim._state_waiting_to_be_consumed.pop(name, None)
+        if waiting is not None:
+            _load_state_dict(optim.optim_objs[parameter], waiting)
+    return optim.optim_objs[parameter]

@@ -1,0 +1,195 @@
+"""A step, traced through Pyro once and replayed compiled: on CPU call by call, on CUDA many steps in one graph.
+
+make_fx turns the whole step, Pyro's handlers, the gradient and the optimiser included, into a graph of tensor
+operations with nothing of Pyro left in it; inductor fuses that graph. On a GPU several steps are captured in one CUDA
+graph, each reading what the one before has written, so that a replay costs one launch and copies nothing between steps.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.compile.constants import lift_constants
+from pyro_dropout.training.compile.surroundings import Surroundings
+from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
+
+Tree = Any
+
+_GRAIN = 2**15
+
+
+class Program:
+    """A function of tensors, traced and compiled for inputs of fixed shapes.
+
+    Args:
+        function: its inputs and outputs are trees of tensors.
+        inputs: an example of its inputs.
+        outside: where tensors that the program uses beside its inputs are looked for, to be read at every call; without
+            it, the program holds them as they are.
+        like: programs that may be the same as this one, which is then not compiled once more.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        *inputs: Tree,
+        outside: Surroundings | None = None,
+        like: Sequence["Program"] = (),
+    ) -> None:
+        flat, self._inputs = tree_flatten(inputs)
+        outputs: list[TreeSpec] = []
+
+        def flat_function(*leaves: Tensor) -> list[Tensor]:
+            result, spec = tree_flatten(function(*tree_unflatten(leaves, self._inputs)))
+            outputs.append(spec)
+            return result
+
+        self.graph = traced(flat_function, flat)
+        self._outputs = outputs[-1]
+        self.lifted = [] if outside is None else lift_constants(self.graph, outside)
+        self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
+        whole = [*flat, *(tensor for _, tensor in self.lifted)]
+        self._compiled: Callable[..., Any] = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+
+    def __call__(self, *inputs: Tree) -> Tree:
+        """Run the compiled function."""
+        return tree_unflatten(self.flat(tree_flatten(inputs)[0]), self._outputs)
+
+    def flat(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
+        with torch.no_grad():
+            return list(self._compiled(*inputs, *(place.read() for place, _ in self.lifted)))
+
+    def with_lifted(self, lifted: list[Tensor], *inputs: Tree) -> Tree:
+        """Run the compiled function with these tensors in the places of those that it would read itself."""
+        with torch.no_grad():
+            return tree_unflatten(list(self._compiled(*tree_flatten(inputs)[0], *lifted)), self._outputs)
+
+    def fits(self) -> bool:
+        """Whether the tensors that it reads beside its inputs have the shapes and types that it was compiled for."""
+        return all(_alike(place.read(), tensor) for place, tensor in self.lifted)
+
+
+def _alike(now: Any, then: Tensor) -> bool:
+    if not isinstance(now, Tensor) or now.shape != then.shape or now.dtype != then.dtype or now.device != then.device:
+        return False
+    return now.stride() == then.stride()
+
+
+def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
+    """Return a function of tensors as a graph of tensor operations; run twice, it must do the same both times."""
+    graph, again = (_trace(function, inputs) for _ in range(2))
+    if not _same(graph, again):
+        raise PyroDropoutError(
+            "it was traced twice and gave two different programs, so something outside torch changes between calls"
+            " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
+        )
+    return graph
+
+
+def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
+    with torch.no_grad():
+        graph: torch.fx.GraphModule = make_fx(function)(*inputs)
+    rewrite_skinny_products(graph.graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+    # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
+    # warnings are about torch's own internals.
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch._inductor.config as inductor
+        from torch._guards import TracingContext, tracing
+        from torch._inductor.compile_fx import compile_fx
+        from torch._subclasses import FakeTensorMode
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+        # Inductor looks a program up on disk only if it is told how shapes were guessed; here none was.
+        shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+
+        # A step has many small sums, one a layer; on a GPU they cost their launches, so they are launched together.
+        # On a CPU a loop is worth a second thread from the size on at which torch's own operations think so.
+        on_gpu = any(tensor.is_cuda for tensor in inputs)
+        with (
+            tracing(shapes),
+            inductor.patch({"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}),
+        ):
+            compiled: Any = compile_fx(graph, list(inputs))
+    function: Callable[..., Any] = compiled
+    return function
+
+
+def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
+    """Whether two graphs do the same with the same constants."""
+    if left.code != right.code:
+        return False
+    names = [node.target for node in left.graph.nodes if node.op == "get_attr"]
+    return all(_equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    """Whether two constants have the same values; what is not a number is the same as itself here."""
+    return left is right or (left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
+
+
+class Chain:
+    """A number of steps captured in one CUDA graph.
+
+    Args:
+        step: the compiled step, (values, state, t, lr, *inputs) -> (values, state, loss).
+        values: parameters to start from.
+        state: the optimiser's state.
+        t: the number of the next step, a tensor on the device.
+        lr: the base learning rate, likewise.
+        inputs: for each step of the chain, its tensors; what changes between replays is copied into them.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Tree],
+        values: list[Tensor],
+        state: list[list[Tensor]],
+        t: Tensor,
+        lr: Tensor,
+        inputs: list[tuple[Any, ...]],
+    ) -> None:
+        self.values = [v.clone() for v in values]
+        self.state = [[s.clone() for s in each] for each in state]
+        self.t, self.lr, self.inputs = t.clone(), lr.clone(), inputs
+        # Every replay reads what it read when it was captured, so all of that must live as long as the graph does.
+        self.ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.no_grad(), torch.cuda.stream(stream):
+            for _ in range(3):  # let lazy initialisation and autotuning happen outside the capture
+                *_, loss = step(self.values, self.state, self.t, self.lr, *inputs[0])
+        torch.cuda.current_stream().wait_stream(stream)
+        self.losses = torch.zeros((len(inputs), *loss.shape), dtype=loss.dtype, device=t.device)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(self.graph):
+            values, state, times = self.values, self.state, self.t + self.ahead
+            losses = []
+            for each, time in zip(inputs, times.unbind(), strict=True):
+                values, state, loss = step(values, state, time, self.lr, *each)
+                losses.append(loss)
+            torch._foreach_copy_(self.everything[:-1], [*values, *(s for each in state for s in each)])
+            self.t.add_(len(inputs))
+            self.losses.copy_(torch.stack(losses))
+
+    def replay(self) -> None:
+        """Take all steps of the chain."""
+        self.graph.replay()
+
+    @property
+    def everything(self) -> list[Tensor]:
+        """All tensors that a step changes: parameters, the optimiser's state, and last the number of the step."""
+        return [*self.values, *(s for each in self.state for s in each), self.t]

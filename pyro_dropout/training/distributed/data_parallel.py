@@ -1,0 +1,186 @@
+"""One training on several ranks: each has a share of every batch, and all take the same step.
+
+With N points, a batch of B and R ranks, rank r has s_r of the batch's points, and its loss is that of a mini-batch of
+s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. PyTorch's DistributedDataParallel averages the gradients of
+(R s_r / B) L_r over ranks, and since Σ_r s_r = B, that average is (N / B) Σ_{i in batch} -log p(y_i | w) + KL: the loss
+of the whole batch with one KL, also where B is no multiple of R.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pyro import poutine
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
+from pyro_dropout.training.distributed.process_group import Group
+from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.runner import Batches, BesideRun, Run
+from pyro_dropout.training.svi import Compile
+
+
+class Objective(nn.Module):
+    """The loss as a module: its parameters stand in for those of the model and the guide while it runs.
+
+    Args:
+        model: the Pyro model.
+        guide: its guide.
+        loss: a loss with ``differentiable_loss``.
+        parameters: what is trained.
+    """
+
+    def __init__(self, model: Any, guide: Any, loss: Any, parameters: Parameters) -> None:
+        super().__init__()
+        self.values = nn.ParameterList(nn.Parameter(value.clone()) for value in parameters.values)
+        self._parts = (model, guide, loss, parameters)  # in a tuple, so that they are no modules of this one
+
+    def forward(self, weight: float, *args: Any) -> Tensor:
+        """Return the loss of the arguments of the model, times ``weight``."""
+        model, guide, loss, parameters = self._parts
+        with unvalidated(), poutine.block(), parameters.replaced(list(self.values)):
+            found: Tensor = weight * loss.differentiable_loss(model, guide, *args)
+        return found
+
+
+class SharedGradients:
+    """The gradients of a batch of which each rank has a share, as a function of parameters, buffers and indices.
+
+    Args:
+        group: the ranks.
+        model: the Pyro model.
+        guide: its guide.
+        loss: the loss.
+        parameters: what is trained.
+        x: all inputs.
+        y: all targets.
+        batch: points in a batch.
+    """
+
+    def __init__(
+        self, group: Group, model: Any, guide: Any, loss: Any, parameters: Parameters, x: Tensor, y: Tensor, batch: int
+    ) -> None:
+        self._group, self._x, self._y = group, x, y
+        self._share = group.share(batch)
+        self._weight = group.world * (self._share.stop - self._share.start) / batch
+        self._places = Buffers(model, guide)
+        self.objective = Objective(model, guide, loss, parameters)
+        unused, self._changing = self._tried(model, guide, batch)
+        # The objective has no buffers, for these are ours to share: DDP would give all ranks those of the first, which
+        # has seen its own share only.
+        self._parallel = DistributedDataParallel(self.objective, find_unused_parameters=unused)
+        with quietly(model, guide):
+            # DDP orders its messages by the first gradients it sees. Where these are not those of a training's first
+            # step, a training that is taken up again adds up in the same order.
+            self(list(self.objective.values), self._places.values, *self._first_batch(batch))
+
+    def __call__(self, values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> Any:
+        """Return this rank's part of the loss, whose mean over ranks is the loss, and the gradients of all of it."""
+        own = list(self.objective.values)
+        with torch.no_grad():
+            for mine, value in zip(own, values, strict=True):
+                mine.copy_(value)
+        for mine in own:
+            mine.grad = None
+        with torch.enable_grad(), self._places.replaced(buffers):
+            loss = self._parallel(self._weight, *self._arguments(*index))
+            loss.backward()
+        self._share_buffers(buffers)
+        return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
+
+    def _arguments(self, *index: Tensor) -> tuple[Any, ...]:
+        rows: Any = index[0][self._share] if index else self._share
+        return self._x[rows], self._y[rows], len(self._x)
+
+    def _first_batch(self, batch: int) -> list[Tensor]:
+        return [torch.arange(batch, device=self._x.device)] if batch < len(self._x) else []
+
+    def _tried(self, model: Any, guide: Any, batch: int) -> tuple[bool, list[int]]:
+        """Return whether any rank's loss leaves a parameter out, and which buffers any rank's forward pass changes."""
+        before = [buffer.clone() for buffer in self._places.values]
+        with quietly(model, guide), torch.enable_grad():
+            loss = self.objective(self._weight, *self._arguments(*self._first_batch(batch)))
+            slopes = torch.autograd.grad(loss, list(self.objective.values), allow_unused=True)
+            moved = [not torch.equal(*pair) for pair in zip(before, self._places.values, strict=True)]
+        unused, *changing = self._group.any(any(slope is None for slope in slopes), *moved)
+        return bool(unused), [k for k, each in enumerate(changing) if each]
+
+    def _share_buffers(self, buffers: list[Tensor]) -> None:
+        """Give all ranks the same buffers: the mean of running means, and of whole numbers the first rank's."""
+        if self._group.world == 1:
+            return
+        found = [buffers[k] for k in self._changing]
+        means = [buffer for buffer in found if buffer.is_floating_point()]
+        if means:
+            flat = torch.cat([buffer.reshape(-1).double() for buffer in means])
+            dist.all_reduce(flat)
+            parts = (flat / self._group.world).split([buffer.numel() for buffer in means])
+            for buffer, part in zip(means, parts, strict=True):
+                buffer.copy_(part.reshape(buffer.shape))
+        self._group.copy_from_first([buffer for buffer in found if not buffer.is_floating_point()])
+
+
+def parallel_run(
+    group: Group,
+    parts: tuple[Any, Any, Any],
+    x: Tensor,
+    y: Tensor,
+    update: Update | torch.optim.Optimizer,
+    batch: int,
+) -> Run:
+    """Return a training of all ranks together, ready to start from the first rank's parameters.
+
+    Args:
+        group: the ranks.
+        parts: model, guide and loss.
+        x: all inputs, the same on every rank.
+        y: all targets.
+        update: the optimiser.
+        batch: points in a batch, over all ranks.
+    """
+    model, guide, _ = parts
+    share = group.share(batch)
+    parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
+    modules = [part for part in (model, guide) if isinstance(part, nn.Module)]
+    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
+    # Without their names, in which processes count what they have built before.
+    shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
+    others = [list(tensor.shape) for tensor in tensors.values()]
+    group.check_same({"the trained parameters": shapes, "the tensors of model and guide": others})
+    group.copy_from_first([*tensors.values(), *(t for t in parameters.by_name.values() if id(t) not in tensors)])
+    batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
+    gradients_of = SharedGradients(group, *parts, parameters, x, y, batch)
+    buffers = (Buffers(model, guide).values,)
+    if isinstance(update, torch.optim.Optimizer):
+        trained = list(parameters.by_name.values())
+        return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=False)
+    step = _step(gradients_of, update)
+    options: Any = {"inputs": buffers, "batches": batches, "compile": False}
+    return Run(step, parameters.values, update, write=parameters.write, **options)
+
+
+def check_parallel(group: Group, batch: int, compile: Compile) -> None:
+    """Raise an error unless a training can be shared by the ranks."""
+    if compile is True:
+        raise PyroDropoutError(
+            "compile=True and distributed=True do not go together: the steps of several processes run eagerly. Leave"
+            " compile at 'auto', or train in one process."
+        )
+    if batch < group.world:
+        raise RangeError(
+            f"a batch has {batch} points, fewer than the {group.world} processes, and each needs at least one: give a"
+            " larger batch_size (it counts over all processes), or start fewer."
+        )
+
+
+def _step(gradients_of: Callable[..., Any], update: Update) -> Callable[..., Any]:
+    def step(values: Any, state: Any, t: Tensor, lr: Tensor, *inputs: Any) -> Any:
+        loss, gradients = gradients_of(values, *inputs)
+        new_values, new_state = update.step(values, gradients, state, t, lr)
+        return new_values, new_state, loss
+
+    return step

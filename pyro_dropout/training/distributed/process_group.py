@@ -1,0 +1,237 @@
+"""Several processes as one: how they find each other, who is who, and what they tell each other.
+
+They are started by torchrun, and speak through PyTorch's process group. What they tell each other is tensors, byte by
+byte, and JSON; nothing that could run as code. Everything here is called by all of them, in the same order.
+"""
+
+import atexit
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.training.distributed.torchrun import HOW, NEEDED, number, restarted
+
+_SEEDS = 2**32  # that numpy, which Pyro seeds too, can take
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a training, as one of them sees them; a process by itself is a group of one.
+
+    Attributes:
+        rank: the number of this process, from 0.
+        world: how many there are.
+        place: where tensors lie while they travel.
+
+    Example:
+        >>> from pyro_dropout.training.distributed.process_group import Group
+        >>> [Group(rank, 3).share(10) for rank in range(3)]
+        [slice(0, 4, None), slice(4, 7, None), slice(7, 10, None)]
+        >>> Group().any(False, True), Group().first
+        ([0, 1], True)
+    """
+
+    rank: int = 0
+    world: int = 1
+    place: torch.device = torch.device("cpu")  # noqa: RUF009 (it is not mutable)
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that shows progress and writes files."""
+        return self.rank == 0
+
+    def share(self, count: int) -> slice:
+        """Return which of ``count`` things are this rank's: all are someone's, and shares differ by one at most."""
+        size, more = divmod(count, self.world)
+        start = self.rank * size + min(self.rank, more)
+        return slice(start, start + size + (self.rank < more))
+
+    def seed(self, base: int) -> int:
+        """Return a seed of this rank's own."""
+        return int.from_bytes(hashlib.sha256(f"{base}:{self.rank}".encode()).digest()[:8]) % _SEEDS
+
+    # --- what all learn from all --------------------------------------------------------------------------------------
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in order; all of one shape and type."""
+        if self.world == 1:
+            return [tensor]
+        sent = _bytes(tensor).to(self.place)
+        found = [torch.empty_like(sent) for _ in range(self.world)]
+        if len(sent):
+            dist.all_gather(found, sent)
+        return [_of_bytes(each.to(tensor.device), tensor.dtype, tensor.shape) for each in found]
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Return the mean over ranks, summed up in their order, so that all have it bit by bit."""
+        return tensor if self.world == 1 else torch.stack(self.gather(tensor)).mean(0)
+
+    def any(self, *numbers: float) -> list[int]:
+        """Return the largest of every rank's whole numbers, one for each: whether any of them says yes."""
+        told = torch.tensor([int(number) for number in numbers])
+        found: list[int] = torch.stack(self.gather(told)).amax(0).tolist()
+        return found
+
+    def gather_facts(self, facts: Any) -> list[Any]:
+        """Return every rank's facts, which JSON can hold, in order."""
+        if self.world == 1:
+            return [facts]
+        text = _text(facts)
+        longest = self.any(len(text))[0]
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(text)] = text
+        return [json.loads(bytes(each.tolist()).rstrip(b"\0")) for each in self.gather(padded)]
+
+    def check_same(self, facts: Mapping[str, Any]) -> None:
+        """Raise an error on all ranks, unless all were given the same; they would wait for each other for ever."""
+        told = self.gather_facts(facts)
+        wrong = [name for name in facts if any(each.get(name) != told[0].get(name) for each in told)]
+        if wrong:
+            raise PyroDropoutError(
+                f"the {self.world} processes were not given the same: {', '.join(wrong)} differ between them. Each must"
+                " make the same call, with the same data (seed whatever is random before it)."
+            )
+
+    # --- what all learn from one --------------------------------------------------------------------------------------
+
+    def from_first(self, make: Callable[[], tuple[Mapping[str, Tensor], Any]]) -> tuple[dict[str, Tensor], Any]:
+        """Let the first rank make tensors and facts, and return them on all; what it complains of, all complain of."""
+        if self.world == 1:
+            tensors, facts = make()
+            return dict(tensors), facts
+        header, tensors = {}, {}
+        if self.first:
+            try:
+                tensors, facts = make()
+            except PyroDropoutError as mistake:
+                self._send(_text({"mistake": str(mistake)}))
+                raise
+            kinds = [[name, str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()]
+            header = {"kinds": kinds, "facts": facts}
+        header = json.loads(bytes(self._send(_text(header)).tolist()))
+        if "mistake" in header:
+            raise PyroDropoutError(header["mistake"])
+        found = {}
+        for name, kind, shape in header["kinds"]:
+            like = torch.empty(shape, dtype=getattr(torch, kind))
+            found[name] = self.copied(tensors[name].cpu() if self.first else like)
+        return found, header["facts"]
+
+    def copied(self, tensor: Tensor, owner: int = 0) -> Tensor:
+        """Return the owner's tensor; on the others, one of its shape and type is given."""
+        if self.world == 1 or not tensor.numel():
+            return tensor
+        sent = _bytes(tensor).to(self.place).clone()
+        dist.broadcast(sent, owner)
+        return _of_bytes(sent.to(tensor.device), tensor.dtype, tensor.shape)
+
+    def copy_from_first(self, tensors: list[Tensor]) -> None:
+        """Make tensors hold what the first rank's hold."""
+        with torch.no_grad():
+            for tensor in tensors if self.world > 1 else []:
+                tensor.copy_(self.copied(tensor.detach()))
+
+    def one_seed(self, seed: int | None) -> int:
+        """Return a seed that all ranks have: the one that was given, or one of the first rank's drawing."""
+        drawn = torch.randint(_SEEDS, ())
+        return int(self.copied(drawn)) if seed is None else seed
+
+    def _send(self, text: Tensor) -> Tensor:
+        length = int(self.copied(torch.tensor(len(text))))
+        return self.copied(text if self.first else torch.zeros(length, dtype=torch.uint8))
+
+
+ALONE = Group()
+
+
+def join(device: torch.device | str) -> Group:
+    """Return the group that this process was started in, and join it if that was not done before.
+
+    Args:
+        device: where tensors are computed with: gloo carries those of a CPU, nccl those of a CUDA device.
+    """
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise PyroDropoutError(f"distributed=True is for the CPU and for CUDA devices; the device is {str(device)!r}.")
+    if not dist.is_available():
+        raise PyroDropoutError("distributed=True needs torch.distributed, and this PyTorch was built without it.")
+    if not dist.is_initialized():
+        _initialise(torch.device(device))
+    backend = dist.get_backend()
+    if backend == "nccl" and kind == "cpu":
+        raise PyroDropoutError(
+            "this process group has nccl alone, which carries no tensors of the CPU; begin it with"
+            " init_process_group() without a backend, or train on CUDA devices (device='cuda')."
+        )
+    place = torch.device(device) if backend == "nccl" else torch.device("cpu")
+    return Group(dist.get_rank(), dist.get_world_size(), place)
+
+
+def _initialise(device: torch.device) -> None:
+    missing = [name for name in NEEDED if not os.environ.get(name)]
+    if missing:
+        raise PyroDropoutError(
+            f"distributed=True needs processes that know of each other, and the environment lacks {', '.join(missing)}:"
+            f" {HOW}."
+        )
+    rank, world = number("RANK", 0), number("WORLD_SIZE", 1)
+    if not 0 <= rank < world:
+        raise RangeError(f"RANK must lie between 0 and WORLD_SIZE - 1 = {world - 1}; got {rank}: {HOW}.")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        # With both, short messages go from CPU to CPU, and no GPU waits for them.
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        store = _store(world) if restarted() else None
+        dist.init_process_group(
+            backend, **({} if store is None else {"store": store, "rank": rank, "world_size": world})
+        )
+    except (RuntimeError, ValueError) as cause:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise PyroDropoutError(
+            f"the {world} processes could not meet at {where} (MASTER_ADDR, MASTER_PORT):"
+            f" {str(cause).splitlines()[0]} Are all of them started, and can this machine reach that address?"
+        ) from cause
+
+    atexit.register(_leave)
+
+
+def _store(world: int) -> Any:
+    """Return where the processes of a restart find each other: apart from what those before them have left there.
+
+    torchrun keeps one store for all restarts, and in it the addresses of processes that are gone. On one machine all
+    processes know how often they were restarted; on several they may not, and there each restart needs a new store.
+    """
+    shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return None
+    stores: Any = dist
+    store = stores.TCPStore(os.environ["MASTER_ADDR"], number("MASTER_PORT", 0), world, is_master=False)
+    return stores.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+
+
+def _leave() -> None:
+    """Leave the group at the end of a process; after a mistake the others may wait, and would be waited for."""
+    if dist.is_initialized() and getattr(sys, "last_value", None) is None:
+        dist.destroy_process_group()
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _of_bytes(sent: Tensor, dtype: torch.dtype, shape: Any) -> Tensor:
+    return sent.view(dtype).reshape(shape)
+
+
+def _text(facts: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(facts, sort_keys=True).encode()), dtype=torch.uint8)

@@ -1,0 +1,314 @@
+"""Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is no longer a number."""
+
+import contextlib
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
+from pyro_dropout.generative.observed_sites import check_samples
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
+from pyro_dropout.training.checkpoints.tensor_file import digest
+from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
+from pyro_dropout.training.compile.functional import (
+    Buffers,
+    Parameters,
+    check_programs,
+    loss_and_gradients,
+    make_gradients,
+    make_step,
+    unvalidated,
+)
+from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
+from pyro_dropout.training.distributed.process_group import ALONE, Group, join
+from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.early_stopping import SiteWatch
+from pyro_dropout.training.history import History
+from pyro_dropout.training.loop import Watch, loop
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
+from pyro_dropout.training.out_of_memory import explained
+from pyro_dropout.training.preflight import (
+    check_call,
+    check_duration,
+    check_held_back,
+    check_how,
+    check_length,
+    check_owned,
+    check_shared,
+    check_targets,
+    check_watch,
+)
+from pyro_dropout.training.runner import Batches, BesideRun, Run
+from pyro_dropout.training.svi import Compile, check_compile
+
+
+def fit(
+    model: Any,
+    guide: Any,
+    *args: Any,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float = 1e-3,
+    optim: str | torch.optim.Optimizer | Update = "adam",
+    schedule: Schedule | None = None,
+    clip_norm: float | None = None,
+    loss: Any = None,
+    compile: Compile = "auto",
+    progress: bool = True,
+    seed: int | None = None,
+    device: torch.device | str | None = None,
+    validation: Any = None,
+    patience: int = 10,
+    check_every: int | None = None,
+    checkpoint: str | Path | Checkpoint | None = None,
+    distributed: bool = False,
+    **kwargs: Any,
+) -> History:
+    """Train a guide (and a model's ordinary parameters) on data, and say how it went.
+
+    Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
+    gather included; on a GPU many steps run in one CUDA graph, with the data resident there.
+
+    Args:
+        model: any Pyro model. One that has a parameter ``num_data``, as networks of this package have, is told N, the
+            length of the first tensor among its arguments, and can be trained on mini-batches: rows of every tensor
+            that has N of them. Any other meets all of its data at every step.
+        guide: its guide.
+        args: the model's own arguments, of a network (x, y): inputs, (N, ...), and targets, (N, D) or (N,). They may be
+            tensors, numbers, and dicts, lists and tuples of them.
+        steps: how many steps to take; or give ``epochs``.
+        epochs: how often to go through the data.
+        batch_size: points in a mini-batch; all of them by default, and where there are fewer. It needs a model that
+            takes ``num_data``.
+        lr: learning rate.
+        optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
+            Adam, AdamW and SGD join the compiled step, from zero state; any other runs beside it.
+        schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
+        clip_norm: the largest norm of the gradient; None for any.
+        loss: ``ELBO(per_example="auto")`` by default.
+        compile: "auto", True or False, as in ``SVI``.
+        progress: show a progress bar with the loss and the speed.
+        seed: of weight draws and mini-batches.
+        device: where to train; model, guide and data are moved there. By default, where the model is.
+        validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
+            best parameters are put back. Of a model that is not a network, a tuple of its arguments or a dict of its
+            keyword arguments, and what is watched is the mean log predictive density of its observed sites.
+        patience: how many checks without improvement are borne.
+        check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps come in twenties, and a
+            check comes after the twenty in which it falls. The last step is always checked. Checks draw random numbers
+            of their own, so that training does not depend on how many there are.
+        checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
+            one of this same training, it goes on from there and ends as if it had never stopped, bit by bit.
+        distributed: whether this is one of several processes that torchrun has started for one training, on one machine
+            or many. Each makes the same call with all of the data, and computes on its share of every batch;
+            ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes the
+            checkpoints, and steps run eagerly.
+        kwargs: the model's own keyword arguments.
+
+    Returns:
+        The history of the loss.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 64).unsqueeze(-1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+        >>> guide = pd.AutoDropout(model, keep=0.95)
+        >>> quiet = {"compile": False, "progress": False, "seed": 0}
+        >>> history = pd.fit(model, guide, x, x**2, epochs=50, batch_size=32, lr=0.01, **quiet)
+        >>> history.steps, bool(history.losses[-20:].mean() < history.losses[:20].mean())
+        (100, True)
+    """
+    check_programs(model, guide)
+    check_compile(compile)
+    watched = (validation, patience, check_every)
+    call, held_back = _admitted(call_of(fit, model, args, kwargs), (steps, epochs, batch_size), watched)
+    check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
+    check_owned(optim, model, guide)
+    update = _update(optim, lr, schedule, clip_norm)
+    group = ALONE
+    if distributed:
+        check_shared(call)
+        device = local_device(device, move_to(None, [model, guide]))
+        group = join(device)
+    if seed is not None:
+        pyro.set_rng_seed(seed)
+    call = call.to(place_of([model, guide], call) if device is None else move_to(device, [model, guide]))
+    count = call.count or 1
+    batch = count if batch_size is None else min(batch_size, count)
+    total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
+    task = _Task(guide, ELBO(per_example="auto") if loss is None else loss, call)
+    facts: dict[str, Any] = {"batch": batch, "seed": seed}
+    if distributed or checkpoint is not None:
+        facts["update"] = told_update(update)
+    if distributed:
+        check_parallel(group, batch, compile)
+        facts["world"] = group.world
+        seen = None if validation is None else [*map(digest, validation), patience, check_every]
+        group.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(checkpoint)})
+
+    def train() -> History:
+        with warnings.catch_warnings():
+            if loss is None and not is_network(model):  # nobody has asked for a draw for each data point
+                warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
+            return trained()
+
+    def trained() -> History:
+        run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
+        watch = None
+        if validation is not None:
+            every = check_every or max(1, total // 50)
+            if held_back is None:
+                watch = Watch(model, guide, run, validation, patience, every, seed, group)
+            else:
+                watch = SiteWatch(held_back, guide, run, patience, every, seed)
+        keeper = None
+        if checkpoint is not None:
+            same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
+            keeper = Keeper(checkpoint, run, model, guide, same, watch, group)
+        return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper, group=group)
+
+    return explained(train, task.try_step, batch) if takes(model, "num_data") else train()
+
+
+def _admitted(
+    call: ModelCall, duration: tuple[Any, Any, Any], watched: tuple[Any, Any, Any]
+) -> tuple[ModelCall, ModelCall | None]:
+    """Return the call that a training makes, and of a model that is not a network the one with held-back data.
+
+    Args:
+        call: as it was given.
+        duration: steps, epochs and batch_size.
+        watched: validation, patience and check_every.
+    """
+    validation = watched[0]
+    if is_network(call.model):
+        call = call.as_pair()
+        x, y = call.args
+        check_length(x, y, *duration)
+        check_watch(*watched)
+        check_targets(call.model, x, y)
+        if validation is not None:
+            check_targets(call.model, validation[0], validation[1], watched=True)
+        return call.with_num_data(), None
+    check_duration(*duration)
+    call = call.with_num_data()
+    check_call(call, duration[-1])
+    check_samples(call)
+    return call, None if validation is None else check_held_back(call.model, *watched)
+
+
+def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.device | str:
+    """Move modules to ``device``; without one, return the device that they are on."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    if device is not None:
+        for module in modules:
+            module.to(device)
+        return device
+    return next((p.device for module in modules for p in module.parameters()), torch.device("cpu"))
+
+
+def place_of(parts: Iterable[Any], call: ModelCall) -> torch.device:
+    """Return the device of the first parameter of some modules; where they have none, that of the arguments."""
+    parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
+    return next((value.device for value in (*parameters, *call.leaves())), torch.device("cpu"))
+
+
+def _update(
+    optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None
+) -> Update | torch.optim.Optimizer:
+    if not isinstance(optim, torch.optim.Optimizer):
+        return chosen(optim, lr, schedule, clip_norm)
+    found = from_optimiser(optim, schedule=schedule, clip_norm=clip_norm)
+    if found is None and (schedule is not None or clip_norm is not None):
+        raise PyroDropoutError(
+            f"{type(optim).__name__} with these options runs beside the step, where schedule and clip_norm do not reach"
+            " it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
+        )
+    return optim if found is None else found
+
+
+@dataclass
+class _Task:
+    """What is fitted to what."""
+
+    guide: Any
+    loss: Any
+    call: ModelCall
+
+    @property
+    def parts(self) -> tuple[Any, Any, Any]:
+        """Model, guide and loss."""
+        return self.call.model, self.guide, self.loss
+
+    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> Run:
+        """Return a training of the guide's and the model's parameters, ready to start."""
+        whole = batch == (self.call.count or 1)
+        first = self.call if whole else self.call.at(slice(0, batch))
+        parameters = Parameters(*self.parts, first.args, first.kwargs)
+        batches = None
+        if not whole:
+            device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
+            batches = Batches(batch, torch.arange(self.call.count or 1, device=device))
+        buffers = (Buffers(self.call.model, self.guide).values,)
+        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not notice
+            if isinstance(update, torch.optim.Optimizer):
+                gradients_of = make_gradients(*self.parts, parameters, self._arguments)
+                trained = list(parameters.by_name.values())
+                return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=compile)
+            step = make_step(*self.parts, parameters, update, self._arguments)
+            options: Any = {"inputs": buffers, "batches": batches, "compile": compile}
+            return Run(step, parameters.values, update, write=parameters.write, **options)
+
+    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> Run:
+        """Return a training by several ranks, of which each draws its own masks, but all the same batches."""
+        base = group.one_seed(seed)
+        torch.manual_seed(base)
+        run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
+        torch.manual_seed(group.seed(base))
+        return run
+
+    def _arguments(self, *index: Tensor) -> tuple[Any, Any]:
+        call = self.call.at(index[0]) if index else self.call
+        return call.args, call.kwargs
+
+    def try_step(self, points: int) -> None:
+        """Take the gradient of the first ``points`` points, and throw it away: to see whether it fits into memory."""
+        count, device = self.call.count or 1, next(self.call.leaves()).device
+        batch = self.call.at(torch.arange(points, device=device) % count)
+        parameters = Parameters(*self.parts, batch.args, batch.kwargs)
+        moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
+        with quietly(self.call.model, self.guide):
+            loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
+        del moments
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must be the same in a training that is taken up again."""
+        leaves = list(self.call.leaves())
+        names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]
+        return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {"loss": told_loss(self.loss)}
+
+    def blame(self) -> str:
+        """Name a site whose term is not a number at the published parameters; "" where all are."""
+        if not isinstance(self.loss, ELBO):
+            return ""
+        # Parameters that are no numbers leave their mark on running means, and some distributions refuse them.
+        with (
+            torch.no_grad(),
+            unvalidated(),
+            quietly(self.call.model, self.guide),
+            contextlib.suppress(RuntimeError, ValueError),
+        ):
+            terms = self.loss.by_site(self.call.model, self.guide, *self.call.args, **self.call.kwargs)
+            return next((name for name, term in terms.items() if not bool(torch.isfinite(term).all())), "")
+        return ""

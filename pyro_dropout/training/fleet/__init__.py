@@ -1,0 +1,1 @@
+"""Many networks trained as one computation."""

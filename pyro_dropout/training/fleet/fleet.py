@@ -1,0 +1,392 @@
+"""Many trainings as one computation: replicas with their own data, seeds and hyper-parameters, in step.
+
+One step is traced through Pyro for one replica, parameters and settings as its inputs; mapped over all replicas it is
+one program, in which a layer of all replicas is one batched matrix product.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from tqdm.auto import tqdm
+
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_positive
+from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
+from pyro_dropout.training.checkpoints.tensor_file import digest
+from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
+from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
+from pyro_dropout.training.compile.program import traced
+from pyro_dropout.training.fleet.ranks import train_apart
+from pyro_dropout.training.fleet.replicas import as_pair, check_alike, check_pure, check_settings
+from pyro_dropout.training.history import History
+from pyro_dropout.training.loop import loop
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.optimisers import Schedule, Update, chosen
+from pyro_dropout.training.preflight import check_how, check_length, check_targets
+from pyro_dropout.training.runner import Batches, Run
+from pyro_dropout.training.svi import Compile, check_compile
+
+
+class FleetRun(Run):
+    """The training of a fleet.
+
+    Attributes:
+        total: how many steps ``fit`` takes.
+        names: what each of ``values`` is: its path in the first replica's model or guide.
+        facts: says what must be the same in a training that is taken up again.
+    """
+
+    total: int
+    names: list[str]
+    facts: Callable[[], dict[str, Any]]
+
+
+class Fleet:
+    """E replicas of a model and its guide, trained together.
+
+    Replicas may differ in everything that is a number: their starting values, keep, τ, length-scales, learning rates,
+    and the data points that they see. They must not differ in structure.
+
+    Args:
+        build: makes one replica, ``build(**setting)`` -> (model, guide).
+        settings: what each replica is built with: {argument: one value for each replica}.
+        progress: show a progress bar while replicas are built.
+
+    Attributes:
+        settings: the settings, one dict for each replica.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> def build(seed, keep):
+        ...     torch.manual_seed(seed)
+        ...     net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+        ...     model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+        ...     return model, pd.AutoDropout(model, keep=keep)
+        >>> fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.8, 0.9, 0.95]})
+        >>> x = torch.linspace(-1, 1, 64).unsqueeze(-1)
+        >>> history = fleet.fit(x, x**2, steps=50, lr=0.01, compile=False, progress=False)
+        >>> history.losses.shape
+        torch.Size([50, 3])
+        >>> model, guide = fleet[1]
+        >>> guide.keep
+        0.9
+    """
+
+    def __init__(
+        self, build: Callable[..., Any], settings: Mapping[str, Sequence[Any]], *, progress: bool = False
+    ) -> None:
+        check_settings(build, settings)
+        self.settings = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
+        built = [build(**setting) for setting in tqdm(self.settings, disable=not progress, unit="replica")]
+        self._replicas: list[tuple[Any, Any]] = [as_pair(each) for each in built]
+        check_alike(self._replicas, self.settings)
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        """Return one replica, (model, guide), with what it has learned so far."""
+        return self._replicas[index]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return iter(self._replicas)
+
+    def to(self, device: torch.device | str) -> "Fleet":
+        """Move all replicas to a device, each tensor of all of them in one copy."""
+        for tensors in zip(*(_tensors(pair) for pair in self._replicas), strict=True):
+            if any(tensor.device != torch.device(device) for tensor in tensors):
+                for tensor, moved in zip(tensors, torch.stack([t.detach() for t in tensors]).to(device), strict=True):
+                    tensor.data = moved
+        return self
+
+    def place(self) -> torch.device:
+        """Return the device that the replicas are on."""
+        return next((tensor.device for tensor in _tensors(self[0])), torch.device("cpu"))
+
+    def buffers(self) -> list[Tensor]:
+        """Return the settings of all replicas, stacked, in the order of the first one's."""
+        return _stacked([Buffers(*pair).values for pair in self._replicas])
+
+    def values(self, parameters: Parameters) -> list[Tensor]:
+        """Return the parameters of all replicas, stacked, in the order in which the first one's are known."""
+        return _stacked([[parameter.detach() for parameter in owned] for owned in self.owners(parameters)])
+
+    def select(self, chosen: Sequence[int]) -> "Fleet":
+        """Return a fleet of some of the replicas, the same objects, in the order in which they are named."""
+        picked = [int(k) for k in chosen]
+        if not picked or min(picked) < 0 or max(picked) >= len(self):
+            raise RangeError(f"chosen must name replicas, from 0 to {len(self) - 1}; got {picked[:8]}.")
+        part = object.__new__(Fleet)
+        part.settings = [self.settings[k] for k in picked]
+        part._replicas = [self._replicas[k] for k in picked]
+        return part
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        progress: bool = True,
+        checkpoint: str | Path | Checkpoint | None = None,
+        distributed: bool = False,
+        **options: Any,
+    ) -> History:
+        """Train all replicas, each on its own rows of one set of data.
+
+        A replica whose loss stops being a number is left behind: it keeps the parameters that it came with, a warning
+        counts such replicas, and ``history.diverged`` names them.
+
+        Args:
+            x: inputs that all replicas draw from, (N, ...).
+            y: targets.
+            progress: show a progress bar.
+            checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call goes on from there.
+            distributed: whether this is one of several processes that torchrun has started; each trains its share of
+                the replicas, and all end with all of them.
+            options: as ``prepare`` takes them: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
+                ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``seed``, ``device``.
+
+        Returns:
+            The history, with losses (steps, E).
+        """
+        options["lr"] = _rate(options.get("optim"), options.get("lr"))
+        how = (x, y, progress, checkpoint, options)
+        history = train_apart(self, Fleet._train, *how) if distributed else self._train(*how)
+        lost = int(history.diverged.sum())
+        if lost:
+            warnings.warn(
+                f"{lost} of {len(self)} replicas met a loss that is not a number and were left behind; see"
+                " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
+                stacklevel=2,
+            )
+        return history
+
+    def _train(self, x: Tensor, y: Tensor, progress: bool, checkpoint: Any, options: dict[str, Any]) -> History:
+        run = self.prepare(x, y, **options)
+        keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
+        return loop(run, run.total, progress, keeper=keeper)
+
+    def prepare(
+        self,
+        x: Tensor,
+        y: Tensor,
+        *,
+        indices: Tensor | None = None,
+        steps: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float | Tensor | None = None,
+        optim: str | Update = "adam",
+        schedule: Schedule | None = None,
+        clip_norm: float | None = None,
+        loss: Any = None,
+        compile: Compile = "auto",
+        seed: int | None = None,
+        device: torch.device | str | None = None,
+    ) -> "FleetRun":
+        """Return the training of all replicas, ready to start, for those who take its steps themselves.
+
+        ``run.advance(n)`` takes n steps, ``run.values`` holds the parameters of all replicas, stacked, in the order of
+        ``run.names``, and ``run.publish()`` puts them into the replicas. Data on the replicas' device is not copied:
+        what x and y hold when a step is taken is what it sees, so a learner may refill them in place between steps.
+
+        Args:
+            x: inputs that all replicas draw from, (N, ...).
+            y: targets.
+            indices: (E, n), the rows that each replica trains on; all rows by default. All replicas have n points.
+            steps: how many steps ``fit`` takes; or give ``epochs``.
+            epochs: how often to go through the data.
+            batch_size: points in a mini-batch; all n of them by default.
+            lr: the learning rate, or one for each replica; an ``Update``'s own by default, and 0.001 for the others.
+            optim: "adam", "adamw", "sgd", or an ``Update``.
+            schedule: multiplies ``lr``, as in ``fit``; an ``Update`` has its own, and its own ``clip_norm``.
+            clip_norm: the largest norm of a replica's gradient.
+            loss: ``ELBO()`` by default.
+            compile: "auto", True or False, as in ``SVI``.
+            seed: of weight draws and mini-batches.
+            device: where to train; everything is moved there. By default, where the replicas are.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> def build(seed):
+            ...     torch.manual_seed(seed)
+            ...     model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
+            ...     return model, pd.AutoDropout(model)
+            >>> fleet = pd.Fleet(build, {"seed": [0, 1]})
+            >>> x, y = torch.zeros(4, 2), torch.zeros(4, 1)
+            >>> run = fleet.prepare(x, y, steps=10, compile=False)
+            >>> for _ in range(run.total):
+            ...     _ = x.normal_()  # every step sees data of its own
+            ...     _ = y.copy_(x[:, :1])
+            ...     losses = run.advance(1)
+            >>> [tuple(value.shape) for value in run.values], tuple(losses.shape)
+            ([(2, 1, 2), (2, 1)], (1, 2))
+        """
+        check_compile(compile)
+        check_length(x, y, steps, epochs, batch_size)
+        check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
+        check_targets(self[0][0], x, y)
+        rows = self.rows(x, indices)
+        rate = self.rates(_rate(optim, lr))
+        update = chosen(optim, float(rate[0]), schedule, clip_norm)
+        if seed is not None:
+            pyro.set_rng_seed(seed)
+        place = self.place() if device is None else device
+        self.to(place)
+        x, y, rows, rate = x.to(place), y.to(place), rows.to(place), rate.to(place)
+        points = rows.shape[1]
+        batch = points if batch_size is None else min(batch_size, points)
+        loss = ELBO() if loss is None else loss
+        parameters = Parameters(*self[0], loss, (x[rows[0, :batch]], y[rows[0, :batch]], points), {})
+        owners = self.owners(parameters)
+
+        def write(values: list[Tensor]) -> None:
+            finite = torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in values]).all(0).tolist()
+            for k, owned in enumerate(owners):
+                if finite[k]:
+                    for parameter, value in zip(owned, values, strict=True):
+                        parameter.data = value[k]
+
+        values = self.values(parameters)
+        batches = None if batch == points else Batches(batch, rows)
+        fixed = [self.buffers(), x, y] if batches is not None else [self.buffers(), x, y, rows]
+        step = self._step(parameters, loss, update, points, values, fixed, rows[:, :batch], rate)
+        options: Any = {"inputs": tuple(fixed), "batches": batches, "compile": compile}
+        run = FleetRun(step, values, update, write=write, lr=rate, **options)
+        run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
+        run.facts = lambda: {
+            **{name: digest(tensor) for name, tensor in {"x": x, "y": y, "indices": rows, "lr": rate}.items()},
+            "settings": [digest(buffer) for buffer in self.buffers()],
+            "replicas": len(self),
+            "batch": batch,
+            "update": told_update(update),
+            "loss": told_loss(loss),
+            "seed": seed,
+        }
+        paths = {id(parameter): path for path, parameter in _by_path(self[0]).items()}
+        run.names = [paths[id(value)] for value in parameters.by_name.values()]
+        return run
+
+    def __repr__(self) -> str:
+        model, guide = self[0]
+        return f"Fleet({len(self)} replicas of {type(model).__name__} with {type(guide).__name__})"
+
+    def _step(
+        self,
+        parameters: Parameters,
+        loss: Any,
+        update: Update,
+        points: int,
+        values: list[Tensor],
+        fixed: list[Any],
+        index: Tensor,
+        rate: Tensor,
+    ) -> Callable[..., Any]:
+        """Return the step of all replicas: that of the first one, as a graph, mapped over what differs."""
+        model, guide = self._replicas[0]
+
+        def solo(
+            values: list[Tensor],
+            state: list[list[Tensor]],
+            t: Tensor,
+            lr: Tensor,
+            settings: list[Tensor],
+            x: Tensor,
+            y: Tensor,
+            index: Tensor,
+        ) -> Any:
+            step = make_step(model, guide, loss, parameters, update, lambda: ((x[index], y[index], points), {}))
+            return step(values, state, t, lr, settings)
+
+        first = [value[0] for value in values]
+        t = rate.new_ones((), dtype=torch.float32)
+        example = (first, update.start(first), t, rate[0].to(t), [b[0] for b in fixed[0]], *fixed[1:3], index[0])
+        leaves, shape = tree_flatten(example)
+        outputs: list[Any] = []
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
+            outputs.append(spec)
+            return result
+
+        with quietly(model, guide):
+            graph = traced(flat, leaves)
+        check_pure(graph)
+        dims = (*_zeros(first), *_zeros(update.start(first)), None, 0, *_zeros(fixed[0]), None, None, 0)
+        mapped = vmap(graph, in_dims=dims, randomness="different")
+        return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+
+    def owners(self, parameters: Parameters) -> list[list[nn.Parameter]]:
+        """Return every replica's parameters, in the order in which the first one's are known."""
+        by_path = [_by_path(pair) for pair in self._replicas]
+        paths = {id(parameter): path for path, parameter in by_path[0].items()}
+        for name, value in parameters.by_name.items():
+            if id(value) not in paths:
+                raise PyroDropoutError(
+                    f"parameter {name!r} lies in Pyro's store and in no module, so replicas would share it; make the"
+                    " model an nn.Module that owns it."
+                )
+        return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
+
+    def rows(self, x: Tensor, indices: Tensor | None) -> Tensor:
+        """Return the rows of x that each replica sees, (E, n), or say what is wrong with them."""
+        if indices is None:
+            return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()
+        whole = isinstance(indices, Tensor) and indices.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+        if not whole or indices.dim() != 2 or len(indices) != len(self) or not indices.shape[1]:
+            got = (
+                f"{tuple(indices.shape)} of {indices.dtype}" if isinstance(indices, Tensor) else type(indices).__name__
+            )
+            raise ShapeError(
+                f"indices must be a tensor of whole numbers, (E, n) = ({len(self)}, n), one row for each replica; got"
+                f" {got}. Replicas see equally many points; a mask is turned into row numbers by mask.nonzero()."
+            )
+        if int(indices.min()) < 0 or int(indices.max()) >= len(x):
+            raise RangeError(
+                f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {int(indices.min())} to"
+                f" {int(indices.max())}."
+            )
+        return indices.to(x.device).long().contiguous()
+
+    def rates(self, lr: float | Tensor) -> Tensor:
+        """Return the learning rate of each replica, (E,), or say what is wrong with them."""
+        given: Any = lr
+        check_positive("lr", torch.as_tensor(given) if isinstance(given, list | tuple) else given)
+        rates = torch.as_tensor(given, dtype=torch.float32)
+        if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
+            raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
+        return rates.expand(len(self)).contiguous()
+
+
+def _rate(optim: Any, lr: float | Tensor | None) -> float | Tensor:
+    if lr is not None:
+        return lr
+    return optim.lr if isinstance(optim, Update) else 1e-3
+
+
+def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:
+    return {
+        f"{root}.{name}": parameter
+        for root, part in zip(("model", "guide"), pair, strict=True)
+        for name, parameter in part.named_parameters()
+    }
+
+
+def _tensors(pair: tuple[Any, Any]) -> list[Tensor]:
+    """Return the parameters and the buffers of one replica."""
+    return [tensor for part in pair for tensor in (*part.parameters(), *part.buffers())]
+
+
+def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def _zeros(tree: Any) -> list[int]:
+    return [0] * len(tree_flatten(tree)[0])

@@ -1,0 +1,1 @@
+"""The loss: what each site adds to it, and draws for each data point."""

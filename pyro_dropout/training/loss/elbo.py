@@ -1,0 +1,170 @@
+"""The evidence lower bound with the KL in closed form: expected log-likelihood by sampling, divergence by formula.
+
+-ELBO = E_q[-log p(y|w)] + KL(q(w)‖p(w)). With dropout's guide and the large-K form it is the dropout objective times
+τN, up to a constant; with the exact KL it is a lower bound on the evidence.
+"""
+
+import functools
+import warnings
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import pyro.infer
+import torch
+from pyro import poutine
+from pyro.util import warn_if_nan
+from torch import Tensor
+
+from pyro_dropout.mathematics.divergence import Method
+from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, check_count
+from pyro_dropout.training.loss.attempt import Attempt, is_traced, untraced
+from pyro_dropout.training.loss.particle import Particle
+from pyro_dropout.training.loss.per_example import per_example as draw_per_example
+from pyro_dropout.training.loss.score import score
+from pyro_dropout.training.loss.site_terms import Term
+
+PerExample = bool | Literal["auto"]
+
+
+class ELBO(pyro.infer.ELBO):
+    """Minus the evidence lower bound, for stock ``pyro.infer.SVI`` or for a training loop of your own.
+
+    The KL of the package's guides is computed, not sampled, so only the log-likelihood is noisy; with ``per_example``
+    each data point has weights of its own, and that noise averages out over the batch.
+
+    Args:
+        kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound where no site is a point (not
+            with ``bias="map"``); or "monte_carlo".
+        per_example: whether every data point gets its own weight draw; "auto", wherever the model allows it, and
+            otherwise shared draws from the first refusal on, with a warning.
+        num_particles: how many draws to average.
+        kl_samples: draws for the parts of a KL that have no closed form.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
+        >>> net = torch.nn.Sequential(torch.nn.Linear(1, 20), torch.nn.ReLU(), torch.nn.Linear(20, 1))
+        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+        >>> guide = pd.AutoDropout(model, keep=0.95)
+        >>> svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), pd.ELBO())
+        >>> losses = [svi.step(x, x**2) for _ in range(200)]
+        >>> losses[-1] < losses[0] / 2
+        True
+        >>> sorted(pd.ELBO().parts(model, guide, x, x**2))
+        ['kl', 'nll']
+    """
+
+    def __init__(
+        self, kl: Method = "large_k", per_example: PerExample = True, num_particles: int = 1, *, kl_samples: int = 16
+    ) -> None:
+        if kl not in ("large_k", "exact", "monte_carlo"):
+            raise RangeError(f"kl must be one of large_k, exact, monte_carlo; got {kl!r}.")
+        if not isinstance(per_example, bool) and per_example != "auto":
+            raise RangeError(f"per_example must be True or False, or 'auto'; got {per_example!r}.")
+        check_count("num_particles", num_particles)
+        check_count("kl_samples", kl_samples)
+        super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]
+        self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
+        self._refusals: list[str] = []  # why a draw for each data point was tried in vain
+
+    @property
+    def _shares(self) -> bool:
+        """Whether all data points share each draw."""
+        return bool(self._refusals) or self.per_example is False
+
+    # --- one particle -----------------------------------------------------------------------------------------------
+
+    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        drawn = self._drawn(model, guide, args, kwargs)
+        return drawn.model_trace, drawn.guide_trace
+
+    def _drawn(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Particle:
+        """Return the terms of one draw; where a draw for each data point is tried and refused, of a shared one."""
+        if self._shares or self.per_example is True:
+            return self._run(model, guide, args, kwargs)
+        if is_traced():  # tried in vain, it would be a part of the program
+            with untraced():
+                self._tried(model, guide, args, kwargs)[0].undo()
+            return self._run(model, guide, args, kwargs)
+        start, found = self._tried(model, guide, args, kwargs)
+        if found is not None:
+            return found
+        start.undo()
+        return self._run(model, guide, args, kwargs)
+
+    def _tried(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Attempt, Particle | None]:
+        """Try a draw for each data point; from the first refusal on, all points share each draw."""
+        start = Attempt(model, guide)
+        try:
+            return start, self._run(model, guide, args, kwargs, start)
+        except NotFollowedError as refusal:
+            site = "weights" if refusal.site is None else f"site {refusal.site!r}"
+            self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
+            warnings.warn(
+                f"{self._refusals[0]}; all points share each draw from here on. ELBO(per_example=False) silences this.",
+                stacklevel=2,
+            )
+        return start, None
+
+    def _run(self, model: Any, guide: Any, args: Any, kwargs: Any, start: Attempt | None = None) -> Particle:
+        """Draw from the guide, and run the model with the draw."""
+        with nullcontext() if self._shares else draw_per_example() as points:
+            with nullcontext() if start is None else start:
+                guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            particle = Particle(guide_trace, self.kl, self.kl_samples, None if points is None else points.orders)
+            particle.run(model, args, kwargs)
+        particle.add_up()
+        return particle
+
+    def _particle(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, float | Tensor]:
+        """Return the negative log-likelihood, the KL, and a term of value zero that carries the score of the draws."""
+        drawn = self._drawn(model, guide, args, kwargs)
+        everything = [*drawn.surprises, *drawn.divergences.values()]
+        zero = score(everything, drawn.guide_trace, drawn.orders)
+        return _total(drawn.surprises), _total(drawn.divergences.values()), zero
+
+    # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
+
+    def parts(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the two parts of -ELBO: {"nll": E[-log p(y|w)], "kl": KL(q‖p)}, averaged over particles."""
+        drawn = [self._particle(model, guide, args, kwargs)[:2] for _ in range(self.num_particles)]
+        nll, divergence = (torch.stack(part).mean() for part in zip(*drawn, strict=True))
+        return {"nll": nll, "kl": divergence}
+
+    def by_site(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the terms of -ELBO of one draw by site: the KL of a latent one, -log p of an observed one.
+
+        A constrained site has two: log q of its draw in unconstrained space is under the name of that draw.
+        """
+        drawn = self._drawn(model, guide, args, kwargs)
+        return {term.site: term.value.sum() for term in (*drawn.divergences.values(), *drawn.surprises)}
+
+    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return -ELBO as a tensor whose gradient is an unbiased estimate of its gradient."""
+        drawn = [self._particle(model, guide, args, kwargs) for _ in range(self.num_particles)]
+        return torch.stack([nll + divergence + score for nll, divergence, score in drawn]).mean()
+
+    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """Return an estimate of -ELBO."""
+        with torch.no_grad():
+            value = float(self.differentiable_loss(model, guide, *args, **kwargs))
+        warn_if_nan(value, "loss")  # type: ignore[call-overload]
+        return value
+
+    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+        """Return an estimate of -ELBO, and add its gradient to the parameters'."""
+        value = self.differentiable_loss(model, guide, *args, **kwargs)
+        if value.requires_grad:
+            value.backward(retain_graph=self.retain_graph)
+        found = float(value.detach())
+        warn_if_nan(found, "loss")  # type: ignore[call-overload]
+        return found
+
+
+def _total(terms: Iterable[Term]) -> Tensor:
+    """Return the sum of all terms, on their device: a zero from elsewhere would be copied there at every step."""
+    sums = [term.value.sum() for term in terms]
+    found: Tensor = functools.reduce(torch.add, sums) if sums else torch.zeros(())
+    return found

@@ -1,0 +1,166 @@
+"""One draw of a guide, the model run with it, and the terms of the loss that the two give."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.distributions import Delta
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch.overrides import _pop_mode_temporarily
+
+from pyro_dropout.mathematics.divergence import Method
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.loss.operations import tensors_in
+from pyro_dropout.training.loss.row_tracking import Order
+from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
+
+_FREE = "_unconstrained"  # what the guides of Pyro and of this package add to the name of a site for its draw
+
+
+class Particle(Messenger):
+    """What one draw says of a model.
+
+    A divergence is computed as soon as the model has said its site, before the forward pass, and so after it in the
+    backward pass: its gradients are made when the tensors of the forward pass are gone, not on top of them.
+
+    Args:
+        guide_trace: the draw.
+        kl: which form of the KL of a row mixture.
+        kl_samples: draws for what of it has no formula.
+        orders: for each site of the model, which rows of it belong to which draws for each data point; None where all
+            points share the draw.
+
+    Attributes:
+        model_trace: the model's run with the draw.
+        divergences: the terms of latent sites, and of auxiliary ones, by name.
+        surprises: the terms of observed sites.
+    """
+
+    model_trace: Any
+
+    def __init__(
+        self, guide_trace: Any, kl: Method, kl_samples: int, orders: Mapping[str, Mapping[str, Order]] | None
+    ) -> None:
+        super().__init__()
+        self.guide_trace, self.orders, self._by_point = guide_trace, orders or {}, orders is not None
+        self.divergences: dict[str, Term] = {}
+        self.surprises: list[Term] = []
+        self._kl, self._kl_samples = kl, kl_samples
+        self._places = {name: place for place, name in enumerate(_samples(guide_trace))}
+        self._latest = -1  # the place in the guide of the latest site that the model has said
+        for name, site in _samples(guide_trace).items():
+            _check_not_enumerated(name, site)
+        self._watch = self._watching()
+
+    def _watching(self) -> Watch | None:
+        """Return what finds out whether a prior is made from draws, where that matters and gradients do not tell."""
+        sites = _samples(self.guide_trace).values()
+        joint = any(getattr(site["fn"], "joint", False) for site in sites)
+        point = any(isinstance(site["fn"], Delta) or getattr(site["fn"], "singular", False) for site in sites)
+        return Watch(site["value"] for site in sites) if joint or (point and not torch.is_grad_enabled()) else None
+
+    def run(self, model: Any, args: Any, kwargs: Any) -> None:
+        """Run the model with the draw."""
+        with ExitStack() as stack:
+            if self._watch is not None:
+                stack.enter_context(self._watch)
+            with self:
+                replayed = poutine.replay(model, trace=self.guide_trace)
+                self.model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+
+    def add_up(self) -> None:
+        """Find the terms of observed sites, and of sites that the guide alone has."""
+        for site in _samples(self.model_trace).values():
+            if site["is_observed"]:
+                self.surprises.append(observed(site))
+        for name, site in _samples(self.guide_trace).items():
+            if name in self.model_trace.nodes:
+                continue
+            if not site["infer"].get("is_auxiliary"):
+                raise PyroDropoutError(
+                    f"the model has no site {name!r}, which the guide samples. Mark it with"
+                    " infer={'is_auxiliary': True} if that is meant."
+                )
+            self.divergences[name] = auxiliary(site)
+
+    def _pyro_post_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if site_is_subsample(msg) or _is_deterministic(msg):
+            return
+        q_site = self.guide_trace.nodes.get(name)
+        if msg["is_observed"]:
+            if q_site is not None and not _is_deterministic(q_site):
+                raise PyroDropoutError(
+                    f"the guide samples {name!r}, which the model observes. Take it out of the guide."
+                )
+            return
+        _check_not_enumerated(name, msg)
+        if q_site is None:
+            raise PyroDropoutError(
+                f"the guide has no site {name!r}, which the model samples. Sample it in the guide, or condition the"
+                " model on it."
+            )
+        _check_shapes(name, msg, q_site)
+        # No layer is met here, and the handlers that look for layers would look at every operation.
+        with ExitStack() as stack:
+            for _ in range(self._by_point + (self._watch is not None)):
+                stack.enter_context(_pop_mode_temporarily())
+            self.divergences[name] = self._divergence(q_site, msg)
+        if self._watch is not None:
+            self._watch.on = len(self.divergences) < len(self._places)
+
+    def _divergence(self, q_site: Any, p_site: Any) -> Term:
+        place = self._places[p_site["name"]]
+        # A site that the model says after one that the guide draws later: that one may have been made from this draw.
+        late, self._latest = place < self._latest, max(place, self._latest)
+        made_of = list(tensors_in((p_site["fn"],)))
+        learned = any(t.requires_grad for t in made_of) if self._watch is None else self._watch.moves(made_of)
+        apart = learned and (late or getattr(q_site["fn"], "joint", False))
+        if isinstance(q_site["fn"], Delta) and self._is_image(p_site["name"]):
+            return Term(p_site["name"], of_draw(q_site, p_site), p_site["cond_indep_stack"])
+        return divergence(q_site, p_site, self._kl, self._kl_samples, apart=apart, learned=learned)
+
+    def _is_image(self, name: str) -> bool:
+        """Whether a point of the guide is the image of a draw: of one that has its name, or that has no site's."""
+        sites = _samples(self.guide_trace)
+        draws = [each for each, site in sites.items() if site["infer"].get("is_auxiliary")]
+        others = {f"{each}{_FREE}" for each in sites if each != name}
+        return any(each not in others for each in draws)
+
+
+def _samples(trace: Any) -> dict[str, Any]:
+    """Return the sites of a trace that have a density."""
+    return {
+        name: site
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample" and not site_is_subsample(site) and not _is_deterministic(site)
+    }
+
+
+def _check_shapes(name: str, p_site: Any, q_site: Any) -> None:
+    """Raise an error where model and guide say a site with different shapes: a broadcast would hide it."""
+    p, q = p_site["fn"], q_site["fn"]
+    if not hasattr(p, "event_shape") or not hasattr(q, "event_shape"):
+        return
+    shapes = p.batch_shape + p.event_shape, q.batch_shape + q.event_shape
+    if any(ours != theirs for ours, theirs in zip_longest(*map(reversed, shapes), fillvalue=1)):
+        raise PyroDropoutError(
+            f"site {name!r} has shape {tuple(shapes[0])} in the model and {tuple(shapes[1])} in the guide. Give both"
+            " the same plates."
+        )
+
+
+def _is_deterministic(site: Any) -> bool:
+    return bool(site["infer"] and site["infer"].get("_deterministic"))
+
+
+def _check_not_enumerated(name: str, site: Any) -> None:
+    if site["infer"].get("enumerate") and not site["is_observed"]:
+        raise PyroDropoutError(
+            f"site {name!r} is marked for enumeration, and pyro_dropout.ELBO draws every site. Use"
+            " pyro.infer.TraceEnum_ELBO, or take infer={'enumerate': ...} away."
+        )

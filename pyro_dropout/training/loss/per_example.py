@@ -1,0 +1,225 @@
+"""One weight draw for every data point, at the price of a mask: an effect handler for guides of row mixtures.
+
+The handler gives each weight site of the guide a stand-in tensor instead of a draw. When a layer of the model meets the
+stand-in, it is rewritten: masks on its inputs, noise on its outputs. A stand-in that reaches ``y`` in any other way is
+an error, never a silent approximation.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pyro.poutine.messenger import Messenger
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError
+from pyro_dropout.mathematics.per_data_point import Layer, Lookup, PerDataPoint, drawn_per_data_point
+from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.training.loss.operations import name_of, tensors
+from pyro_dropout.training.loss.row_tracking import Order, Record
+
+_TRANSPOSED = "_pyro_dropout_transposed"  # on a stand-in of ours
+
+_CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
+_TRANSPOSED_CONVOLUTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
+_MATMULS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
+_ADDS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+_TRANSPOSES = (Tensor.t, torch.t, getattr(Tensor.T, "__get__"), getattr(Tensor.mT, "__get__"))  # noqa: B009 - properties
+
+
+class per_example(Messenger):
+    """Within this context every data point gets weights of its own, drawn from the guide.
+
+    The distribution for each data point is that of drawing whole weights; the cost is that of a mask. Works with the
+    package's guides on Linear, ConvNd, Embedding, recurrent and attention layers, and on plain Pyro models that use
+    ``F.linear`` or ``@``. Data points come first in every input, and what is said of one is made from its own outputs:
+    a model that adds up data points or compares them is refused. Batch normalisation mixes them, and is let through.
+
+    Args:
+        sites: which sites to draw so: a collection of names, or a function of the name; all by default.
+        reused: draw Gaussian noise so that one draw may meet several inputs, for layers that are called more than once.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> _ = torch.manual_seed(0)
+        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1, bias=False))
+        >>> guide = pd.AutoDropout(model, keep=0.5)
+        >>> x = torch.ones(4, 3)
+        >>> with pd.per_example():
+        ...     trace = pyro.poutine.trace(guide).get_trace(x)
+        ...     f = pyro.poutine.replay(model, trace=trace)(x)
+        >>> len(set(f.flatten().tolist())) > 1  # equal inputs, different weights
+        True
+    """
+
+    def __init__(self, sites: Collection[str] | Callable[[str], bool] | None = None, *, reused: bool = False) -> None:
+        super().__init__()
+        if sites is not None and not callable(sites) and (isinstance(sites, str) or not isinstance(sites, Collection)):
+            raise PyroDropoutError(
+                f"sites must be a collection of names, such as ['0.weight'], or a function of the name; got {sites!r}."
+            )
+        self._sites, self._reused = sites, reused
+        self._mode = _RewriteLayers()
+        self.orders: dict[str, Mapping[str, Order]] = {}
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()  # which refuses to be entered twice
+        self._mode, self.orders = _RewriteLayers(), {}  # a record of its own, which ends with the context
+        self._mode.__enter__()  # type: ignore[no-untyped-call]
+        return entered
+
+    def __exit__(self, *args: Any) -> Any:
+        self._mode.__exit__(*args)  # type: ignore[no-untyped-call]
+        return super().__exit__(*args)
+
+    def _applies(self, name: str) -> bool:
+        if self._sites is None:
+            return True
+        return self._sites(name) if callable(self._sites) else name in self._sites
+
+    def _pyro_sample(self, msg: Any) -> None:
+        fn, name, infer = msg["fn"], msg["name"], msg["infer"] or {}
+        if not infer.get("_deterministic"):  # whose value is kept, and has no density
+            observed = msg["value"] if msg["is_observed"] else None
+            self.orders[name] = self._mode.record.check(name, fn, observed, msg["scale"], msg["mask"])
+        if msg["done"] or msg["is_observed"] or not isinstance(fn, RowMixture):
+            return
+        # A scalar or a constrained site is drawn once for all data points, as ever.
+        if infer.get("is_auxiliary") or not fn.event_shape or not self._applies(name):
+            if fn.joint:
+                raise NotFollowedError(
+                    f"{name!r} is drawn once for all data points, and cannot share its noise with weights that are"
+                    " drawn for each. Use shared draws (per_example=False), or AutoLowRank(per='layer').",
+                    name,
+                    "it is drawn once for all of them, and shares its noise with weights",
+                )
+            return
+        recipe = PerDataPoint(name, fn, self._reused or bool(infer.get("reused", False)))
+        value = recipe.weight if not fn.batch_shape else recipe.mark(recipe.weight.expand(fn._extended_shape()))
+        msg["value"], msg["done"] = value, True
+
+
+class _RewriteLayers(TorchFunctionMode):
+    """Rewrites the layers that meet a stand-in, and keeps a record of whatever else is made from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.record = Record()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        drawn = known = False
+        for value in tensors((*args, *kwargs.values())):
+            drawn = drawn or drawn_per_data_point(value) is not None
+            known = known or self.record.of(value) is not None
+        if not drawn and not known:
+            return func(*args, **kwargs)
+        result: Any = NotImplemented
+        if drawn and func in _REWRITES:
+            result = _REWRITES[func](func, *args, **kwargs)
+        if result is NotImplemented:
+            return self.record.run(func, args, kwargs)
+        self.record.after_layer(result, args, kwargs, name_of(func))
+        return result
+
+
+def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
+    """Add a bias, drawn for each data point where it is."""
+    if bias is None:
+        return y
+    recipe = drawn_per_data_point(bias)
+    values = bias.unsqueeze(0) if recipe is None else recipe.draws(len(y))
+    shape = [1] * y.dim()
+    shape[0], shape[channel] = values.shape
+    return y + values.reshape(shape)
+
+
+def _product(x: Tensor, weight: Tensor, in_dim: int) -> Any:
+    """Return x's product with a stand-in for a matrix, whose dimension ``in_dim`` meets the last one of x."""
+    recipe = drawn_per_data_point(weight)
+    if recipe is None or drawn_per_data_point(x) is not None or weight.dim() != 2 or x.dim() < 2:
+        return NotImplemented
+    if getattr(weight, _TRANSPOSED, False):
+        in_dim = 1 - in_dim
+    layer = Layer(F.linear if in_dim == 1 else torch.matmul, in_dim, 1 - in_dim, positions=x.dim() > 2)
+    return recipe.product(x, layer)
+
+
+def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    if drawn_per_data_point(weight) is None:
+        result = NotImplemented if drawn_per_data_point(input) is not None else func(input, weight)
+    else:
+        result = _product(input, weight, 1)
+    return result if result is NotImplemented else _plus_bias(result, bias)
+
+
+def _convolution(
+    func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Any:
+    names: tuple[str, ...] = ("stride", "padding", "dilation", "groups")
+    if func in _TRANSPOSED_CONVOLUTIONS:
+        names = ("stride", "padding", "output_padding", "groups", "dilation")
+    options = {**dict(zip(names, args, strict=False)), **kwargs}
+    recipe = drawn_per_data_point(weight)
+    if drawn_per_data_point(input) is not None or input.dim() != weight.dim():
+        return NotImplemented
+    if recipe is None:
+        return _plus_bias(func(input, weight, None, **options), bias, 1)
+    dims = (0, 1) if func in _TRANSPOSED_CONVOLUTIONS else (1, 0)
+    groups = options.get("groups", 1)
+    layer = Layer(lambda x, w: func(x, w, None, **options), *dims, channel=1, groups=groups, positions=True)
+    return _plus_bias(recipe.product(input, layer), bias, 1)
+
+
+def _matmul(func: Any, left: Tensor, right: Tensor) -> Any:
+    return _product(left, right, 0)
+
+
+def _add(func: Any, left: Any, right: Any, **kwargs: Any) -> Any:
+    bias, other = (right, left) if drawn_per_data_point(right) is not None else (left, right)
+    drawn = drawn_per_data_point(other) is not None
+    if kwargs or not isinstance(other, Tensor) or drawn or bias.dim() != 1 or other.dim() < 2:
+        return NotImplemented
+    return _plus_bias(other, bias)
+
+
+def _transpose(func: Any, weight: Tensor) -> Any:
+    recipe = drawn_per_data_point(weight)
+    if recipe is None or weight.dim() != 2:
+        return NotImplemented
+    turned = recipe.mark(func(weight))
+    setattr(turned, _TRANSPOSED, not getattr(weight, _TRANSPOSED, False))
+    return turned
+
+
+def _embedding(
+    func: Any,
+    input: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    recipe = drawn_per_data_point(weight)
+    assert recipe is not None
+    if max_norm is not None:
+        raise NotFollowedError(
+            f"per_example() does not cover max_norm, which changes the embedding {recipe.site!r}.", recipe.site
+        )
+    if getattr(weight, _TRANSPOSED, False):
+        return NotImplemented
+    layer = Lookup(lambda x, w: func(x, w, padding_idx), 0, 1, positions=True)
+    return recipe.product(input, layer)
+
+
+_REWRITES: dict[Any, Any] = {
+    F.linear: _linear,
+    F.embedding: _embedding,
+    **dict.fromkeys((*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS), _convolution),
+    **dict.fromkeys(_MATMULS, _matmul),
+    **dict.fromkeys(_ADDS, _add),
+    **dict.fromkeys(_TRANSPOSES, _transpose),
+}

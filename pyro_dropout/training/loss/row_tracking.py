@@ -1,0 +1,225 @@
+"""What became of draws for each data point: a record of every tensor that was made from one.
+
+A layer turns a stand-in into values whose rows were each made with the draw of one data point (`Rows`). Any other
+operation uses it as if it were a draw, or mixes data points that have draws of their own, and then what it stood for is
+lost (`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
+from torch import Tensor
+from torch.distributions import Independent
+
+from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.training.loss.operations import (
+    PRODUCTS,
+    STATISTICS,
+    Notes,
+    along_rows,
+    carried,
+    in_a_distribution,
+    name_of,
+    reads_numbers,
+    tensors,
+    tensors_in,
+    version,
+    written_by_name,
+)
+
+# How many rows there are, and what has been picked from them since: row n of two tensors is one point if these agree.
+Order = tuple[int, tuple[Any, ...]]
+
+_PARAMETER = "a parameter of a distribution"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tensor with rows that were each made with one draw of each of these sites."""
+
+    orders: Mapping[str, Order]
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A tensor that holds no draws, and how a site got there."""
+
+    site: str
+    operation: str
+    mixes: bool = False
+
+    def refusal(self, name: str) -> NotFollowedError:
+        """Return the error for a site ``name`` that was reached this way."""
+        if self.mixes:
+            fault, advice = "mixes data points, each of which has a draw of its own", "Use"
+        else:
+            fault = "is not a layer that it can rewrite"
+            advice = "Use F.linear or @ with data points first, leave the site out with per_example(sites=...), or use"
+        return NotFollowedError(
+            f"per_example() cannot follow site {self.site!r} to {name!r}: it went through {self.operation}, which"
+            f" {fault}. {advice} shared draws (per_example=False).",
+            self.site,
+            f"it reaches {name!r} through {self.operation}, which {fault.removesuffix(' that it can rewrite')}",
+        )
+
+
+Track = Rows | Lost
+
+
+class Record:
+    """Which tensors were made from stand-ins; it forgets a tensor with its last use."""
+
+    def __init__(self) -> None:
+        self._tracks = Notes()
+        self._changed = False  # whether a tensor was changed in place, and others with it that show it
+        self._held: list[Any] = []  # indices, so that an id stands for one of them
+
+    def of(self, value: Tensor) -> Track | None:
+        """Return what is known of a tensor; a view is changed with the tensor that it shows."""
+        found: Track | None = self._tracks.get(value)
+        if found is None and self._changed and value._base is not None:
+            found = self._tracks.get(value._base)
+        return found
+
+    def after_layer(self, result: Any, args: Any, kwargs: Any, operation: str) -> None:
+        """Note what a layer has given that was rewritten: its rows have draws of the stand-ins among its inputs."""
+        given = list(tensors((*args, *kwargs.values())))
+        recipes = [recipe for value in given if (recipe := drawn_per_data_point(value)) is not None]
+        drawn = [Rows({recipe.site: (recipe.count or 0, ())}) for recipe in recipes]
+        before = [track for value in given if (track := self.of(value)) is not None]
+        track = _merged([*before, *drawn], operation)
+        for value in tensors((result,)):
+            if drawn_per_data_point(value) is None:
+                self._tracks[value] = track
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation that is not a layer, and note what it has made and changed."""
+        name, operation = str(getattr(func, "__name__", "")), name_of(func)
+        given = list(tensors((*args, *kwargs.values())))
+        carriers = list(carried(func, args, kwargs))
+        lost = self._lost(carriers, operation)
+        if lost is not None and reads_numbers(name, only_in_a_check=lost.mixes):
+            raise NotFollowedError(
+                f"the model reads the numbers of site {lost.site!r} ({operation}), of which every data point has others"
+                " under per_example(). Use shared draws (per_example=False).",
+                lost.site,
+                f"the model reads its numbers by {operation}",
+            )
+        changed = written_by_name(name, args, kwargs)
+        for value in changed:
+            _check_not_drawn(value, operation)
+        versions = [version(value) for value in given]
+        result = func(*args, **kwargs)
+        if func not in STATISTICS:
+            changed += [v for v, before in zip(given, versions, strict=True) if version(v) != before]
+        # What comes back as it was given has not been touched: x.type_as(w) may be x itself.
+        made = [value for value in tensors((result,)) if not any(value is other for other in given)]
+        if changed:
+            self._changed = True
+            made += [*changed, *(value._base for value in changed if value._base is not None)]
+        for value in made:
+            track = lost or self._rows(name, operation, args, kwargs, carriers, value)
+            if track is not None and drawn_per_data_point(value) is None:
+                self._tracks[value] = track
+        return result
+
+    def _lost(self, carriers: list[Tensor], operation: str) -> Lost | None:
+        """Return the way on which the first stand-in got lost, here or earlier."""
+        for value in carriers:
+            recipe, track = drawn_per_data_point(value), self.of(value)
+            if recipe is not None:
+                return Lost(recipe.site, _PARAMETER if in_a_distribution() else operation)
+            if isinstance(track, Lost):
+                return track
+        return None
+
+    def _rows(
+        self, name: str, operation: str, args: Any, kwargs: Any, carriers: list[Tensor], value: Tensor
+    ) -> Track | None:
+        """Return what an operation makes of rows that each belong to a data point."""
+        found = [track for each in carriers if (track := self.of(each)) is not None]
+        if not found:
+            return None
+        track = _merged(found, operation)
+        if isinstance(track, Lost):
+            return track
+        counts = {count for count, _ in track.orders.values()}
+        key = self._picked(name, args, counts)
+        if key is not None:
+            count = value.shape[0] if value.dim() else 1
+            return Rows({site: (count, (*order, key)) for site, order in track.orders.items()})
+        subject, right = carriers[0], kwargs.get("weight", args[1] if len(args) > 1 else None)
+        mixes = any(count and value.numel() % count for count in counts)
+        if name in PRODUCTS and isinstance(right, Tensor):
+            mixes = mixes or (right.dim() <= 2 and self.of(right) is not None)
+        if subject.dim() and subject.shape[0] in counts - {1}:
+            mixes = mixes or along_rows(name, subject, args, kwargs)
+        return Lost(next(iter(track.orders)), operation, mixes=True) if mixes else track
+
+    def _picked(self, name: str, args: Any, counts: set[int]) -> Any:
+        """Return a key for the points that an index picks or puts elsewhere; None where all stay where they are."""
+        if name not in ("__getitem__", "__setitem__"):
+            return None
+        index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
+        if isinstance(index, int | slice):  # of a dimension that counts points, or of another one
+            counts_points = args[0].dim() > 0 and args[0].shape[0] in counts
+            return repr(index) if counts_points and index != slice(None) else None
+        if index is None or index is Ellipsis:
+            return None
+        self._held.append(index)
+        return id(index)
+
+    def check(self, name: str, fn: Any, *others: Any) -> Mapping[str, Order]:
+        """Raise unless a distribution is right with a draw for each data point; return the order of its rows.
+
+        Args:
+            name: the site that has this distribution.
+            fn: the distribution.
+            others: what else its density is made of: an observed value, a scale, a mask.
+        """
+        with torch._C.DisableTorchFunction():
+            parts = list(tensors_in((fn, *others)))
+            lost = self._lost(parts, _PARAMETER)
+            track = lost or _merged([t for value in parts if (t := self.of(value)) is not None], "its distribution")
+            if isinstance(track, Lost):
+                raise track.refusal(name)
+            size = _independent(fn).numel()
+        for site, (count, _) in track.orders.items():
+            if count and size % count:
+                raise Lost(site, f"one {type(fn).__name__} for all points", mixes=True).refusal(name)
+        return track.orders
+
+
+def _merged(tracks: Iterable[Track], operation: str) -> Track:
+    """Return what an operation makes of several tensors; rows of one site in two orders are a mix of its draws."""
+    orders: dict[str, Order] = {}
+    for track in tracks:
+        if isinstance(track, Lost):
+            return track
+        for site, order in track.orders.items():
+            if orders.setdefault(site, order) != order:
+                return Lost(site, operation, mixes=True)
+    return Rows(orders)
+
+
+def _check_not_drawn(value: Tensor, operation: str) -> None:
+    recipe = drawn_per_data_point(value)
+    if recipe is not None:
+        raise NotFollowedError(
+            f"the model changes the draw of site {recipe.site!r} in place ({operation}), which per_example() cannot"
+            " follow. Make a new tensor, or use shared draws (per_example=False).",
+            recipe.site,
+            f"the model changes it in place ({operation})",
+        )
+
+
+def _independent(fn: Any) -> torch.Size:
+    """Return the shape of what a distribution draws independently of each other."""
+    while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
+        fn = fn.base_dist
+    shape: torch.Size = getattr(fn, "batch_shape", torch.Size())
+    return shape

@@ -1,0 +1,199 @@
+"""The summands of -ELBO, one for each site: -log p of what is observed, KL(q‖p) of what is not.
+
+A divergence is a formula where there is one and it holds, and otherwise log q - log p of the draw. A formula averages
+over the draws of its own site alone: it does not hold where the prior was made from draws that this one had a part in.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pyro.distributions import Delta
+from pyro.distributions.util import scale_and_mask
+from torch import Tensor
+from torch.distributions import Independent, Normal, kl_divergence
+from torch.overrides import TorchFunctionMode
+
+from pyro_dropout.mathematics.divergence import Method, kl
+from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.training.loss.operations import Notes, carried, tensors
+
+
+@dataclass(frozen=True)
+class Term:
+    """A summand of -ELBO.
+
+    Attributes:
+        site: the name of its site.
+        value: scaled and masked, with the batch of its site, or a number.
+        frames: the plates that the batch counts.
+        sampled: whether it is of the draw, so that another draw would give another value.
+        moved: whether it is a formula that draws of other sites may have had a part in.
+    """
+
+    site: str
+    value: Tensor
+    frames: Any
+    sampled: bool = True
+    moved: bool = True
+
+
+def observed(site: Any) -> Term:
+    """Return -log p of an observed site."""
+    return Term(site["name"], -scaled(site["fn"].log_prob(site["value"]), site), site["cond_indep_stack"])
+
+
+def auxiliary(site: Any) -> Term:
+    """Return log q of a site of the guide that stands for another: a constrained one, or several at once."""
+    q, value = site["fn"], site["value"]
+    if isinstance(q, Delta):
+        found = scaled(q.log_density, site)
+    elif getattr(q, "singular", False):
+        found = torch.zeros_like(value).sum()
+    else:
+        found = scaled(q.log_prob(value), site)
+    return Term(site["name"], found, site["cond_indep_stack"])
+
+
+def divergence(q_site: Any, p_site: Any, method: Method, num_samples: int, *, apart: bool, learned: bool) -> Term:
+    """Return KL(q‖p) of a latent site, or an estimate of it from the draw.
+
+    Args:
+        q_site: the site of the guide's trace.
+        p_site: the site of the model's trace.
+        method: which form of the KL of a row mixture.
+        num_samples: draws for what of it has no formula.
+        apart: whether a formula would not hold.
+        learned: whether the prior is made from draws or trained parameters.
+    """
+    q, p, name, frames = q_site["fn"], p_site["fn"], p_site["name"], p_site["cond_indep_stack"]
+    if isinstance(q, Delta):  # which may hold the image of a draw
+        return Term(name, _of_point(q_site, p_site, learned), frames)
+    drawn = drawn_per_data_point(q_site["value"]) is not None
+    if isinstance(q, RowMixture | Stacked):
+        fits = _is_gaussian(p) and p.batch_shape + p.event_shape == q.batch_shape + q.event_shape
+        if drawn and not fits:
+            wrong = (
+                f"of shape {tuple(p.shape())}, and not of that of the weights" if _is_gaussian(p) else "not Gaussian"
+            )
+            raise NotFollowedError(
+                f"the prior of {name!r} is {type(p).__name__}, {wrong}, so its KL needs whole weights: use"
+                " ELBO(per_example=False).",
+                name,
+                f"its prior is {type(p).__name__}, {wrong}",
+            )
+        if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
+            return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, False, learned)
+    elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):
+        try:
+            found = kl_divergence(q, p)
+        except NotImplementedError:
+            found = None
+        if found is not None and found.shape == q.batch_shape:
+            return Term(name, scaled(found, q_site), frames, sampled=False)
+    return Term(name, of_draw(q_site, p_site), frames)
+
+
+def _of_mixture(q_site: Any, p_site: Any, method: Method, num_samples: int, learned: bool) -> Tensor:
+    q, p = q_site["fn"], p_site["fn"]
+    parts = q.parts if isinstance(q, Stacked) else [q]
+    found = kl(q, p, "large_k" if all(part.components == 1 for part in parts) else method, num_samples=num_samples)
+    base = _base(p)
+    if learned and not base.scale.requires_grad and all(part.noiseless for part in parts):
+        # At σ = 0 the normaliser of a fixed prior is left out. Without gradients nobody sees that this one moves.
+        found = found + _over_event(base.scale.log().expand(q.batch_shape + q.event_shape), q)
+    if _scaled_alike(q_site, p_site):
+        return scaled(found, q_site)
+    # E[log q] has the scale of the guide's site and E[-log p] that of the model's: a·KL + (b - a)·E[-log p].
+    square = ((q.mean - base.loc).square() + q.variance) / base.scale.square()
+    surprise = 0.5 * (square + LOG_2PI) + base.scale.log()
+    own, other = (scaled(_over_event(surprise, each["fn"]), each).sum() for each in (q_site, p_site))
+    return scaled(found, q_site).sum() + other - own
+
+
+def of_draw(q_site: Any, p_site: Any) -> Tensor:
+    """Return log q - log p of a draw; at σ = 0, where log q is an infinite constant, -log p."""
+    q, p, value = q_site["fn"], p_site["fn"], q_site["value"]
+    minus_log_p = -scaled(p.log_prob(value), p_site)
+    if getattr(q, "singular", False):
+        return minus_log_p
+    # A Delta is known to be at its own value; asked for its density there, it would compare the two.
+    log_q = q.log_density if isinstance(q, Delta) else q.log_prob(value)
+    return _added(scaled(log_q, q_site), minus_log_p)
+
+
+def _of_point(q_site: Any, p_site: Any, learned: bool) -> Tensor:
+    """Return -log p at a point; of a Gaussian prior without its normaliser, which nothing moves unless it is learned.
+
+    That is what ``kl`` does for dropout at σ = 0, so a layer that is never dropped is dropout's limit. The image of a
+    draw keeps everything: it stands for a density.
+    """
+    q, p = q_site["fn"], p_site["fn"]
+    base = _base(p)
+    if type(q) is not Delta or not isinstance(base, Normal) or learned:
+        return of_draw(q_site, p_site)
+    return scaled(0.5 * _over_event(((q.v - base.loc) / base.scale).square(), p), p_site)
+
+
+def _added(log_q: Tensor, minus_log_p: Tensor) -> Tensor:
+    """Return the sum, by elements of the batch where guide and model agree on it: they may differ in their plates."""
+    return log_q + minus_log_p if log_q.shape == minus_log_p.shape else log_q.sum() + minus_log_p.sum()
+
+
+def scaled(value: Tensor, site: Any) -> Tensor:
+    """Return a log density or a divergence as the handlers of its site count it."""
+    found: Tensor = scale_and_mask(value, site["scale"], site["mask"])
+    return found
+
+
+def _scaled_alike(q_site: Any, p_site: Any) -> bool:
+    pairs = ((q_site[key], p_site[key]) for key in ("scale", "mask"))
+    return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
+
+
+def _base(p: Any) -> Any:
+    while isinstance(p, Independent):
+        p = p.base_dist
+    return p
+
+
+def _is_gaussian(p: Any) -> bool:
+    return isinstance(_base(p), Normal)
+
+
+def _over_event(values: Tensor, fn: Any) -> Tensor:
+    """Sum over the dimensions of one event of a distribution."""
+    return values.sum(list(range(-len(fn.event_shape), 0))) if fn.event_shape else values
+
+
+class Watch(TorchFunctionMode):
+    """Notes which tensors are made from draws and from trained parameters, also where gradients are switched off.
+
+    Args:
+        draws: the values that the guide has drawn.
+
+    Attributes:
+        on: whether there is still something to find out; a model's forward pass comes after its priors.
+    """
+
+    def __init__(self, draws: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.on = True
+        self._made = Notes()
+        for value in draws:
+            self._made[value] = True
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.on and self.moves(carried(func, args, kwargs or {})):
+            for value in tensors((result,)):
+                self._made[value] = True
+        return result
+
+    def moves(self, values: Iterable[Tensor]) -> bool:
+        """Whether one of these was made from a draw or a trained parameter."""
+        return any(value.requires_grad or self._made.get(value) for value in values)

@@ -1,0 +1,264 @@
+"""Optimiser updates as functions of tensors, so that a compiled step can hold the optimiser too.
+
+Each update follows torch.optim's to the letter (its tests compare the two); parameters, state and gradients go in as
+lists, and new lists come out. Learning rates come from a schedule of the step, inside the graph.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    check_non_negative,
+    check_number,
+    check_positive,
+)
+
+Schedule = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Update:
+    """One optimiser: how many tensors of state a parameter has, and how a step changes them.
+
+    Attributes:
+        name: as users call it.
+        lr: the base learning rate.
+        slots: tensors of state for each parameter.
+        apply: (parameter, gradient, state, *numbers) -> (parameter, state).
+        numbers: (lr, t) -> what ``apply`` needs to know of a step, with t its number, from 1; by default lr and t.
+        clip_norm: the largest norm of the whole gradient; None for any.
+        clip_value: the largest size of one element of the gradient, after ``clip_norm``; None for any.
+        clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as Pyro's optimisers have it.
+        options: the settings that ``apply`` was made with, but the learning rate, so that two updates can be compared.
+        schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> halve = pd.Update("halve", lr=1.0, slots=0, apply=lambda p, g, s, lr, t: (p / 2, s))
+        >>> halve.step([torch.tensor(8.0)], [torch.tensor(0.0)], [[]], torch.tensor(1.0), torch.tensor(1.0))[0]
+        [tensor(4.)]
+    """
+
+    name: str
+    lr: float
+    slots: int
+    apply: Callable[..., tuple[Tensor, list[Tensor]]]
+    numbers: Callable[[Tensor, Tensor], list[Tensor]] = lambda lr, t: [lr, t]
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    schedule: Schedule | None = None
+    clip_each: bool = False
+    options: tuple[Any, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_non_negative("lr", self.lr)
+        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or self.slots < 0:
+            raise RangeError(f"slots must be a whole number of at least 0; got {self.slots!r}.")
+        for name, value in (("apply", self.apply), ("numbers", self.numbers), ("schedule", self.schedule)):
+            if value is not None and not callable(value):
+                raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
+        for name, limit in (("clip_norm", self.clip_norm), ("clip_value", self.clip_value)):
+            if limit is not None:
+                check_positive(name, limit)
+
+    def start(self, parameters: list[Tensor]) -> list[list[Tensor]]:
+        """Return the state before the first step: zeros."""
+        return [[torch.zeros_like(p) for _ in range(self.slots)] for p in parameters]
+
+    def step(
+        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
+    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
+        if self.schedule is not None:
+            lr = lr * self.schedule(t - 1)
+        if self.clip_norm is not None:
+            squares = [g.square().sum() for g in gradients]
+            norms = squares if self.clip_each else [torch.stack(squares).sum()] * len(squares)
+            shrink = [(self.clip_norm / (norm.sqrt() + 1e-6)).clamp(max=1.0) for norm in norms]
+            gradients = [g * each for g, each in zip(gradients, shrink, strict=True)]
+        if self.clip_value is not None:
+            gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
+        numbers = _stored(self.numbers(lr, t))
+        done = [self.apply(p, g, s, *numbers) for p, g, s in zip(parameters, gradients, state, strict=True)]
+        return [p for p, _ in done], [s for _, s in done]
+
+
+def _stored(numbers: list[Tensor]) -> list[Tensor]:
+    """Return the same numbers, each computed once: as the mean of sixteen equal ones, which is exact.
+
+    A compiler that fuses operations would compute a single number anew for every element it meets, and the exponentials
+    of Adam cost more than all the rest of it. What is summed is stored first.
+    """
+    joined = torch.stack(torch.broadcast_tensors(*numbers), -1)
+    return list(joined.unsqueeze(-1).expand(*joined.shape, 16).mean(-1).unbind(-1))
+
+
+def adam(
+    lr: float = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    *,
+    decoupled: bool = False,
+    **shared: Any,
+) -> Update:
+    """Return Adam, or with ``decoupled`` AdamW."""
+    beta1, beta2 = betas
+
+    def numbers(lr: Tensor, t: Tensor) -> list[Tensor]:
+        # 1 - βᵗ, which is how far the running means are from having forgotten that they began at zero
+        unbiased1, unbiased2 = -torch.expm1(t * math.log(beta1)), -torch.expm1(t * math.log(beta2))
+        return [lr / unbiased1, unbiased2.rsqrt(), 1 - lr * weight_decay]
+
+    def apply(
+        p: Tensor, g: Tensor, state: list[Tensor], rate: Tensor, unbias: Tensor, shrink: Tensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        if weight_decay:
+            p, g = (p * shrink, g) if decoupled else (p, g + weight_decay * p)
+        mean = beta1 * state[0] + (1 - beta1) * g
+        square = beta2 * state[1] + (1 - beta2) * g * g
+        return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
+
+    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, **shared)
+
+
+def sgd(
+    lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, **shared: Any
+) -> Update:
+    """Return stochastic gradient descent, with momentum if asked."""
+
+    def apply(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor) -> tuple[Tensor, list[Tensor]]:
+        if weight_decay:
+            g = g + weight_decay * p
+        if not momentum:
+            return p - lr * g, []
+        velocity = momentum * state[0] + g
+        return p - lr * (g + momentum * velocity if nesterov else velocity), [velocity]
+
+    return Update("sgd", lr, 1 if momentum else 0, apply, lambda lr, t: [lr], **shared)
+
+
+def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
+    """The paper's learning-rate schedule, base·(1 + γt)^(-p): it falls slowly, and never to zero.
+
+    Args:
+        gamma: γ, how soon the fall begins.
+        power: p, how steep it is.
+
+    Returns:
+        A function of the number of steps done, to multiply the base rate with.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.inverse_decay(gamma=1.0, power=0.5)(torch.tensor([0.0, 3.0]))
+        tensor([1.0000, 0.5000])
+    """
+    check_non_negative("gamma", gamma)
+    check_non_negative("power", power)
+    return lambda t: (1 + gamma * t) ** -power
+
+
+_KNOWN: dict[type, Callable[[dict[str, Any]], Update]] = {
+    torch.optim.Adam: lambda o: adam(
+        **_only(o, "lr", "betas", "eps", "weight_decay"), decoupled=bool(o.get("decoupled_weight_decay"))
+    ),
+    torch.optim.AdamW: lambda o: adam(
+        **{"weight_decay": 1e-2, **_only(o, "lr", "betas", "eps", "weight_decay")}, decoupled=True
+    ),
+    torch.optim.SGD: lambda o: sgd(**{"lr": 1e-3, **_only(o, "lr", "momentum", "weight_decay", "nesterov")}),
+}
+_REFUSED = ("amsgrad", "maximize", "dampening")
+_TOLD = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
+
+
+def _only(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    found = {name: plain(options[name]) for name in names if name in options}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def plain(value: Any) -> Any:
+    """Return a setting as JSON holds it: tensors as numbers, tuples as lists.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.training.optimisers import plain
+        >>> plain({"lr": torch.tensor(0.5), "betas": (0.9, 0.99)})
+        {'lr': 0.5, 'betas': [0.9, 0.99]}
+    """
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, dict):
+        return {str(name): plain(each) for name, each in value.items()}
+    return value
+
+
+def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | None:
+    """Return the update that ``kind(params, **options)`` makes; None for an optimiser that is not written out here."""
+    if kind not in _KNOWN or any(options.get(name) for name in _REFUSED):
+        return None
+    found = _KNOWN[kind](options)
+    told = tuple((name, plain(options[name])) for name in _TOLD if name in options)
+    return Update(found.name, found.lr, found.slots, found.apply, found.numbers, options=told, **shared)
+
+
+def from_optimiser(optimiser: torch.optim.Optimizer, **shared: Any) -> Update | None:
+    """Return the update of a torch optimiser; None where its groups differ, or its kind is not written out here."""
+    if len(optimiser.param_groups) != 1:
+        return None
+    options = {name: value for name, value in optimiser.param_groups[0].items() if name != "params"}
+    return from_torch(type(optimiser), options, **shared)
+
+
+def from_pyro(optim: Any) -> Update | None:
+    """Return the update of a Pyro optimiser; None where it has to run by itself (schedulers, options by parameter)."""
+    kind, options = getattr(optim, "pt_optim_constructor", None), getattr(optim, "pt_optim_args", None)
+    clip = getattr(optim, "pt_clip_args", None) or {}
+    if kind is None or callable(options) or callable(clip) or not isinstance(options, dict):
+        return None
+    shared = {"clip_norm": clip.get("clip_norm"), "clip_value": clip.get("clip_value"), "clip_each": True}
+    return from_torch(kind, options, **shared)
+
+
+def named(optim: str, lr: float, **shared: Any) -> Update:
+    """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
+    check_number("lr", lr)
+    if not lr > 0:
+        raise RangeError(f"lr must be positive; got {lr!r}.")
+    check_positive("lr", lr)
+    kind = optim.lower() if isinstance(optim, str) else optim
+    if kind == "adam":
+        return adam(lr, **shared)
+    if kind == "adamw":
+        return adam(lr, weight_decay=1e-2, decoupled=True, **shared)
+    if kind == "sgd":
+        return sgd(lr, momentum=0.9, **shared)
+    raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+
+
+def chosen(optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:
+    """Return the update that a name with a learning rate stands for; an ``Update`` is itself, and brings its own."""
+    if not isinstance(optim, Update):
+        return named(optim, lr, schedule=schedule, clip_norm=clip_norm)
+    if schedule is not None or clip_norm is not None:
+        raise PyroDropoutError("an Update has a schedule and a clip_norm of its own; give them to it, not to fit.")
+    return optim
+
+
+def clock(update: Update, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:
+    """Return the number of steps taken and the base learning rate as tensors, in the parameters' type and place."""
+    if not parameters:
+        return torch.tensor(float(taken)), torch.tensor(update.lr)
+    dtype = max((p.dtype for p in parameters), key=lambda kind: torch.finfo(kind).bits)
+    # Half a type's bits cannot count far.
+    dtype = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
+    like = parameters[0]
+    return like.new_full((), float(taken), dtype=dtype), like.new_full((), update.lr, dtype=dtype)

@@ -1,0 +1,71 @@
+"""A device's memory that does not suffice for a training step: which mini-batch would fit is found by trying."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+
+Result = TypeVar("Result")
+
+
+class OutOfMemoryError(PyroDropoutError):
+    """A training step that needs more memory than the device has; the message names a mini-batch that fits.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from pyro_dropout.training.out_of_memory import explained
+        >>> def step(points):
+        ...     if points > 100:
+        ...         raise torch.OutOfMemoryError("CUDA out of memory")
+        >>> try:
+        ...     explained(lambda: step(512), step, 512)
+        ... except pd.PyroDropoutError as told:
+        ...     print(told)
+        memory runs out in a step of 512 points. A step of 64 was tried and fits: give fit(batch_size=64).
+    """
+
+
+def explained(work: Callable[[], Result], step: Callable[[int], Any], points: int) -> Result:
+    """Return what ``work`` does; torch's out-of-memory error becomes one that names the mini-batch that fits.
+
+    Args:
+        work: takes steps of some points each.
+        step: takes the gradient of some points, and throws it away; to try how many fit.
+        points: how many points a step of ``work`` has.
+    """
+    try:
+        return work()
+    except torch.OutOfMemoryError as cause:
+        said = str(cause).split(". ")[0]
+    # Only here, where the error is forgotten, is the memory free that the failed step held.
+    found = _largest(step, points)
+    if found is None:
+        raise OutOfMemoryError(
+            f"memory runs out in a step of {points} points, and in one of a single point: {said}. Use a smaller"
+            " network, fewer particles (ELBO(num_particles=...)), or another device."
+        )
+    raise OutOfMemoryError(
+        f"memory runs out in a step of {points} points. A step of {found} was tried and fits: give"
+        f" fit(batch_size={found})."
+    )
+
+
+def _largest(step: Callable[[int], Any], points: int) -> int | None:
+    """Return the largest power of two below ``points`` that a step can take, with a quarter to spare; None if none can.
+
+    The quarter is for what a training holds beside its step: a pool in pieces, a batch that waits, compiled graphs.
+    """
+    size = 1 << max(points - 1, 1).bit_length() - 1
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    while size:
+        if devices:
+            torch.cuda.empty_cache()
+        try:
+            with torch.random.fork_rng(devices):
+                step(size + size // 4)
+            return size
+        except torch.OutOfMemoryError:
+            size //= 2
+    return None

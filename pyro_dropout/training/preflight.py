@@ -1,0 +1,216 @@
+"""What a training is asked to do, looked at before anything is moved, drawn or changed."""
+
+import inspect
+from collections.abc import Callable
+from numbers import Real
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.errors import (
+    PyroDropoutError,
+    RangeError,
+    ShapeError,
+    check_count,
+    check_dense,
+    check_device,
+    check_finite,
+    check_number,
+    check_pairs,
+    check_seed,
+    describe,
+)
+from pyro_dropout.training.compile.functional import check_loss
+
+_LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
+
+
+def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> None:
+    """Raise an error unless there is data, and one way to say for how long to train on it."""
+    check_duration(steps, epochs, batch_size)
+    check_pairs("x and y", x, y)
+
+
+def check_duration(steps: Any, epochs: Any, batch_size: Any) -> None:
+    """Raise an error unless there is one way to say for how long to train."""
+    if (steps is None) == (epochs is None):
+        raise RangeError("give either steps or epochs, not both and not neither.")
+    check_count("steps" if steps is not None else "epochs", steps if steps is not None else epochs)
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+
+
+def check_call(call: ModelCall, batch_size: int | None) -> None:
+    """Raise an error unless a model takes its arguments, and mini-batches if there are to be any."""
+    call.check_bound()
+    for leaf in call.leaves():
+        check_dense("data", leaf)
+    count = call.count
+    if batch_size is not None and count is not None and batch_size < count and not takes(call.model, "num_data"):
+        raise PyroDropoutError(
+            f"batch_size must be at least {count}, the number of points, or left out; got {batch_size}:"
+            f" {name_of(call.model)} takes no num_data, so a mini-batch would not be scaled up; give the model a"
+            " num_data argument, or a subsampled pyro.plate and no batch_size."
+        )
+
+
+def check_how(
+    clip_norm: Any, seed: Any, device: Any, *, lr: Any = None, schedule: Any = None, loss: Any = None
+) -> None:
+    """Raise an error unless these can be used; those that are None are not looked at.
+
+    Args:
+        clip_norm: the largest norm of the gradient.
+        seed: of weight draws and mini-batches.
+        device: where to train.
+        lr: a learning rate that must be one number.
+        schedule: multiplies the learning rate; called once, with no step done.
+        loss: what is to be lowered.
+    """
+    if isinstance(lr, Tensor) and lr.dim():
+        raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
+    if callable(schedule):
+        _check_schedule(schedule)
+    if loss is not None:
+        check_loss(loss)
+    if clip_norm is not None:
+        check_number("clip_norm", clip_norm)
+        if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
+            raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
+        if not 0 < clip_norm < float("inf"):
+            raise RangeError(f"clip_norm must be positive, or None for no limit; got {clip_norm!r}.")
+    check_seed(seed, 0, _LARGEST_SEED)
+    if device is not None:
+        check_device("device", device)
+
+
+def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
+    """Raise an error unless ``validation`` is a pair of data, to be looked at now and then."""
+    if validation is None:
+        return
+    if not isinstance(validation, tuple | list) or len(validation) != 2:
+        raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
+    check_pairs("validation", *validation)
+    check_rhythm(patience, check_every)
+
+
+def check_held_back(model: Any, validation: Any, patience: Any, check_every: Any) -> ModelCall:
+    """Return the call of any Pyro model with held-back data; raise an error unless it can be made."""
+    if not isinstance(validation, tuple | list | dict):
+        raise ShapeError(
+            "validation must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
+            f" {type(validation).__name__}."
+        )
+    named = isinstance(validation, dict)
+    call = ModelCall(model, () if named else tuple(validation), dict(validation) if named else {})
+    call = call.with_num_data(only_if_needed=True)
+    call.check_bound()
+    check_rhythm(patience, check_every)
+    return call
+
+
+def check_rhythm(patience: Any, check_every: Any) -> None:
+    """Raise an error unless these say how often to look at held-back data, and how long to bear with it."""
+    check_count("patience", patience)
+    if check_every is not None:
+        check_count("check_every", check_every)
+
+
+def check_shared(call: ModelCall) -> None:
+    """Raise an error unless several processes can share the data of a call: x, y, and how many they are."""
+    pair = len(call.args) == 3 and all(isinstance(arg, Tensor) for arg in call.args[:2]) and not call.kwargs
+    if not pair or not takes(call.model, "num_data"):
+        raise PyroDropoutError(
+            f"distributed=True is for models that are called as model(x, y, num_data); {name_of(call.model)} is called"
+            f" with {len(call.args)} arguments and {len(call.kwargs)} keyword arguments. Train it in one process."
+        )
+
+
+def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> None:
+    """Raise an error unless a model takes targets, and these go with its outputs; a compiled step cannot look at them.
+
+    Where all that is asked of targets is that they are finite, those of a training are let through: the first step
+    stops at others, and names the site.
+
+    Args:
+        model: a model; one whose likelihood is not known here is asked no more than what it can be called with.
+        x: inputs.
+        y: targets.
+        watched: whether these are the validation set, which no step meets.
+    """
+    _check_called(model)
+    if not is_network(model):
+        return
+    likelihood: Likelihood = model.likelihood
+    finite_will_do = type(likelihood).check_values is Likelihood.check_values
+    if finite_will_do and not watched:
+        return
+    try:
+        if watched and x.is_floating_point():
+            check_finite("x", x)
+        f = _outputs(model, x[:2])
+        if f is not None:
+            likelihood.check_values(f, likelihood.checked(f[:1].expand(len(y), -1), y))
+    except PyroDropoutError as cause:
+        if not watched:
+            raise
+        raise type(cause)(f"validation: {cause}") from None
+
+
+def _outputs(model: Any, x: Tensor) -> Tensor | None:
+    """Return a model's outputs with weights of the prior, for their shape; None where it does not give them."""
+    place = next((p.device for p in model.parameters()), x.device)
+    with torch.no_grad(), quietly(model), poutine.block():
+        try:
+            f = model(x.to(place))
+        except TypeError:  # one that wants targets too: its first step will look at them
+            return None
+    return f if isinstance(f, Tensor) and f.dim() == 2 else None
+
+
+def _check_called(model: Any) -> None:
+    """Raise unless a model can be called as a training calls it."""
+    try:
+        known = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+    except (TypeError, ValueError):  # written in C, or made so that nothing is known of it
+        return
+    try:
+        known.bind("x", "y", "num_data")
+    except TypeError:
+        name = getattr(model, "__name__", type(model).__name__)
+        remedy = " Write BayesianNet(net, likelihood=...)." if isinstance(model, nn.Module) else ""
+        raise PyroDropoutError(
+            f"model must be a Pyro program that takes (x, y, num_data); got {name}, which takes {known}.{remedy}"
+        ) from None
+
+
+def _check_schedule(schedule: Callable[[Tensor], Any]) -> None:
+    found = schedule(torch.zeros(()))
+    one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
+    if not one:
+        raise PyroDropoutError(
+            f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
+        )
+
+
+def check_owned(optim: Any, model: Any, guide: Any) -> None:
+    """Raise an error if an optimiser cannot take steps, or holds none of the parameters that are to be trained."""
+    if isinstance(optim, torch.optim.LBFGS):
+        raise PyroDropoutError(
+            "optim must be an optimiser that takes one gradient a step; got LBFGS, which asks for the loss again and"
+            " again, and weight draws make it another one each time. Use 'adam'."
+        )
+    if not isinstance(optim, torch.optim.Optimizer) or not isinstance(guide, nn.Module):
+        return
+    own = {id(p) for part in (model, guide) if isinstance(part, nn.Module) for p in part.parameters()}
+    held = {id(p) for group in optim.param_groups for p in group["params"]}
+    if own and not own & held:
+        raise PyroDropoutError(
+            f"optim must be an optimiser of the guide's parameters; this {type(optim).__name__} holds none of"
+            " them. Make it with guide.parameters()."
+        )

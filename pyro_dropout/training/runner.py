@@ -1,0 +1,299 @@
+"""The state of one training: parameters, optimiser, data order and the step, compiled or not.
+
+A run holds its parameters apart from the modules, as the leaves of a step's inputs, so that thousands of steps need no
+look at a module; ``publish`` puts them back.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.compile.program import Chain, Program
+from pyro_dropout.training.optimisers import Update, clock, plain
+from pyro_dropout.training.svi import Compile, warn_uncompiled
+
+# Steps in one CUDA graph: enough that a launch costs nothing, few enough that capturing them is quick.
+CHAIN = 20
+
+
+class Batches:
+    """Mini-batches of indices, shuffled and without replacement within an epoch.
+
+    The few points that do not fill the last batch of an epoch are left out of that epoch.
+
+    Args:
+        size: indices in a batch.
+        rows: (count,) or (replicas, count): the indices to choose from, for one training or for each of several.
+    """
+
+    def __init__(self, size: int, rows: Tensor) -> None:
+        self.size, self.rows = size, rows
+        # A generator of their own: the order is the same however many steps are taken at a time, and in all.
+        self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
+        self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one batch."""
+        return (*self.rows.shape[:-1], self.size)
+
+    def take(self, count: int) -> Tensor:
+        """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
+        while len(self.waiting) < count:
+            whole = self.rows.shape[-1] // self.size * self.size
+            draws = torch.rand(self.rows.shape, device=self.rows.device, generator=self.generator)
+            order = draws.argsort(-1)[..., :whole]
+            epoch = self.rows.gather(-1, order).unflatten(-1, (-1, self.size))
+            self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+
+class Run:
+    """One training, as a step of tensors that is taken again and again.
+
+    Args:
+        step: (values, state, t, lr, *inputs, index) -> (values, state, loss); index only where there are batches.
+        values: the parameters to start from.
+        update: the optimiser.
+        lr: the base learning rate as a tensor, if it is not the optimiser's: one for each of several replicas.
+        inputs: what every step gets besides: trees of tensors.
+        batches: where mini-batches come from; None for all data at every step.
+        write: puts parameters where their owners look for them.
+        compile: "auto", True or False.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        values: list[Tensor],
+        update: Update,
+        *,
+        write: Callable[[list[Tensor]], None],
+        lr: Tensor | None = None,
+        inputs: tuple[Any, ...] = (),
+        batches: Batches | None = None,
+        compile: Compile = "auto",
+    ) -> None:
+        self._step, self._write, self._batches = step, write, batches
+        # The leaves that a step replaces: parameters first, then the optimiser's state.
+        self.leaves, self._shape = tree_flatten(([v.clone() for v in values], update.start(values)))
+        self._count = len(values)
+        self.t, self.lr = clock(update, values, 1)
+        self.lr = self.lr if lr is None else lr.to(self.lr)
+        self._inputs = inputs
+        self._flat_inputs = tree_flatten(inputs)[0]
+        self._program: Program | None = None
+        self._chain: Chain | None = None
+        self.compile_seconds = 0.0
+        if compile is not False:
+            self._try_to_compile(compile)
+
+    @property
+    def chained(self) -> bool:
+        """Whether steps are taken many at a time."""
+        return self._chain is not None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether steps are compiled."""
+        return self._program is not None
+
+    def _try_to_compile(self, compile: Compile) -> None:
+        start = time.perf_counter()
+        values, state = tree_unflatten(self.leaves, self._shape)
+        index = [] if self._batches is None else [self._batches.rows[..., : self._batches.size].contiguous()]
+        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+        try:
+            with torch.random.fork_rng(devices):
+                program = Program(self._step, values, state, self.t, self.lr, *self._inputs, *index)
+                if self.t.is_cuda:
+                    self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
+                    rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
+                    inputs = [(*self._inputs, *row) for row in rows]
+                    self._chain = Chain(program, values, state, self.t, self.lr, inputs)
+        except Exception as cause:
+            if compile is True:
+                raise
+            warn_uncompiled(cause)
+            return
+        self._program = program
+        self.compile_seconds = time.perf_counter() - start
+
+    # --- steps --------------------------------------------------------------------------------------------------------
+
+    def advance(self, steps: int) -> Tensor:
+        """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
+        if self._chain is not None and steps >= CHAIN:
+            return self._replay(self._chain)
+        count = min(steps, CHAIN)
+        order = None if self._batches is None else self._batches.take(count)
+        losses = []
+        for k in range(count):
+            inputs = [*self.leaves, self.t, self.lr, *self._flat_inputs, *([] if order is None else [order[k]])]
+            *self.leaves, loss = self._eager(inputs) if self._program is None else self._program.flat(inputs)
+            losses.append(loss)
+            self.t.add_(1)
+        return torch.stack(losses)
+
+    def _eager(self, leaves: list[Tensor]) -> list[Tensor]:
+        values, state = tree_unflatten(leaves[: len(self.leaves)], self._shape)
+        index = leaves[len(self.leaves) + 2 + len(self._flat_inputs) :]
+        with torch.no_grad():
+            result: list[Tensor] = tree_flatten(self._step(values, state, self.t, self.lr, *self._inputs, *index))[0]
+        return result
+
+    def _replay(self, chain: Chain) -> Tensor:
+        if self._order is not None and self._batches is not None:
+            self._order.copy_(self._batches.take(CHAIN))
+        for mine, theirs in zip(chain.everything, [*self.leaves, self.t], strict=True):
+            if mine is not theirs:
+                mine.copy_(theirs)
+        chain.replay()
+        *self.leaves, self.t = chain.everything
+        return chain.losses.clone()
+
+    # --- parameters in and out ----------------------------------------------------------------------------------------
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The present parameters."""
+        return self.leaves[: self._count]
+
+    def snapshot(self) -> list[Tensor]:
+        """Return a copy of the present parameters."""
+        return [value.detach().clone() for value in self.values]
+
+    def restore(self, values: list[Tensor]) -> None:
+        """Go back to a snapshot of the parameters; the optimiser's state stays as it is."""
+        self.leaves[: self._count] = [value.clone() for value in values]
+
+    def publish(self) -> None:
+        """Put copies of the present parameters where their owners look for them."""
+        self._write(self.snapshot())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return all that the next steps depend on, but for the random generators: tensors by name, and the rest."""
+        found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
+        found["t"] = self.t
+        if self._batches is not None:
+            found["waiting"], found["order"] = self._batches.waiting, self._batches.generator.get_state()
+        return found, {}
+
+    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Go back to a state."""
+        device = self.t.device
+        leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
+        self.leaves, self.t = leaves, tensors["t"].to(device)
+        if self._batches is not None:
+            self._batches.waiting = tensors["waiting"].to(device)
+            self._batches.generator.set_state(tensors["order"])
+
+
+class BesideRun(Run):
+    """A training whose optimiser is torch's own, and runs beside a compiled step that gives gradients.
+
+    Args:
+        gradients: (values, *inputs, index) -> (loss, gradients).
+        parameters: the parameters themselves.
+        optimiser: the optimiser, made for these parameters.
+        inputs: what every step gets besides: trees of tensors.
+        batches: where mini-batches come from; None for all data at every step.
+        compile: "auto", True or False.
+    """
+
+    def __init__(
+        self,
+        gradients: Callable[..., Any],
+        parameters: list[Tensor],
+        optimiser: torch.optim.Optimizer,
+        *,
+        inputs: tuple[Any, ...],
+        batches: Batches | None,
+        compile: Compile,
+    ) -> None:
+        self._parameters, self._optimiser = parameters, optimiser
+        held = {id(each) for group in optimiser.param_groups for each in group["params"]}
+        if parameters and not any(id(each) in held for each in parameters):
+            raise PyroDropoutError(
+                f"optim must hold parameters of the guide or the model; this {type(optimiser).__name__} holds none"
+                " of them. Make it with guide.parameters()."
+            )
+        rate = Update("beside", 0.0, 0, lambda p, g, state, *numbers: (p, state))
+
+        def step(values: Any, state: Any, t: Tensor, lr: Tensor, *inputs: Any) -> Any:
+            loss, slopes = gradients(values, *inputs)
+            return slopes, state, loss
+
+        # Without a chain: the optimiser stands between two steps.
+        values = [p.detach() for p in parameters]
+        super().__init__(step, values, rate, write=self._write_back, inputs=inputs, batches=batches, compile=False)
+        if compile is not False:
+            self._try_to_compile(compile)
+            self._chain = None
+
+    def _write_back(self, values: list[Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(self._parameters, values, strict=True):
+                parameter.copy_(value)
+
+    def advance(self, steps: int) -> Tensor:
+        """Take one step; return the loss before it."""
+        self.leaves = [p.detach() for p in self._parameters]
+        losses = super().advance(1)
+        for parameter, slope in zip(self._parameters, self.leaves, strict=True):
+            parameter.grad = slope
+        self._optimiser.step()
+        self._optimiser.zero_grad()
+        self.leaves = [p.detach() for p in self._parameters]
+        return losses
+
+    def restore(self, values: list[Tensor]) -> None:
+        """Go back to a snapshot of the parameters."""
+        self._write_back(values)
+        self.leaves = [p.detach() for p in self._parameters]
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the state of the steps and that of the optimiser."""
+        found, _ = super().state()
+        whole = self._optimiser.state_dict()
+        rest: dict[str, Any] = {"groups": plain(whole["param_groups"]), "numbers": []}
+        for index, slots in whole["state"].items():
+            for slot, value in slots.items():
+                if isinstance(value, Tensor):
+                    found[f"optimiser.{index}.{slot}"] = value
+                elif value is None or isinstance(value, int | float | bool | str):
+                    rest["numbers"].append([index, slot, value])
+                else:
+                    raise PyroDropoutError(
+                        f"the state of {type(self._optimiser).__name__} ({slot!r} is a {type(value).__name__}) cannot"
+                        " be written to a checkpoint; train without one, or with Adam, AdamW or SGD."
+                    )
+        return found, rest
+
+    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Go back to a state."""
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in tensors.items():
+            if name.startswith("optimiser."):
+                _, index, slot = name.split(".", 2)
+                state.setdefault(int(index), {})[slot] = value
+        for index, slot, value in rest["numbers"]:
+            state.setdefault(index, {})[slot] = value
+        groups = [
+            {name: _like(now.get(name), value) for name, value in kept.items()}
+            for kept, now in zip(rest["groups"], self._optimiser.param_groups, strict=True)
+        ]
+        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
+        super().set_state(tensors, rest)
+        self._write_back(self.leaves)
+
+
+def _like(now: Any, value: Any) -> Any:
+    """Return a number that was read from a file as a tensor, where a tensor is in its place."""
+    return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

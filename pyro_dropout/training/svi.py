@@ -1,0 +1,175 @@
+"""Stochastic variational inference, compiled: a drop-in for ``pyro.infer.SVI`` whose steps run as fused code.
+
+The first step with arguments of a new structure is traced through Pyro and compiled, optimiser included. What cannot be
+traced runs eagerly, with one warning that says why; nothing is approximated.
+"""
+
+import shutil
+import warnings
+from typing import Any, Literal
+
+import pyro.infer
+import pyro.optim
+import torch
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, describe
+from pyro_dropout.training.compile.arguments import Arguments
+from pyro_dropout.training.compile.compiled_step import CompiledStep
+from pyro_dropout.training.loss.elbo import ELBO
+
+Compile = Literal["auto"] | bool
+
+_MOST = 16  # programs of one SVI; a model that needs more of them is not one to compile
+
+
+class SVI(pyro.infer.SVI):
+    """Pyro's SVI with compiled steps: the same constructor, ``step`` and ``evaluate_loss``.
+
+    Arguments of ``step`` are trees: dicts, lists, tuples and dataclasses of tensors and numbers. Tensors and floats may
+    change from step to step; another structure, shape or whole number is compiled once more. The optimiser's state is
+    where Pyro keeps it, so compiled and eager steps can follow each other.
+
+    Args:
+        model: the Pyro model.
+        guide: the Pyro guide.
+        optim: a Pyro optimiser. Adam, AdamW and SGD run inside the compiled step, clipping included; any other runs
+            beside it, on compiled gradients.
+        loss: ``pyro_dropout.ELBO`` by default, with a draw for each data point where the model allows it, and shared
+            draws where it does not. Pyro's own losses look at values while they run, so they run eagerly.
+        compile: "auto", compile and fall back to eager steps with a warning; True, compile or raise; False, eager.
+
+    Example:
+        >>> import pyro, torch, pyro_dropout as pd
+        >>> _ = torch.manual_seed(0)
+        >>> model = pd.BayesianNet(torch.nn.Linear(3, 1))
+        >>> svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.1}), compile=False)
+        >>> x = torch.randn(20, 3)
+        >>> losses = [svi.step(x, x.sum(1, keepdim=True)) for _ in range(100)]
+        >>> losses[-1] < losses[0]
+        True
+    """
+
+    def __init__(
+        self, model: Any, guide: Any, optim: Any, loss: Any = None, compile: Compile = "auto", **kwargs: Any
+    ) -> None:
+        check_compile(compile)
+        if not isinstance(optim, pyro.optim.PyroOptim):
+            raise PyroDropoutError(
+                f"optim must be a Pyro optimiser, such as pyro.optim.Adam({{'lr': 1e-3}}); got {type(optim).__name__}."
+            )
+        if loss is not None and not callable(loss) and not isinstance(loss, pyro.infer.ELBO):
+            raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+        loss = ELBO(per_example="auto") if loss is None else loss
+        super().__init__(model, guide, optim, loss, **kwargs)  # type: ignore[no-untyped-call]
+        self._elbo, self._compile = loss, compile
+        self._programs: dict[Any, list[CompiledStep]] = {}
+        self._built = 0
+        self._told: set[str] = set()
+
+    def step(self, *args: Any, **kwargs: Any) -> float:
+        """Take one gradient step and return the loss before it."""
+        if self._compile is False:
+            return self._eager_step(args, kwargs)
+        given = Arguments(args, kwargs)
+        try:
+            program = self._program(given)
+        except _Eagerly as reason:
+            if self._compile is True:
+                raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
+            self._say_once(reason)
+            return self._eager_step(args, kwargs)
+        return float(program.step(given))
+
+    def _eager_step(self, args: Any, kwargs: Any) -> float:
+        return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+
+    # --- which program ------------------------------------------------------------------------------------------------
+
+    def _program(self, given: Arguments) -> CompiledStep:
+        """Return the compiled step for these arguments, or raise the reason why there is none."""
+        if not isinstance(self._elbo, ELBO):
+            raise _Eagerly(
+                f"the loss is {type(self._elbo).__name__}, which looks at values while it runs; pyro_dropout.ELBO can"
+                " be compiled",
+                for_good=True,
+            )
+        if given.unknown:
+            raise _Eagerly(given.unknown)
+        key = (given.key, self._setting())
+        known = self._programs.setdefault(key, [])
+        for program in known:
+            if program.valid(given):
+                return program
+        if self._built >= _MOST:
+            changed = next((program.changed for program in known if program.changed), "")
+            what = f"{changed!r} keeps changing" if changed else "its arguments keep changing their structure or shapes"
+            raise _Eagerly(f"{_MOST} programs were compiled for it already, and {what}")
+        self._built += 1
+        try:
+            program = self._compiled(given, known)
+            if program.replaces is not None:
+                known.remove(program.replaces)
+                self._built -= 1
+            known.append(program)
+        except Exception as cause:
+            # A model that never could be traced will not be traced for the next batch either.
+            never = not any(self._programs.values())
+            raise _Eagerly(f"{type(cause).__name__}: {_first_line(cause)}", for_good=never) from cause
+        return known[-1]
+
+    def _compiled(self, given: Arguments, known: list[CompiledStep]) -> CompiledStep:
+        """Return a new compiled step; floats are part of it where the model cannot be traced with tensors for them."""
+        parts = (self.model, self.guide, self._elbo, self.optim, given, known)
+        if not given.floats:
+            return CompiledStep(*parts)
+        try:
+            return CompiledStep(*parts)
+        except Exception:
+            return CompiledStep(*parts, fixed=True)
+
+    def _setting(self) -> Any:
+        """Return what a compiled step depends on beside its arguments and what the model reads."""
+        return (torch.get_float32_matmul_precision(), torch.get_default_dtype())
+
+    def _say_once(self, reason: "_Eagerly") -> None:
+        text = str(reason)
+        if reason.for_good:
+            self._compile = False
+        if text not in self._told:
+            self._told.add(text)
+            warn_uncompiled(reason.__cause__ or reason, "this model or guide" if reason.for_good else "this step")
+
+
+class _Eagerly(Exception):
+    """Why a step is not compiled; for good, or for these arguments only."""
+
+    def __init__(self, reason: str, for_good: bool = False) -> None:
+        super().__init__(reason)
+        self.for_good = for_good
+
+
+def check_compile(compile: Any) -> None:
+    """Raise an error unless ``compile`` is "auto", True or False."""
+    if compile not in ("auto", True, False):
+        raise RangeError(f"compile must be 'auto', True or False; got {compile!r}.")
+
+
+def _first_line(cause: BaseException) -> str:
+    return (str(cause).strip() or type(cause).__name__).splitlines()[0]
+
+
+def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> None:
+    """Say once that steps run eagerly, why, and what can be done."""
+    first = _first_line(cause)
+    if isinstance(cause, _Eagerly):
+        reason, cure = first, ""
+    else:
+        reason = f"{type(cause).__name__}: {first[:300]}"
+        cure = " Usual causes: control flow that depends on values (.item(), if tensor > 0)."
+    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
+        cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
+    warnings.warn(
+        f"{what} cannot be compiled, and runs eagerly from here on: {reason}.{cure} compile=False silences this;"
+        " compile=True raises the error.",
+        stacklevel=4,
+    )

@@ -1,0 +1,40 @@
+"""The command line in tests: how it is run, the tables that it is given, and what lies in a folder."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from pyro_dropout.cli.main import app
+
+FEW = ["--steps", "3", "--width", "5", "--no-compile", "--quiet"]
+
+
+def run(*arguments: object) -> Any:
+    return CliRunner().invoke(app, [str(part) for part in arguments], catch_exceptions=False)
+
+
+def houses(count: int = 30) -> str:
+    lines = [f"{30 + 5 * k},{'ab'[k % 2]},{90 + 11 * k}" for k in range(count)]
+    return "\n".join(["area,town,price", *lines]) + "\n"
+
+
+def trees(count: int = 30) -> str:
+    lines = [f"{k % 3 + k / 50},{k},{('oak', 'elm', 'ash')[k % 3]}" for k in range(count)]
+    return "\n".join(["width,age,kind", *lines]) + "\n"
+
+
+def written(folder: Path, text: str | bytes, name: str = "table.csv") -> Path:
+    path = folder / name
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def table_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -1,0 +1,17 @@
+"""What the tests of the command line start from."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import FEW, houses, run, trees, written
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run on houses, a run on trees, and both tables; not to be written to."""
+    folder = tmp_path_factory.mktemp("fitted")
+    for name, text in (("houses", houses()), ("trees", trees())):
+        done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, *FEW)
+        assert done.exit_code == 0, done.stderr
+    return folder

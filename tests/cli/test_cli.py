@@ -1,0 +1,371 @@
+"""The command line: what it writes, what it says to people and to machines, and what it says of mistakes."""
+
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from experiments import download
+from experiments.collection import UCI_NAMES, VARIABLE
+from experiments.download import Item
+from typer.testing import CliRunner
+
+import pyro_dropout as pd
+from pyro_dropout.cli import options as cli_options
+from pyro_dropout.cli import predict as cli_predict
+from pyro_dropout.cli import repository as cli_data
+from pyro_dropout.cli import run_folder as runs_on_disk
+from pyro_dropout.cli.main import app, main
+from pyro_dropout.mathematics import errors
+from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
+from pyro_dropout.training.runner import Run
+from tests.cli.command import FEW, contents, houses, run, table_of, written
+
+ROOT = Path(__file__).parents[2]
+
+
+# --- fit, resume, predict ---------------------------------------------------------------------------------------------
+
+
+def test_numbers_are_predicted(fitted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predictions.csv"
+    new = written(tmp_path, "town,area\nb,35\na,61.5\n")  # in another order, and without the target
+    how = ("--samples", 40, "--level", 0.8, "--quiet", "--device", "cpu")
+    done = run("predict", fitted / "houses", new, "--out", out, *how)
+    assert done.exit_code == 0, done.stderr
+    rows = table_of(out)
+    assert [row["row"] for row in rows] == ["2", "3"]
+    found = runs_on_disk.Run.read(fitted / "houses")
+    x = torch.tensor([[35.0, 0.0, 1.0], [61.5, 1.0, 0.0]])
+    answer = pd.predict(*found.trained(fitted / "houses"), x, samples=40, shared=True, seed=0)
+    low, high = answer.interval(0.8)
+    wanted = {
+        "mean": answer.mean,
+        "std": answer.std,
+        "lower": low,
+        "upper": high,
+        "epistemic_std": answer.epistemic.sqrt(),
+    }
+    for name, values in wanted.items():
+        assert [float(row[name]) for row in rows] == pytest.approx(values.flatten().tolist(), rel=1e-5)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
+    out = tmp_path / "predictions.csv"
+    done = run("predict", fitted / "trees", fitted / "trees.csv", "--out", out, "--samples", 20, "--quiet", "--json")
+    assert json.loads(done.stdout) == {
+        "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
+        "classes": ["ash", "elm", "oak"], "beyond": {"rows": 0, "inputs": {}},
+    }  # fmt: skip
+    for row in table_of(out):
+        probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
+        assert row["class"] == max(probs, key=probs.__getitem__)
+        entropy = sum(torch.special.entr(torch.tensor(p)).item() for p in probs.values())
+        assert float(row["entropy"]) == pytest.approx(entropy, abs=1e-5)
+        assert 0 <= float(row["mutual_information"]) <= entropy
+
+
+def test_pieces_of_a_long_table_come_from_the_same_draws(
+    fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outs = [tmp_path / "whole.csv", tmp_path / "pieces.csv"]
+    for out, size in zip(outs, (2**22, 70), strict=True):  # 70 outputs at once: seven rows of ten draws
+        monkeypatch.setattr(cli_predict, "_PIECE", size)
+        done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", out, "--samples", 10, "--quiet")
+        assert done.exit_code == 0, done.stderr
+    whole, pieces = (table_of(out) for out in outs)
+    assert [row["row"] for row in whole] == [row["row"] for row in pieces]
+    for one, other in zip(whole, pieces, strict=True):
+        assert float(one["mean"]) == pytest.approx(float(other["mean"]), rel=1e-4)
+
+
+def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = written(tmp_path, houses())
+    options = ["--width", 5, "--steps", 45, "--batch-size", 7, "--held-back", 0.2, "--no-compile", "--quiet", "--json"]
+    whole = run("fit", data, "--out", tmp_path / "whole", *options)
+    assert whole.exit_code == 0, whole.stderr
+    assert set(json.loads(whole.stdout)["scores"]) == {"log_lik", "rmse", "rmse_of_mean", "coverage_95"}
+    write = Keeper.write
+
+    def interrupted(self: Keeper, step: int, losses: torch.Tensor) -> None:
+        write(self, step, losses)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Keeper, "write", interrupted)
+    done = run("fit", data, "--out", tmp_path / "part", "--checkpoint-every", 20, *options)
+    assert done.exit_code == 130
+    assert done.stderr.strip() == f"pyro-dropout: interrupted; to go on: pyro-dropout resume {tmp_path / 'part'}"
+    monkeypatch.setattr(Keeper, "write", write)
+    assert 0 < int(next((tmp_path / "part" / "checkpoints").iterdir()).stem.removeprefix("step-")) < 45
+    assert "not finished" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
+    done = run("resume", tmp_path / "part", "--quiet", "--json")
+    assert done.exit_code == 0, done.stderr
+    alike = ("steps", "last_loss", "scores")
+    assert {key: json.loads(done.stdout)[key] for key in alike} == {key: json.loads(whole.stdout)[key] for key in alike}
+    means = [runs_on_disk.Run.read(tmp_path / name).trained(tmp_path / name)[1].mean() for name in ("whole", "part")]
+    assert all(torch.equal(means[0][site], means[1][site]) for site in means[0])
+
+    longer = run("resume", tmp_path / "part", "--steps", 50, "--quiet", "--json")
+    assert json.loads(longer.stdout)["steps"] == 50
+    assert runs_on_disk.Run.read(tmp_path / "part").training.steps == 50
+    data.write_text(houses(31), "utf-8")
+    done = run("resume", tmp_path / "part", "--quiet")
+    assert done.exit_code == 2
+    assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run began")
+
+
+def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    before = contents(tmp_path)
+    done = run("fit", data, "--out", tmp_path / "a" / "run", "--lr", 1e30, *FEW)
+    assert done.exit_code == 1
+    (said,) = done.stderr.strip().splitlines()
+    assert said.startswith("pyro-dropout: the loss is")
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = written(tmp_path, houses()), tmp_path / "run"
+    out.mkdir()
+    advance = Run.advance
+
+    def spoiled(self: Run, steps: int) -> torch.Tensor:
+        losses = advance(self, steps)
+        return torch.full_like(losses, math.nan) if int(self.t) > 61 else losses
+
+    monkeypatch.setattr(Run, "advance", spoiled)
+    few = ["--steps", 100, "--width", 5, "--no-compile", "--quiet", "--checkpoint-every", 20]
+    done = run("fit", data, "--out", out, *few)
+    assert done.exit_code == 1
+    said = " ".join(done.stderr.split())
+    assert "the loss is nan at step" in said
+    assert "The last good checkpoint is kept in" in said
+    assert [int(path.stem.removeprefix("step-")) for path in sorted((out / "checkpoints").iterdir())][-1] == 60
+
+
+def test_a_folder_that_was_there_stays_when_a_run_diverges(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    (tmp_path / "mine").mkdir()
+    before = contents(tmp_path)
+    assert run("fit", data, "--out", tmp_path / "mine", "--lr", 1e30, *FEW).exit_code == 1
+    assert contents(tmp_path) == before
+
+
+def test_a_posterior_that_is_behind_its_run_says_so(fitted: Path, tmp_path: Path) -> None:
+    shutil.copytree(fitted / "houses", tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
+    record["training"]["steps"] = 50
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record), "utf-8")
+    done = run("predict", tmp_path / "run", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 5, "-q")
+    assert done.exit_code == 0
+    assert "has learned for 3 steps of the 50 that were asked for last" in " ".join(done.stderr.split())
+
+
+def test_predictions_go_through_a_link(fitted: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    done = run("predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "link.csv", "--samples", 5)
+    assert done.exit_code == 0
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len(table_of(tmp_path / "real.csv")) == 30
+
+
+def test_large_whole_numbers_of_a_table_are_copied_as_they_are(fitted: Path, tmp_path: Path) -> None:
+    table = {"id": [1234567890, 1234567891], "area": [31.123456789, 40.0], "town": ["a", "b"]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "new.parquet")
+    asked = ["predict", fitted / "houses", tmp_path / "new.parquet", "--out", tmp_path / "p.csv", "--samples", 5]
+    assert run(*asked, "--with-inputs", "--ignore-extra").exit_code == 0
+    rows = table_of(tmp_path / "p.csv")
+    assert [(row["id"], row["area"]) for row in rows] == [("1234567890", "31.123456789"), ("1234567891", "40")]
+
+
+# --- the rest of the face ---------------------------------------------------------------------------------------------
+
+
+def test_help_has_examples_and_needs_no_torch() -> None:
+    for command in ("compare", "fit", "predict", "resume", "reproduce", "datasets", "info"):
+        done = run(command, "--help")
+        assert done.exit_code == 0
+        assert f"pyro-dropout {command}" in done.stdout.split("Examples:")[1]
+    assert run().stdout == run("--help").stdout
+    # The package without what its __init__ imports: what is left is what the help itself needs.
+    script = (
+        "import sys, types; package = types.ModuleType('pyro_dropout'); package.__path__ = [sys.argv[1]];"
+        "sys.modules['pyro_dropout'] = package; from pyro_dropout.cli.main import main;"
+        "code = main(['fit', '--help']); sys.exit(code or 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(ROOT / "pyro_dropout")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--checkpoint-every" in done.stdout
+
+
+def test_a_shell_can_ask_for_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_PYRO_DROPOUT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "pyro-dropout fit data.csv --guide mean")
+    monkeypatch.setenv("COMP_CWORD", "4")
+    done = CliRunner().invoke(app, [], prog_name="pyro-dropout", complete_var="_PYRO_DROPOUT_COMPLETE")
+    assert done.stdout.split() == ["mean-field"]
+
+
+def test_what_is_installed_is_told() -> None:
+    facts = json.loads(run("info", "--json").stdout)
+    assert facts["pyro_dropout"] == pd.__version__
+    assert facts["threads"] == torch.get_num_threads()
+    assert "comparing.comparison" in facts["floors"]["faces"]
+    assert f"torch         {torch.__version__}" in run("info").stdout
+    done = subprocess.run(
+        [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (2, "pyro-dropout: there is no file 'no.csv'.\n")
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str | None) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "a card")
+    monkeypatch.setattr(errors, "check_device", lambda name, value: torch.device(value))
+    assert cli_options.place(asked) == torch.device("cuda" if gpu else "cpu")
+    assert cli_options.place("cpu") == torch.device("cpu")
+    assert cli_data._device().startswith("cuda (a card)" if gpu else "cpu")
+
+
+def test_a_run_does_not_remember_where_it_was_fitted(fitted: Path) -> None:
+    # so that what was fitted on a GPU predicts on a machine without one
+    record = json.loads((fitted / "houses" / "run.json").read_text("utf-8"))
+    assert "device" not in {key for section in record.values() if isinstance(section, dict) for key in section}
+    model, guide = runs_on_disk.Run.read(fitted / "houses").trained(fitted / "houses")
+    assert {tensor.device.type for part in (model, guide) for tensor in part.state_dict().values()} == {"cpu"}
+
+
+def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) -> None:
+    new = written(tmp_path, "town,area\nb,35\na,900\nb,-2\n")
+    out = tmp_path / "p.csv"
+    done = run("predict", fitted / "houses", new, "--out", out, "--samples", 5)
+    assert done.exit_code == 0, done.stderr
+    assert [row["beyond"] for row in table_of(out)] == ["", "area", "area"]
+    assert "2 of them lie beyond what was seen in training: area (2)" in done.stdout
+    told = run("predict", fitted / "houses", new, "--out", out, "--samples", 5, "--json")
+    assert json.loads(told.stdout)["beyond"] == {"rows": 2, "inputs": {"area": 2}}
+    inside = run("predict", fitted / "houses", written(tmp_path, "town,area\nb,35\n"), "--out", out, "--samples", 5)
+    assert "lie beyond" not in inside.stdout
+
+
+def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Path, tmp_path: Path) -> None:
+    asked = ["predict", fitted / "houses", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 10]
+    assert run(*asked).exit_code == 0
+    plain = table_of(tmp_path / "p.csv")
+    assert run(*asked, "--with-inputs", "--plot", tmp_path / "p.png").exit_code == 0
+    whole, table = table_of(tmp_path / "p.csv"), table_of(fitted / "houses.csv")
+    assert list(whole[0]) == ["row", *table[0], *list(plain[0])[1:]]
+    assert whole == [{**one, **row} for one, row in zip(plain, table, strict=True)]
+    clash = tmp_path / "clash.csv"
+    clash.write_text((fitted / "houses.csv").read_text("utf-8").replace("price", "mean", 1), "utf-8")
+    done = run("predict", fitted / "houses", clash, "--out", tmp_path / "no.csv", "--with-inputs", "--ignore-extra")
+    assert done.exit_code == 2
+    assert "the column 'mean' has the name of one of the predictions" in " ".join(done.stderr.split())
+    assert not (tmp_path / "no.csv").exists()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_what_was_fitted_on_a_gpu_predicts_without_one(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    done = run("fit", data, "--out", tmp_path / "run", "--device", "cuda", *FEW)
+    assert done.exit_code == 0, done.stderr
+    command = [sys.executable, "-m", "pyro_dropout", "predict", tmp_path / "run", data, "--out", tmp_path / "new.csv"]
+    alone = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    told = subprocess.run([str(part) for part in command], env=alone, capture_output=True, text=True)
+    assert told.returncode == 0, told.stderr
+    assert len(table_of(tmp_path / "new.csv")) == 30
+
+
+def test_threads_that_wait_do_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    main(["info", "--json"])
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")  # what a person has chosen stays
+    main(["info", "--json"])
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault() -> str:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(cli_data, "report", fault)
+    with pytest.raises(RuntimeError, match="a fault"):
+        main(["info"])
+
+
+def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def hungry() -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(cli_data, "report", hungry)
+    assert main(["info"]) == 1
+    assert capsys.readouterr().err.startswith("pyro-dropout: memory ran out; take fewer --samples")
+
+
+# --- the experiments and their data -----------------------------------------------------------------------------------
+
+
+def test_the_experiments_are_listed() -> None:
+    done = run("reproduce")
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert set(lines) == {path.stem for path in (ROOT / "models").glob("*.py")}
+    assert lines["bnn"].startswith("A Bayesian neural network written out by hand")
+
+
+def test_an_experiment_gets_its_options(tmp_path: Path) -> None:
+    picture = tmp_path / "bnn.png"
+    assert run("reproduce", "bnn", "--quick", "--seed", "1", "--out", picture).exit_code == 0
+    assert picture.stat().st_size > 1000
+    done = run("reproduce", "bnn", "--help")
+    assert done.exit_code == 0
+    assert "--task" in done.stdout  # the script's own options
+
+
+def test_the_data_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    rows = {line.split()[0]: line for line in run("datasets").stdout.splitlines()[1:]}
+    assert list(rows) == ["co2", "solar", *UCI_NAMES, "mnist"]
+    assert rows["co2"].split(maxsplit=1)[1].split() == ["272", "+", "156", "points", "bundled"]
+    assert rows["wine"].endswith("400 rows, 5 inputs, 20 splits  made")
+    assert "2000 + 500 images" in rows["mnist"]
+    monkeypatch.setenv(VARIABLE, str(tmp_path))  # an empty folder: each line says what is not there
+    found = json.loads(run("datasets", "--json").stdout)["datasets"]
+    assert len(found) == 12
+    assert all("there is no file" in row["found"] for row in found)
+
+
+def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def opened(url: str) -> io.BytesIO:
+        asked.append(url)
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr(download, "_open", opened)
+    done = run("datasets", "--download", tmp_path / "data", "--only", "yacht", "--quiet")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be fetched: no network here.")
+    assert len(asked) == 1
+    made = Item("uci/yacht/data.txt", "https://example.org/data.txt", hashlib.sha256(b"1 2\n").hexdigest())
+    monkeypatch.setattr(download, "manifest", lambda names: [made])
+    monkeypatch.setattr(download, "_open", lambda url: io.BytesIO(b"1 2\n"))
+    said = run("datasets", "--download", tmp_path / "data", "--quiet").stdout
+    assert f"1 files fetched, the others were there. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
+    assert "co2 and solar are not fetched" in said
+    assert (tmp_path / "data" / made.file).read_bytes() == b"1 2\n"

@@ -1,0 +1,161 @@
+"""``pyro-dropout compare``: the folder it writes, what it says, and the series and guides that it offers."""
+
+import itertools
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+import xarray
+
+import pyro_dropout as pd
+from pyro_dropout.cli import options as cli_options
+from pyro_dropout.comparison import comparison
+from pyro_dropout.comparison.standard_models import DEFAULT, GUIDES, kept, regression_model, wave_model
+from pyro_dropout.datasets.bundled import BUNDLED
+from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
+
+
+def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "down"
+    data = written(tmp_path, houses())
+    options = ["--guides", "dropout,mean-field", "--seeds", 2, "--samples", 30, "--out", out, *FEW]
+    done = run("compare", data, "--target", "price", *options)
+    assert done.exit_code == 0, done.stderr
+    (errors,) = [line.split()[1:] for line in done.stdout.splitlines() if line.strip().startswith("RMSE")]
+    assert len(errors) == 6  # a mean, ± and an error for each of the two
+    assert (
+        "table.csv: 24 rows to train on and 6, chosen at random, to test with; one-hot encoded: town (2)" in done.stdout
+    )
+    assert str(out / "report.html")[-20:] in done.stdout
+    (again,) = [line for line in done.stdout.splitlines() if line.startswith("To predict with")]
+    best = again.split()[3].rstrip(":")
+    assert best in ("dropout", "mean-field")
+    words = shlex.split(again.split(": pyro-dropout ", 1)[1])
+    assert words[:6] == ["fit", str(data), "--target", "price", "--guide", best]
+    assert run(*words[:-1], tmp_path / "again", *FEW).exit_code == 0
+    assert sorted(contents(tmp_path / "deep")) == [
+        "down",
+        "down/comparison.json",
+        "down/figures",
+        "down/figures/scores.png",
+        "down/posteriors",
+        "down/posteriors/dropout.nc",
+        "down/posteriors/mean-field.nc",
+        "down/report.html",
+        "down/table.csv",
+    ]
+    rows = {row["posterior"]: row for row in table_of(out / "table.csv")}
+    assert set(rows) == {"dropout", "mean-field"}
+    assert rows["dropout"]["elbo"] == ""
+    assert float(rows["mean-field"]["elbo"]) < 0
+    assert f"{float(rows['dropout']['rmse']):.3f}" == errors[0]
+    page = (out / "report.html").read_text("utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "one-hot encoded: town (2)" in page
+    stats = {name: open_group(out / "posteriors" / f"{name}.nc", "sample_stats") for name in rows}
+    assert set(stats["mean-field"]) == {"lp", "log_q"}
+    assert set(stats["dropout"]) == {"lp"}  # no density, no log q
+
+
+def open_group(path: Path, group: str) -> list[str]:
+    with xarray.open_dataset(path, group=group, engine="h5netcdf") as found:
+        return list(found.data_vars)
+
+
+def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    data = tmp_path / "trees.parquet"
+    lines = [line.split(",") for line in trees().splitlines()]
+    columns = {name: [row[k] for row in lines[1:]] for k, name in enumerate(lines[0])}
+    numbers = {name: [float(value) for value in columns[name]] for name in ("width", "age")}
+    pyarrow.parquet.write_table(pyarrow.table({**numbers, "kind": columns["kind"]}), data)
+    for name in ("comparison.json", "posteriors/low-rank.nc", "figures/bands.png", "report.html", "mine.txt"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("old")
+    options = ["--guides", "dropout", "--seeds", 1, "--seed", 4, "--samples", 20, "--out", out, *FEW]
+    done = run("compare", data, "--target", "kind", "--json", *options)
+    assert done.exit_code == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert 0 <= found["scores"]["dropout"]["accuracy"]["mean"] <= 1
+    assert found["scores"]["dropout"]["elbo"] == {
+        "mean": None, "error": None, "values": [], "note": "undefined, σ = 0",
+    }  # fmt: skip
+    assert "taken for one of 3 classes" in found["about"]
+    new = {name: what for name, what in contents(out).items() if what is not None}
+    assert new.pop("mine.txt") == b"old"  # what is not the comparison's stays
+    assert sorted(new) == found["files"]
+    assert "posteriors/dropout.nc" in new
+    assert "posteriors/low-rank.nc" not in new
+    assert b"old" not in new.values()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trees.parquet"]
+
+
+def test_a_series_that_comes_along_is_compared_along_its_input(tmp_path: Path) -> None:
+    options = ["--guides", "mean-field", "--seeds", 1, "--samples", 25, "--out", tmp_path / "out", *FEW]
+    done = run("compare", "sunspots", *options)
+    assert done.exit_code == 0, done.stderr
+    assert (tmp_path / "out" / "figures" / "bands.png").stat().st_size > 10_000
+
+
+def test_co2_has_a_rhythm_of_a_year() -> None:
+    data = pd.co2()
+    x, y = data.train
+    assert abs(y.mean()) < 1e-3  # the trend is taken out
+    assert not ((x > 1968) & (x < 1971)).any()
+    assert ((data.test[0] > 1968) & (data.test[0] < 1984)).all()
+    # the months of one year look like those of the next
+    january = [float(y[(x.squeeze() > k) & (x.squeeze() < k + 0.08)].mean()) for k in range(1959, 1967)]
+    june = [float(y[(x.squeeze() > k + 0.42) & (x.squeeze() < k + 0.5)].mean()) for k in range(1959, 1967)]
+    assert all(a < b for a, b in zip(january, june, strict=True))
+
+
+def test_sunspots_are_held_back_in_five_gaps() -> None:
+    data = BUNDLED["sunspots"]()
+    year = data.test[0].squeeze()
+    assert len(data.train[0]) + len(year) == 309
+    starts = [float(year[0]), *(float(b) for a, b in itertools.pairwise(year) if b > a + 1)]
+    assert len(starts) == 5
+    assert float(data.train[1][data.train[0] == 1957]) == pytest.approx(190.2)  # the highest of the record
+
+
+def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*args: Any) -> None:
+        raise pd.DivergedError("the loss is nan at step 1")
+
+    monkeypatch.setattr(comparison, "as_a_fleet", diverge)
+    done = run("compare", written(tmp_path, houses()), "--guides", "dropout", "--out", tmp_path / "out", *FEW)
+    assert done.exit_code == 1
+    assert done.stderr.strip() == "pyro-dropout: no guide could be trained; the notes in the table say why."
+    assert "- dropout diverged: the loss is nan at step 1" in done.stdout
+    assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_every_guide_fits_both_models(name: str) -> None:
+    data = pd.co2()
+    for model in (wave_model(data.train, width=5), regression_model(data.train, width=5)):
+        guide = GUIDES[name](model)
+        pd.fit(model, guide, *data.train, steps=2, compile=False, progress=False)
+        assert torch.isfinite(pd.predict(model, guide, data.test[0], samples=3, shared=True).mean).all()
+        assert kept(model)(next(iter(model.sites))) == 1.0  # the only input is never dropped
+
+
+def test_the_guides_of_the_help_are_the_guides_there_are() -> None:
+    assert tuple(GUIDES) == cli_options.GUIDE_NAMES
+    assert DEFAULT == cli_options.DEFAULT_GUIDES
+
+
+def test_an_interrupted_comparison_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*args: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comparison, "compare", stop)
+    done = run("compare", "--out", tmp_path / "a" / "out", *FEW)
+    assert done.exit_code == 130
+    assert done.stderr == "pyro-dropout: interrupted; nothing was written.\n"
+    assert contents(tmp_path) == {}

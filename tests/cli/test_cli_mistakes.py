@@ -1,0 +1,239 @@
+"""Mistakes on the command line: each is one line that names the thing, and nothing is written."""
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import contents, houses, run, trees, written
+
+NO_DEVICE = "--device must be a torch device that can be used here, such as 'cpu' or 'cuda'; got "
+
+Make = Callable[[Path, Path], Sequence[object]]
+
+
+def of_table(text: str | bytes, *options: object, name: str = "table.csv") -> Make:
+    """Fit a table of one's own, into a folder that must not appear."""
+    return lambda folder, fitted: ["fit", written(folder, text, name), "--out", folder / "run", *options]
+
+
+def of_compare(*options: object, text: str = houses()) -> Make:
+    return lambda folder, fitted: ["compare", written(folder, text), "--out", folder / "out", *options]
+
+
+def of_predict(text: str | bytes, *options: object, which: str = "houses") -> Make:
+    return lambda folder, fitted: [
+        "predict", fitted / which, written(folder, text, "new.csv"), "--out", folder / "predictions.csv", *options,
+    ]  # fmt: skip
+
+
+def of_run(change: Callable[[Path], object], command: str = "predict") -> Make:
+    """Predict with, or resume, a copy of a run that was tampered with."""
+
+    def make(folder: Path, fitted: Path) -> Sequence[object]:
+        copy = folder / "run"
+        shutil.copytree(fitted / "houses", copy)
+        change(copy)
+        if command == "resume":
+            return ["resume", copy]
+        return ["predict", copy, written(folder, houses(), "new.csv"), "--out", folder / "predictions.csv"]
+
+    return make
+
+
+def spoiled(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def swapped(old: str, new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / "run.json").write_text((folder / "run.json").read_text("utf-8").replace(old, new))
+
+
+def piped(path: Path) -> Path:
+    if not path.exists():
+        os.mkfifo(path)
+    return path
+
+
+TEN = "1,2\n" * 12
+MISTAKES: dict[str, tuple[Make, str]] = {
+    # the file
+    "no file": (lambda folder, fitted: ["fit", folder / "no.csv", "--out", folder / "run"], "no.csv'."),
+    "a folder": (lambda folder, fitted: ["fit", folder, "--out", folder / "run"], "is a folder; give a CSV"),
+    "empty": (of_table(""), "table.csv is empty"),
+    "blank": (of_table("\n\n# nothing\n"), "table.csv has no header"),
+    "binary": (of_table(b"a,b\n\x00\x01\x02"), "table.csv is no table: it holds binary data"),
+    "another encoding": (of_table("a,é\n1,2\n".encode("latin-1")), "neither Parquet nor text in UTF-8: byte 3"),
+    "half a Parquet file": (of_table(b"PAR1 and so on", name="t.parquet"), "t.parquet is no whole Parquet file"),
+    "CSV called Parquet": (of_table("a,b\n1,2\n", name="t.parquet"), "t.parquet is no whole Parquet file"),
+    "no header": (of_table("1,2\n3,4\n"), "table.csv has no header: its first line is '1,2'"),
+    "only a header": (of_table("a,b\n"), "table.csv has a header and no rows"),
+    "one column": (of_table("a\n1\n"), "at least two columns"),
+    "semicolons": (of_table("a;b\n1;2\n"), "separated by commas"),
+    "ragged, too few": (of_table("a,b\n1,2\n3\n"), "table.csv, row 3: 1 values for 2 columns"),
+    "ragged, too many": (of_table("a,b\n1,2\n\n3,4,5\n"), "table.csv, row 4: 3 values for 2 columns"),
+    "an open quote": (of_table('a,b\n1,"2\n3,4\n'), "table.csv, row 3: unexpected end of data"),
+    "two columns of one name": (of_table("a,b,a\n1,2,3\n"), "two columns called 'a'"),
+    "a column without a name": (of_table("a,,b\n1,2,3\n"), "column 2 of 3 has no name"),
+    "few rows": (of_table("a,b\n1,2\n3,4\n"), "table.csv has 2 rows; at least 10"),
+    # the columns
+    "no such target": (of_table("a,b\n" + TEN, "--target", "z"), "no column 'z'; its columns are a, b"),
+    "no such column to drop": (of_table("a,b\n" + TEN, "--drop", "z"), "no column 'z'"),
+    "the target dropped": (of_table("a,b\n" + TEN, "--drop", "b"), "'b' cannot be both the target and left out"),
+    "nothing left": (of_table("a,b\n" + TEN, "--drop", "a"), "no column is left to predict 'b' from"),
+    "not a number": (of_table("a,b\n" + TEN + "1,x\n"), "table.csv, row 14, column 'b': 'x' is not a number"),
+    "an input that is no number": (
+        of_table("a,b\n" + TEN + "x,2\n"), "table.csv, row 14, column 'a': 'x' is not a number, and 12 other",
+    ),
+    "text for a number": (
+        of_table(trees(), "--task", "regression"), "table.csv, row 2, column 'kind': 'oak' is not a number",
+    ),
+    "one class": (of_table("a,b\n" + "1,x\n2,x\n" * 6), "column 'b': the target has only one value, 'x'"),
+    "a constant": (of_table("a,b\n" + TEN), "column 'b': the target has only one value, '2'"),
+    "a class for each row": (
+        of_table("a,b\n" + "".join(f"{k},n{k}\n" for k in range(20))), "column 'b': 20 different values in 20 rows",
+    ),
+    "NaN": (of_table(houses() + "nan,a,7\n"), "table.csv, row 32, column 'area': the value is missing"),
+    "a gap": (of_table(houses() + "1,,7\n"), "table.csv, row 32, column 'town': the value is missing"),
+    "a gap in the target": (
+        of_table(houses() + "1,a,\n", "--missing", "mean"), "table.csv, row 32, column 'price': the value is missing",
+    ),
+    "infinity": (of_table(houses() + "inf,a,7\n"), "table.csv, row 32, column 'area': 'inf' is not finite"),
+    "too large": (of_table(houses() + "1e99,a,7\n"), "table.csv, row 32, column 'area': 1e99 is too large"),
+    "a column of gaps": (
+        of_table("a,b,c\n" + "".join(f",{k},{k}\n" for k in range(12)), "--missing", "mean"),
+        "column 'a': every value is missing",
+    ),
+    # the options
+    "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
+    "no such option": (of_table(houses(), "--speed", 3), "No such option: --speed"),
+    "no out": (lambda folder, fitted: ["fit", written(folder, houses())], "Missing option '--out'"),
+    "no such guide": (of_table(houses(), "--guide", "laplace"), "'--guide': 'laplace' is no guide; there are dropout"),
+    "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': 'laplace' is no guide"),
+    "guides without commas": (
+        lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "there is no file 'mean-field'",
+    ),
+    "no such data": (lambda folder, fitted: ["compare", "CO3"], "'CO3', and no data set: those are co2, sunspots"),
+    "a series to fit": (lambda folder, fitted: ["fit", "co2", "--out", folder / "run"], "'co2' is for compare"),
+    "a target of a series": (
+        lambda folder, fitted: ["compare", "co2", "--target", "y", "--out", folder / "o"], "'co2' has its own target",
+    ),
+    "no such device": (of_table(houses(), "--device", "abacus"), NO_DEVICE + "'abacus'"),
+    "a device that is not there": (of_table(houses(), "--device", "cuda:99"), NO_DEVICE + "'cuda:99'"),
+    "no steps": (of_table(houses(), "--steps", 0), "'--steps': 0 is not a whole number of at least 1"),
+    "negative steps": (of_compare("--steps", -5), "'--steps': -5 is not a whole number"),
+    "many steps": (of_compare("--steps", "many"), "'--steps'"),
+    "no seeds": (of_compare("--seeds", 0), "'--seeds': 0 is not"),
+    "a negative seed": (of_table(houses(), "--seed", -1), "'--seed': -1 is negative"),
+    "a negative rate": (of_table(houses(), "--lr", -1), "'--lr': -1 is not a positive number"),
+    "no rate": (of_compare("--lr", "nan"), "'--lr': nan is not a positive number"),
+    "all held back": (of_table(houses(), "--held-back", 1), "'--held-back': 1 does not lie in [0, 1)"),
+    "nothing held back": (of_compare("--held-back", 0), "'--held-back': some rows must be held back"),
+    "no such task": (of_table(houses(), "--task", "guess"), "'--task'"),
+    "no such remedy": (of_table(houses(), "--missing", "zero"), "'--missing'"),
+    "no such reference": (of_compare("--reference", "hmc"), "'--reference'"),
+    # where things go
+    "out is a file": (
+        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", written(folder, "", "run")], "run' is a file",
+    ),
+    "out is a run": (
+        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", fitted / "houses"], "holds a run already",
+    ),
+    "out is not empty": (lambda folder, fitted: ["fit", written(folder, houses()), "--out", folder], "is not empty"),
+    "out below a file": (
+        lambda folder, fitted: ["fit", written(folder, houses()), "--out", folder / "table.csv" / "run"],
+        "cannot be made: Not a directory",
+    ),
+    "a page for a folder": (
+        lambda folder, fitted: ["compare", "--out", folder / "page.html"], "--out is a folder, and its page",
+    ),
+    "compare into a file": (
+        lambda folder, fitted: ["compare", "--out", written(folder, "", "out")], "--out must be a folder",
+    ),
+    "compare into other things": (
+        lambda folder, fitted: ["compare", written(folder, houses()), "--out", folder], "holds other things",
+    ),
+    "compare below a file": (
+        lambda folder, fitted: ["compare", "--out", written(folder, "") / "out"], "table.csv' is a file",
+    ),
+    "predict into a folder": (
+        lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", folder], "is a folder",
+    ),
+    "predict into nowhere": (
+        lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", folder / "a" / "b.csv"],
+        "there is no folder",
+    ),
+    "predict over the table": (
+        lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", fitted / "houses.csv"],
+        "is the table itself",
+    ),
+    "predict into a pipe": (
+        lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", piped(folder / "p.csv")],
+        "is a device or a pipe",
+    ),
+    "a picture into a folder": (of_predict(houses(), "--plot", "/"), "must end in .png"),
+    "a picture into nowhere": (of_predict(houses(), "--plot", "/no/such/folder/p.png"), "there is no folder"),
+    "a picture over the predictions": (
+        lambda folder, fitted: [
+            "predict", fitted / "houses", fitted / "houses.csv", "--out", folder / "p.png", "--plot", folder / "p.png",
+        ],
+        "is the file of --out too",
+    ),
+    # new data, and runs
+    "a missing column": (of_predict("area\n1\n"), "at least two columns"),
+    "another missing column": (of_predict("area,price\n1,2\n"), "new.csv has no column 'town', which the run"),
+    "an extra column": (of_predict("area,town,id\n1,a,7\n"), "new.csv: the column 'id' was not there in training"),
+    "an unseen category": (
+        of_predict("area,town\n1,a\n2,z\n"), "row 3, column 'town': 'z' was not seen in training; known are a, b",
+    ),
+    "text for an input": (of_predict("area,town\nbig,a\n"), "new.csv, row 2, column 'area': 'big' is not a number"),
+    "a gap in new data": (of_predict("area,town\n1,a\n,b\n"), "new.csv, row 3, column 'area': the value is missing"),
+    "an infinite input": (of_predict("area,town\n-inf,a\n"), "new.csv, row 2, column 'area': '-inf' is not finite"),
+    "no draws": (of_predict(houses(), "--samples", 0), "'--samples': 0 is not"),
+    "a level of 1": (of_predict(houses(), "--level", 1), "'--level': 1 does not lie strictly between 0 and 1"),
+    "no such run": (lambda folder, fitted: ["resume", folder / "none"], "there is no folder"),
+    "no run": (lambda folder, fitted: ["resume", folder], "is no run: it has no run.json"),
+    "a garbled record": (of_run(spoiled("run.json", b"{")), "run.json is damaged: it is not JSON"),
+    "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
+    "a record that fills gaps with text": (
+        of_run(swapped('"fill": null', '"fill": ["a", "b", "c"]')), "run.json is damaged: what fills gaps, 'a', is",
+    ),
+    "a record that fills gaps with nothing": (
+        of_run(swapped('"fill": null', '"fill": [NaN, 1, 2]')), "run.json is damaged: what fills gaps, nan, is",
+    ),
+    "a record with a range of one end": (
+        of_run(swapped('"ranges": [', '"ranges": [[1], ')), "run.json is damaged: the range of an input, [1], is",
+    ),
+    "a record of another guide": (of_run(swapped('"dropout"', '"mean-field"')), "belongs to another model or guide"),
+    "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
+    "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),
+    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv', which the run was fitted to"),
+    "data that changed": (of_run(swapped('"sha256": "', '"sha256": "0'), "resume"), "houses.csv has changed since"),
+    "fewer steps": (
+        lambda folder, fitted: ["resume", fitted / "houses", "--steps", 2], "'--steps': the run was planned for 3",
+    ),
+    # the experiments
+    "no such experiment": (lambda folder, fitted: ["reproduce", "nothing"], "unknown experiment 'nothing'"),
+    "only without download": (lambda folder, fitted: ["datasets", "--only", "yacht"], "goes with --download"),
+    "data that are not fetched": (
+        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "'co2' is not among",
+    ),
+    "download into a file": (lambda folder, fitted: ["datasets", "--download", written(folder, "")], "is a file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line(name: str, fitted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, message = MISTAKES[name]
+    monkeypatch.chdir(tmp_path)
+    arguments = make(tmp_path, fitted)
+    before = contents(tmp_path), contents(fitted)
+    done = run(*arguments)
+    assert done.exit_code == 2, done.output
+    (said,) = done.stderr.strip().splitlines()
+    assert said.startswith("pyro-dropout: ")
+    assert message in said
+    assert done.stdout == ""
+    assert (contents(tmp_path), contents(fitted)) == before

@@ -1,0 +1,187 @@
+"""Any bytes as a CSV file: the table that Python's csv module reads, or an error that says where; nothing else."""
+
+import csv
+import io
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pyro_dropout as pd
+from pyro_dropout.tables.files import MISSING, read_file
+from pyro_dropout.tables.reading import read_table
+
+NAME = "t.csv"
+# Where a message says that something is wrong: a row, a column, a byte, the header or its names, or the whole file.
+PLACE = re.compile(
+    r"row \d+|column|byte \d+|header|is empty|binary data|no table|has \d+ rows|no whole Parquet|held_back=", re.DOTALL
+)
+VALID = 'age,kind,"the price"\n' + "".join(f'{k},"{"ab"[k % 2]}, {k}",{k * 1.5}\n' for k in range(14))
+
+PIECES = st.sampled_from(
+    [
+        ",",
+        "\n",
+        "\r",
+        "\r\n",
+        '"',
+        '""',
+        "#",
+        " ",
+        "\t",
+        "\0",
+        "\ufeff",
+        "nan",
+        "1e999",
+        "-",
+        "9" * 40,
+        "é",
+        "\u2028",
+        "𝔘",
+    ]
+)
+CELLS = st.one_of(
+    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12),
+    st.sampled_from(["", "NA", " 1 ", "1e3", "nan", "-inf", '"', 'a "b"', "two\nlines", "a\rb", "x,y", "# no comment"]),
+    st.integers(0, 10**40).map(str),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> bytes:
+    """A table that csv itself wrote, with whatever in its cells."""
+    width = draw(st.integers(1, 4))
+    rows = draw(st.lists(st.lists(CELLS, min_size=width, max_size=width), min_size=1, max_size=14))
+    buffer = io.StringIO(newline="")
+    end = draw(st.sampled_from(["\n", "\r\n"]))
+    quoting = draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
+    csv.writer(buffer, lineterminator=end, quoting=quoting).writerows(rows)
+    return buffer.getvalue().encode()
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A good table to which something happened: bytes changed, cut out, doubled, or pieces put in."""
+    content = bytearray(VALID.encode())
+    for _ in range(draw(st.integers(1, 5))):
+        place = draw(st.integers(0, len(content)))
+        kind = draw(st.sampled_from(["flip", "cut", "double", "put", "truncate"]))
+        if kind == "flip" and place < len(content):
+            content[place] = draw(st.integers(0, 255))
+        elif kind == "cut":
+            del content[place : place + draw(st.integers(1, 20))]
+        elif kind == "double":
+            content[place:place] = content[place : place + draw(st.integers(1, 60))]
+        elif kind == "put":
+            content[place:place] = draw(PIECES).encode()
+        elif kind == "truncate":
+            del content[place:]
+    return bytes(content)
+
+
+# csv's own limit is 131072 characters, quotes left out.
+HUGE = st.integers(131_060, 131_080).map(lambda size: (VALID + f"14,{'x' * size},2\n").encode())
+SOUP = st.lists(PIECES, max_size=40).map("".join).map(str.encode)
+CONTENTS = st.one_of(st.binary(max_size=300), SOUP, mutated(), tables(), HUGE)
+
+
+def records(content: bytes) -> list[list[str]]:
+    """Return what csv reads, header first: lines of comment and empty lines left out, cells stripped.
+
+    A comment is a line that begins with # where a record would begin; that is known only as csv goes, so its reader is
+    started anew at every record.
+    """
+    lines = io.StringIO(content.decode("utf-8-sig"), newline="").readlines()
+    found, start = [], 0
+    while start < len(lines):
+        if lines[start].startswith("#"):
+            start += 1
+            continue
+        reader = csv.reader(lines[start:], strict=True)
+        record = next(reader)
+        start += reader.line_num
+        if record:
+            found.append([cell.strip() for cell in record])
+    return found
+
+
+def is_number(text: str) -> bool:
+    try:
+        return "_" not in text and float(text) is not None
+    except ValueError:
+        return False
+
+
+def expected(content: bytes) -> list[list[str | None]] | None:
+    """Return the header and the rows that must be read, missing cells as None; None where there is no table."""
+    try:
+        header, *rows = records(content)
+    except (UnicodeDecodeError, csv.Error, ValueError):
+        return None
+    named = len(header) >= 2 and all(header) and len(set(header)) == len(header) and not all(map(is_number, header))
+    if b"\0" in content or content.startswith(b"PAR1") or not rows or not named:
+        return None
+    if any(len(row) != len(header) for row in rows):
+        return None
+    return [list(header), *([None if cell.lower() in MISSING else cell for cell in row] for row in rows)]
+
+
+def check(content: bytes) -> None:
+    wanted = expected(content)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, NAME)
+        path.write_bytes(content)
+        if wanted is None:
+            with pytest.raises(pd.PyroDropoutError) as refused:
+                read_file(path)
+            says_where(refused.value)
+        else:
+            found = read_file(path)
+            assert [list(found.columns), *map(list, zip(*found.columns.values(), strict=True))] == wanted
+            assert found.rows == sorted(set(found.rows))
+        try:
+            data = read_table(path, held_back=0.2)
+        except pd.PyroDropoutError as mistake:
+            says_where(mistake)
+        else:
+            assert wanted is not None
+            assert len(data.train[0]) + len(data.test[0]) == len(wanted) - 1
+            assert bool(data.train[0].isfinite().all())
+
+
+def says_where(refused: pd.PyroDropoutError) -> None:
+    said = str(refused)
+    assert NAME in said, said
+    assert PLACE.search(said), said
+    assert len(said) < 2_000 + 140_000 * (
+        "header" in said or "columns" in said
+    )  # it may list long names, not long cells
+
+
+@given(CONTENTS)
+def test_any_file_is_a_table_or_refused_with_its_place(content: bytes) -> None:
+    check(content)
+
+
+@pytest.mark.deep
+@hypothesis.settings(max_examples=20_000)
+@given(CONTENTS)
+def test_any_of_twenty_thousand_files(content: bytes) -> None:
+    check(content)
+
+
+def test_good_tables_are_among_them() -> None:
+    check(VALID.encode())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, NAME)
+        path.write_text(VALID, "utf-8")
+        assert len(read_file(path)) == 14
+        assert read_file(path).columns["kind"][1] == "b, 1"
+        os.truncate(path, 20)
+        with pytest.raises(pd.ShapeError, match=r"t\.csv has a header and no rows"):
+            read_file(path)

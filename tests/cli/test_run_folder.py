@@ -1,0 +1,139 @@
+"""A run's folder: what is written is what is read, and what does not fit together is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.cli.run_folder import POSTERIOR, RECORD, Reading, Run, Training
+from pyro_dropout.comparison.standard_models import GUIDES
+from pyro_dropout.training.checkpoints.posterior_file import save
+
+TRAINING = Training(3, 0.01, None, 5, False)
+
+
+def table(folder: Path, target: str) -> Path:
+    path = folder / "table.csv"
+    lines = [f"{k / 7},{'ab'[k % 2]},{3 * k},{('oak', 'elm', 'ash')[k % 3]}" for k in range(30)]
+    path.write_text("\n".join(["size,colour,price,kind", *lines]), "utf-8")
+    return path
+
+
+def planned(folder: Path, target: str = "price", guide: str = "dropout") -> tuple[Run, Any]:
+    left = "kind" if target == "price" else "price"
+    return Run.plan(table(folder, target), Reading(target, drop=(left,)), guide, 7, TRAINING)
+
+
+@pytest.mark.parametrize("target", ["price", "kind"])
+@pytest.mark.parametrize("guide", GUIDES)
+def test_a_trained_run_answers_as_before(tmp_path: Path, guide: str, target: str) -> None:
+    run, data = planned(tmp_path, target, guide)
+    model, trained = run.build(data)
+    pd.fit(model, trained, *data.train, steps=2, lr=0.1, compile=False, progress=False, seed=0)
+    run.write(tmp_path)
+    save(tmp_path / POSTERIOR, model, trained)
+    again = Run.read(tmp_path)
+    assert again == run
+    one, other = (
+        pd.predict(*pair, data.train[0], samples=4, shared=True, seed=0)
+        for pair in ((model, trained), again.trained(tmp_path))
+    )
+    assert torch.equal(one.mean, other.mean)
+    assert torch.equal(one.variance, other.variance)
+
+
+def test_building_is_the_same_every_time_and_leaves_the_random_state(tmp_path: Path) -> None:
+    run, data = planned(tmp_path)
+    before = torch.get_rng_state()
+    (one, _), (two, _) = run.build(data), run.build(data)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+
+
+def test_the_data_must_be_the_same(tmp_path: Path) -> None:
+    run, data = planned(tmp_path)
+    assert torch.equal(run.data().train[0], data.train[0])
+    path = Path(run.file)
+    moved = tmp_path / "moved.csv"
+    moved.write_bytes(path.read_bytes())
+    assert torch.equal(run.data(moved).train[1], data.train[1])
+    path.write_text(path.read_text("utf-8").replace("0.0,a", "0.1,a"), "utf-8")
+    with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run began"):
+        run.data()
+    path.unlink()
+    with pytest.raises(pd.PyroDropoutError, match=r"there is no file .*table.csv.*--data"):
+        run.data()
+
+
+def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
+    run, data = planned(tmp_path)
+    run.write(tmp_path)
+    with pytest.raises(pd.PyroDropoutError, match=r"not finished: there is no posterior.safetensors.*resume"):
+        run.trained(tmp_path)
+    save(tmp_path / POSTERIOR, *planned(tmp_path, guide="mean-field")[0].build(data))
+    with pytest.raises(pd.PyroDropoutError, match="belongs to another model or guide"):
+        run.trained(tmp_path)
+
+
+def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = planned(tmp_path)
+    run.write(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(self: Path, *args: Any, **more: Any) -> int:
+        self.write_bytes(b'{"format"')
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="No space"):
+        run.write(tmp_path)
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        (["format"], 2, "has format 2; this version reads 1"),
+        (["format"], None, "'format' is missing or wrong"),
+        (["data"], None, "'data' is missing"),
+        (["data", "file"], 3, "'file' is missing or wrong"),
+        (["data", "sha256"], None, "'sha256' is missing"),
+        (["data", "task"], "guess", "'task' is missing or wrong"),
+        (["data", "colour"], "red", "'colour' is missing or wrong"),
+        (["encoding", "inputs"], [], "is missing or wrong"),
+        (["encoding", "inputs"], [{"name": "a"}], "'categories' is missing"),
+        (["encoding", "fill"], [1.0], "do not fit together"),
+        (["model", "guide"], "laplace", "'guide' is missing or wrong"),
+        (["model", "width"], 0, "'width' is missing or wrong"),
+        (["model", "width"], True, "'width' is missing or wrong"),
+        (["training", "steps"], "many", "'steps' is missing or wrong"),
+        (["training"], [], "'training' is missing or wrong"),
+        (["encoding"], [], "'encoding' is missing or wrong"),
+    ],
+)
+def test_a_damaged_record_is_named(tmp_path: Path, where: list[str], value: Any, message: str) -> None:
+    planned(tmp_path)[0].write(tmp_path)
+    path = tmp_path / RECORD
+    record = json.loads(path.read_text("utf-8"))
+    place = record
+    for key in where[:-1]:
+        place = place[key]
+    if value is None:
+        del place[where[-1]]
+    else:
+        place[where[-1]] = value
+    path.write_text(json.dumps(record), "utf-8")
+    with pytest.raises(pd.PyroDropoutError, match=message) as caught:
+        Run.read(tmp_path)
+    assert RECORD in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / RECORD).write_bytes(content)
+    with pytest.raises(pd.PyroDropoutError, match=r"run.json is damaged: it is not JSON"):
+        Run.read(tmp_path)

@@ -1,0 +1,356 @@
+"""The comparison: scores against the answers themselves, failures as rows, and what is kept for the page."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.comparison import comparison as module
+from pyro_dropout.comparison import scores
+from pyro_dropout.comparison.columns import COLUMNS, Score, best
+from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.references.nuts.nuts import function_rhat
+
+QUICK: Any = {"steps": 150, "lr": 0.02, "samples": 100, "compile": False, "progress": False}
+
+
+def line(count: int = 40) -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-1, 1, count).unsqueeze(-1)
+    return x, 2 * x + 0.1 * torch.randn(count, 1)
+
+
+def linear_model(tau: float = 100.0) -> Any:
+    return pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(tau=tau))
+
+
+def classes_data() -> tuple[Tensor, Tensor]:
+    x = torch.randn(60, 2)
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+
+
+def classes_model() -> Any:
+    return pd.BayesianNet(nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3)), likelihood=pd.Categorical())
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_those_of_the_trained_guides() -> None:
+    train, test = line(), line()
+    guides = {"mean field": lambda m: pd.AutoMeanField(m, init_scale=0.05), "dropout": pd.AutoDropout}
+    found = pd.compare(linear_model(), guides, train, test, seeds=[3, 8], **{**QUICK, "steps": 800})
+    assert [row.name for row in found.rows] == ["mean field", "dropout"]
+    row = found.rows[0]
+    assert len(row.trained) == 2
+    assert row.note == ""
+    answers = [pd.predict(m, g, test[0], samples=100, shared=True, seed=0) for m, g in row.trained]
+    rmse = [float((a.mean - test[1]).square().mean().sqrt()) for a in answers]
+    assert row.scores["rmse"].values == pytest.approx(rmse)
+    assert row.scores["log_lik"].values == pytest.approx([float(a.log_prob(test[1]).mean()) for a in answers])
+    assert row.scores["rmse"].error == pytest.approx(np.std(row.scores["rmse"].values, ddof=1) / math.sqrt(2))
+    assert row.scores["parameters"].mean == 4
+    # a linear model: uncertainty grows with the distance from the middle, threefold at three times the distance
+    assert row.scores["outside"].mean > 1.5
+    exact = pd.conjugate(linear_model(), *train)
+    assert row.scores["elbo"].mean <= exact.log_evidence + 3
+    assert row.scores["elbo"].mean == pytest.approx(float(exact.log_evidence), abs=3)
+
+
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_what_is_asked_lies_where_the_data_lie(device: str) -> None:
+    """Every score, the curve and the distance to a reference, on every device that there is."""
+    train, test = (tuple(part.to(device) for part in line()) for _ in range(2))
+    exact = pd.conjugate(linear_model().to(device), *train)
+    model = linear_model().to(device)
+    found = pd.compare(model, [pd.AutoMeanField], train, test, reference=exact, seeds=1, **QUICK)
+    row = found.rows[1]
+    assert row.note == ""
+    assert {"between", "outside", "coverage", "crps", "khat", "d_w1"} <= set(row.scores)
+    assert row.curve is not None
+    assert (between(train[0]).device, outside(train[0]).device) == (train[0].device, train[0].device)
+    found.plot()
+
+
+def test_what_dropout_cannot_say_is_said() -> None:
+    found = pd.compare(linear_model(), [pd.AutoDropout], line(), line(), seeds=1, **QUICK)
+    row = found.rows[0]
+    for key in ("elbo", "khat", "gap"):
+        assert found.cell(row, key) == "undefined, σ = 0"
+    assert math.isfinite(row.scores["objective"].mean)
+    assert row.scores["rmse"].error is None
+
+
+def test_guides_are_ranked_by_their_distance_to_the_reference() -> None:
+    train, test = line(5), line()  # so few points that the weights are far from known
+    narrow = {"too narrow": lambda m: Still(m, 1e-3), "right": pd.AutoMeanField}
+    exact = pd.conjugate(linear_model(), *train)
+    options = {**QUICK, "steps": 900, "lr": 0.01, "samples": 1000}
+    found = pd.compare(linear_model(), narrow, train, test, reference=exact, seeds=1, **options)
+    assert [row.name for row in found.rows] == ["reference", "too narrow", "right"]
+    assert found.ranking == ["right", "too narrow"]
+    right, wrong = found.rows[2].scores, found.rows[1].scores
+    assert right["d_std"].mean < 0.1
+    assert wrong["d_w1"].mean > right["d_w1"].mean
+    assert found.settings["reference"] == "GaussianPosterior"
+
+
+class Still(pd.AutoMeanField):
+    """Mean field whose widths are not trained."""
+
+    def __init__(self, model: Any, width: float) -> None:
+        super().__init__(model, init_scale=width)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_("log_scale" not in name)
+
+    def parameters_of(self, site: Any) -> dict[str, Tensor]:
+        found = super().parameters_of(site)
+        return {**found, "log_scale": found["log_scale"].detach()}
+
+    def bias_parameters(self, site: Any) -> dict[str, Tensor]:
+        return self.parameters_of(site)
+
+
+def test_classes_are_compared_too(tmp_path: Path) -> None:
+    found = pd.compare(
+        classes_model(), [pd.AutoDropout, pd.AutoMeanField], classes_data(), classes_data(), seeds=2, **QUICK
+    )
+    assert "rmse" not in found.columns
+    assert found.rows[1].scores["accuracy"].mean > 0.7
+    assert {"accuracy", "brier", "ece", "log_lik"} <= set(found.columns)
+    found.to_html(tmp_path / "page.html")
+    plt.close(found.plot())
+
+
+def test_counts_and_several_yes_and_no_are_compared_too() -> None:
+    x = torch.randn(40, 2)
+    for likelihood, y, column in (
+        (pd.Poisson(), torch.poisson(torch.exp(x[:, :1])), "rmse"),
+        (pd.Bernoulli(), (x > 0).float(), "accuracy"),
+    ):
+        model = pd.BayesianNet(nn.Linear(2, y.shape[1]), likelihood=likelihood)
+        found = pd.compare(model, [pd.AutoMeanField], (x, y), (x, y), seeds=1, **{**QUICK, "steps": 400})
+        assert found.rows[0].note == ""
+        (own,) = found.rows[0].trained
+        answer = pd.predict(*own, x, samples=100, shared=True, seed=0)
+        if column == "rmse":
+            expected = float((answer.mean - y).square().mean().sqrt())
+        else:
+            expected = float(((answer.probs > 0.5) == y.bool()).float().mean())
+            assert expected > 0.8
+        assert found.rows[0].scores[column].mean == pytest.approx(expected)
+        plt.close(found.plot())
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+class Diverging(pd.AutoMeanField):
+    """Starts where nothing is a number."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(torch.nan)
+
+
+def refuse(model: Any) -> Any:
+    raise pd.RangeError("keep must lie in (0, 1]; got 7.")
+
+
+@pytest.mark.parametrize("bad", [Diverging, refuse])
+def test_a_guide_that_fails_is_a_row_that_says_so(bad: Any, tmp_path: Path) -> None:
+    found = pd.compare(linear_model(), {"good": pd.AutoMeanField, "bad": bad}, line(), line(), seeds=2, **QUICK)
+    good, other = found.rows
+    assert good.scores["rmse"].values
+    assert other.scores == {}
+    assert re.search(r"^diverged: the loss is nan at step 1|^failed: RangeError: keep", other.note)
+    assert found.cell(other, "rmse") == "failed"
+    assert other.note in str(found)
+    assert found.ranking == ["good"]
+    page = found.to_html(tmp_path / "page.html").read_text("utf-8")
+    assert "keep must lie" in page or "diverged" in page
+
+
+def test_one_seed_that_diverges_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guide(model: Any) -> Any:
+        made = pd.AutoMeanField(model)
+        if torch.initial_seed() == 1:
+            with torch.no_grad():
+                next(made.parameters()).fill_(torch.nan)
+        return made
+
+    found = pd.compare(linear_model(), {"sometimes": guide}, line(), line(), seeds=3, **QUICK)
+    assert found.rows[0].note == "diverged with 1 of 3 seeds; the others are scored."
+    assert len(found.rows[0].scores["rmse"].values) == 2
+
+
+def test_a_guide_without_a_bound_is_scored_by_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_bound(*args: Any, **options: Any) -> Any:
+        raise RuntimeError("no density here")
+
+    monkeypatch.setattr(scores, "elbo_report", no_bound)
+    found = pd.compare(linear_model(), [pd.AutoMeanField], line(), line(), seeds=1, **QUICK)
+    assert found.rows[0].note == "no ELBO: RuntimeError: no density here"
+    assert found.cell(found.rows[0], "elbo") == "not computed"
+    assert found.rows[0].scores["rmse"].values
+
+
+def test_what_cannot_be_a_fleet_is_trained_one_by_one() -> None:
+    net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+    found = pd.compare(pd.BayesianNet(net), [pd.AutoDropout], line(), line(), seeds=2, **QUICK)
+    assert found.rows[0].note == ""
+    assert len(found.rows[0].scores["rmse"].values) == 2
+
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+def test_seeds_start_from_weights_of_their_own_and_leave_the_model() -> None:
+    model = linear_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = pd.compare(model, [pd.AutoMeanField], line(), line(), seeds=2, **{**QUICK, "steps": 1})
+    one, two = (pair[1].posterior("weight").mean for pair in found.rows[0].trained)
+    assert not torch.equal(one, two)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
+    asked: list[int] = []
+
+    def make(seed: int) -> Any:
+        asked.append(seed)
+        return linear_model()
+
+    pd.compare(make, [pd.AutoMeanField], line(), line(), seeds=[4, 5], **QUICK)
+    assert asked == [4, 4, 5]  # one to look at the data with
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"guides": pd.AutoDropout}, pd.PyroDropoutError, "must be a dict"),
+        ({"guides": []}, pd.PyroDropoutError, "there is none"),
+        ({"guides": {"one": pd.AutoDropout(linear_model())}}, pd.PyroDropoutError, "'one' is AutoDropout"),
+        ({"guides": {"reference": pd.AutoDropout}}, pd.PyroDropoutError, "cannot be called"),
+        ({"train": torch.ones(3)}, pd.ShapeError, r"train must be a pair"),
+        ({"test": (torch.ones(3, 1), torch.ones(4, 1))}, pd.ShapeError, "got 3 points and 4 points"),
+        ({"test": (torch.ones(3, 1), torch.ones(3))}, pd.ShapeError, r"test: y must have shape \(N, D\)"),
+        ({"test": (torch.ones(3, 1), torch.full((3, 1), torch.nan))}, pd.RangeError, "test: y must be finite"),
+        ({"seeds": 0}, pd.RangeError, "seeds"),
+        ({"seeds": True}, pd.RangeError, "seeds"),
+        ({"seeds": []}, pd.RangeError, "seeds"),
+        ({"steps": 0}, pd.RangeError, "steps"),
+        ({"reference": "hmc"}, pd.RangeError, "'nuts' or a posterior"),
+    ],
+)
+def test_mistakes_are_named(changes: dict[str, Any], error: type[Exception], message: str) -> None:
+    options: dict[str, Any] = {"guides": [pd.AutoDropout], "train": line(), "test": line(), **QUICK, **changes}
+    with pytest.raises(error, match=message):
+        pd.compare(linear_model(), **options)
+
+
+def test_classes_out_of_range_are_found_out_before_training() -> None:
+    x, y = classes_data()
+    with pytest.raises(pd.RangeError, match="train: y must hold class indices from 0 to 2; got 1 to 3"):
+        pd.compare(classes_model(), [pd.AutoDropout], (x, y + 1), (x, y), **QUICK)
+
+
+# --- figures and the page ---------------------------------------------------------------------------------------------
+
+
+def test_what_was_run_is_kept_for_the_page(tmp_path: Path) -> None:
+    labels = {"title": "Lines & <more>", "x": "time (s)", "y": "way (m)", "command": "make lines"}
+    found = pd.compare(
+        linear_model(), [pd.AutoDropout, pd.AutoMeanField], line(), line(), seeds=[5, 7], labels=labels, **QUICK
+    )
+    assert found.settings["which_seeds"] == [5, 7]
+    assert found.settings["device"] == "cpu"
+    page = found.to_html(tmp_path / "page.html").read_text("utf-8")
+    for words in ("Lines &amp; &lt;more&gt;", "<dd>5, 7</dd>", "<pre>make lines</pre>", found.settings["when"]):
+        assert words in page
+    figure = found.plot()
+    assert [ax.get_title(loc="left") for ax in figure.axes] == ["AutoDropout", "AutoMeanField"]
+    plt.close(figure)
+
+
+@pytest.mark.deep
+def test_guides_are_ranked_by_their_distance_to_nuts() -> None:
+    x = torch.cat([torch.linspace(-2, -0.8, 15), torch.linspace(0.8, 2, 15)]).unsqueeze(-1)
+    y = torch.sin(1.5 * x) + 0.2 * torch.randn(30, 1)
+    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+    keep = {"0.weight": 1.0, "2.weight": 0.9}
+    guides = {"dropout": lambda m: pd.AutoDropout(m, keep=keep), "mean field": pd.AutoMeanField}
+    at = torch.linspace(-3, 3, 40).unsqueeze(-1)
+    options = {**QUICK, "steps": 2000, "lr": 0.01, "samples": 1000, "compile": True}
+    found = pd.compare(model, guides, (x, y), (at, torch.sin(1.5 * at)), reference="nuts", seeds=2, **options)
+    print(found)
+    own, sampled = found.rows[0].trained[0]
+    assert sampled.num_chains == 4
+    assert function_rhat(own, sampled, x).max() < 1.01
+    distances = {row.name: row.scores["d_w1"].mean for row in found.rows[1:]}
+    assert found.ranking == sorted(distances, key=lambda name: distances[name])
+
+
+def test_with_several_inputs_scores_are_drawn() -> None:
+    x = torch.randn(30, 2)
+    model = pd.BayesianNet(nn.Linear(2, 1))
+    found = pd.compare(model, [pd.AutoMeanField], (x, x[:, :1]), (x, x[:, :1]), seeds=1, **QUICK)
+    figure = found.plot()
+    assert figure.axes[0].get_xlabel() == "level of the central interval"
+    plt.close(figure)
+
+
+def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    pd.compare(linear_model(), [pd.AutoMeanField], line(), line(), seeds=1, **{**QUICK, "progress": True})
+    shown = capsys.readouterr().err
+    assert "compare" in shown
+    assert "AutoMeanField" in shown
+
+
+# --- cells and probes -------------------------------------------------------------------------------------------------
+
+
+def test_cells() -> None:
+    assert Score([1.0, 2.0]).text(2) == "1.50 ± 0.50"
+    assert Score([1.0]).text(1) == "1.0"
+    assert Score(note="why").text(1) == "why"
+    assert best(COLUMNS["coverage"], {"a": Score([0.99]), "b": Score([0.9])}) == "a"
+    assert best(COLUMNS["log_lik"], {"a": Score([-2.0]), "b": Score([-1.0])}) == "b"
+    assert best(COLUMNS["rmse"], {"a": Score([2.0]), "b": Score([math.nan])}) is None
+    assert best(COLUMNS["parameters"], {"a": Score([2.0]), "b": Score([3.0])}) is None
+
+
+def test_points_between_lie_in_the_hole_and_points_outside_do_not() -> None:
+    x = torch.cat([torch.linspace(0, 1, 50), torch.linspace(3, 4, 50)]).unsqueeze(-1)
+    found = between(x)
+    assert ((found > 1.2) & (found < 2.8)).all()
+    far = outside(x)
+    assert ((far < -2.5) | (far > 6.5)).all()
+    ring = torch.randn(400, 2)
+    ring = ring / ring.norm(dim=1, keepdim=True)
+    assert between(ring).norm(dim=1).max() < 0.6
+    assert torch.allclose(outside(ring).norm(dim=1), torch.tensor(3.0), atol=0.4)
+
+
+def test_the_reference_is_sampled_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    train = line()
+    called: list[Any] = []
+
+    def fake(model: Any, x: Tensor, y: Tensor, **options: Any) -> Any:
+        called.append(options)
+        return pd.conjugate(model, x, y)
+
+    monkeypatch.setattr(module, "nuts", fake)
+    found = pd.compare(linear_model(), [pd.AutoMeanField], train, line(), reference="nuts", seeds=1, **QUICK)
+    assert called == [{"progress": False}]
+    assert found.rows[0].name == "reference"

@@ -1,0 +1,151 @@
+"""The comparison of Pyro models that are not networks: which function is a model, its scores, its own parameters."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.comparison.folder import write_folder
+from pyro_dropout.comparison.model_source import source_of
+from tests.prediction.pyro_models import CASES, F64, GROUPS, Line, X, Y, coins, line, two_sites
+
+QUICK: Any = {"steps": 60, "lr": 0.1, "samples": 40, "seeds": 1, "compile": False, "progress": False}
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> None:
+    torch.set_default_dtype(F64)
+
+
+def test_a_line_is_judged_by_its_site() -> None:
+    guides = {"normal": AutoNormal, "full": AutoMultivariateNormal, "mean field": pd.AutoMeanField}
+    found = pd.compare(line, guides, (X, Y), (X + 0.05, Y + 0.07), **{**QUICK, "seeds": 2})
+    assert [row.note for row in found.rows] == ["", "", ""]
+    for row in found.rows:
+        assert {"log_lik", "rmse", "crps", "coverage", "ece", "elbo", "khat", "objective"} <= set(row.scores)
+        assert not {"between", "outside"} & set(row.scores)
+        assert row.scores["rmse"].mean < 0.6
+        assert len(row.trained) == 2
+        answer = pd.predict(*row.trained[0], X + 0.05, samples=40, seed=0)
+        assert row.scores["log_lik"].values[0] == pytest.approx(float(answer.log_prob(Y + 0.07).mean()), abs=1e-9)
+    plt.close(found.plot())
+
+
+def test_every_seed_keeps_parameters_of_its_own() -> None:
+    """Guides of Pyro's share names in the store; each must answer with what its own training found."""
+    pyro.param("mine", torch.ones(()))
+    found = pd.compare(line, {"normal": AutoNormal}, (X, Y), (X, Y), **{**QUICK, "steps": 3, "seeds": 2})
+    (row,) = found.rows
+    (_, first), (_, second) = row.trained
+    draws = [guide(X, Y)["slope"].detach() for guide in (first, second, first)]
+    assert len({float(value) for value in draws}) == 3
+    middles = [guide.part.median()["slope"].item() for guide in (first, second)]
+    assert middles[0] != middles[1]
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+
+
+def test_parameters_of_a_model_are_trained_for_each_row() -> None:
+    def learned(x: Tensor, y: Tensor | None = None) -> None:
+        scale = pyro.param("scale", torch.tensor(3.0), constraint=dist.constraints.positive)
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("obs", dist.Normal(slope * x, scale), obs=y)
+
+    short = pd.compare(learned, {"a": AutoNormal}, (X, Y), (X, Y), **{**QUICK, "steps": 1})
+    both = pd.compare(learned, {"a": AutoNormal, "b": AutoNormal}, (X, Y), (X, Y), **QUICK)
+    first, second = (pd.predict(*row.trained[0], X, samples=5).aleatoric.mean().item() for row in both.rows)
+    assert first == pytest.approx(second, rel=0.1)
+    assert pd.predict(*short.rows[0].trained[0], X, samples=5).aleatoric.mean() > 2 * first
+    assert len(pyro.get_param_store()) == 0
+
+
+def test_classes_counts_and_several_sites() -> None:
+    found = pd.compare(coins, [AutoNormal], CASES["coins"].args, CASES["coins"].args, **QUICK)
+    assert {"accuracy", "brier", "ece", "log_lik"} <= set(found.columns)
+    assert "rmse" not in found.columns
+    plt.close(found.plot())
+    counts = CASES["counts"]
+    data = {"x": X, **counts.kwargs}
+    found = pd.compare(counts.make(), [AutoNormal], data, data, **QUICK)
+    assert found.rows[0].note == ""
+    assert {"rmse", "crps", "coverage"} <= set(found.columns)
+    plt.close(found.plot())
+    found = pd.compare(two_sites, [AutoNormal], (X, Y, -Y), (X, Y, -Y), **QUICK)
+    assert set(found.columns) & {"rmse", "crps", "log_lik", "elbo"} == {"log_lik", "elbo"}
+    assert found.rows[0].answer is None
+    assert math.isfinite(found.rows[0].scores["log_lik"].mean)
+
+
+def test_a_matrix_of_inputs_is_asked_about_beyond_the_data(tmp_path: Path) -> None:
+    def plane(x: Tensor, y: Tensor | None = None) -> None:
+        weight = pyro.sample("weight", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ weight, 0.3), obs=y)
+
+    x = torch.stack([X, X.flip(0).square()], -1)
+    found = pd.compare(plane, {"mean field": pd.AutoMeanField}, (x, Y), (x, Y), **QUICK)
+    assert found.rows[0].note == ""
+    assert found.rows[0].scores["outside"].mean > 1.2
+    assert "between" in found.columns
+    assert found.to_html(tmp_path / "page.html").stat().st_size > 1000
+    files, complaints = write_folder(found, tmp_path / "all", 30, 0)
+    assert complaints == []
+    assert "posteriors/mean-field.nc" in files
+
+
+@pytest.mark.filterwarnings("ignore:chains disagree")
+def test_the_sampler_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyro_dropout.comparison import comparison
+
+    quick: Any = {"samples": 60, "warmup": 60, "chains": 2, "compile": False}
+    monkeypatch.setattr(comparison, "nuts", lambda *args, **given: pd.nuts(*args, **{**given, **quick}))
+    found = pd.compare(line, [AutoNormal], (X, Y), (X, Y), reference="nuts", **QUICK)
+    assert found.rows[0].name == "reference"
+    assert found.rows[1].scores["d_w1"].mean < 0.3
+
+
+def test_modules_and_functions_that_make_models() -> None:
+    found = pd.compare(Line(), [AutoNormal], (X, Y), (X, Y), **QUICK)
+    assert found.rows[0].note == ""
+    asked: list[int] = []
+
+    def make(seed: int) -> Any:
+        asked.append(seed)
+        return line
+
+    found = pd.compare(make, [AutoNormal], (X, Y), (X, Y), **{**QUICK, "seeds": [4, 5]})
+    assert asked == [4, 4, 5]
+    assert found.rows[0].note == ""
+
+
+def test_which_function_is_a_model() -> None:
+    assert source_of(line, 0, (X, Y))[1] is line
+    assert source_of(CASES["counts"].make(), 0, {"x": X, "exposure": X})[1] is CASES["counts"].make()
+    assert source_of(lambda seed: line, 0, (X, Y))[1] is line
+
+    def broken(seed: int) -> Any:
+        raise RuntimeError("no such file")
+
+    with pytest.raises(pd.PyroDropoutError, match="called with a seed it raises RuntimeError: no such file"):
+        source_of(broken, 0, (X, Y))
+
+
+def test_what_cannot_be_asked_is_a_row_that_says_so() -> None:
+    schools = CASES["schools"]
+    found = pd.compare(schools.make(), [AutoNormal], schools.args, (X[:3] + 2, Y[:3]), **QUICK)
+    assert "not scored: ShapeError: site 'theta' has shape (12,) in the posterior" in found.rows[0].note
+
+
+def test_data_that_do_not_suit_the_model_are_told_before_training() -> None:
+    with pytest.raises(pd.PyroDropoutError, match=r"test: model must be a Pyro model that takes the arguments given"):
+        pd.compare(line, [AutoNormal], (X, Y), (X, Y, GROUPS), **QUICK)
+    with pytest.raises(pd.PyroDropoutError, match=r"same sites; got \['first', 'second'\] and \['first'\]"):
+        pd.compare(two_sites, [AutoNormal], (X, Y, Y), (X, Y), **QUICK)

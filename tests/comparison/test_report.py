@@ -1,0 +1,386 @@
+"""The page of a comparison: valid, alone, safe from names, and right in what it marks and says."""
+
+import ast
+import base64
+import dataclasses
+import hashlib
+import itertools
+import math
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pyro
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.comparison.columns import Score
+from pyro_dropout.comparison.figure import calibration_curve, looks, rejection_of
+from pyro_dropout.comparison.findings import Comparison, Row
+from pyro_dropout.comparison.layer_gaps import LayerGap, judged, layer_gaps, overall
+from pyro_dropout.comparison.report.page import findings, page
+from pyro_dropout.comparison.report.text import again, facts, gap_table, khat_lines, plain_findings
+from pyro_dropout.comparison.scores import Exam
+from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
+
+VOID = {"meta", "img"}
+
+
+class Reader(HTMLParser):
+    """Reads a page strictly: every element is closed, in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len(dict(attrs)) == len(attrs), f"an attribute twice in {tag}"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open:
+            self.texts.setdefault(self.open[-1], []).append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    pyro.set_rng_seed(0)
+    return regression()
+
+
+@pytest.fixture(scope="module")
+def text(found: Comparison) -> str:
+    return page(found)
+
+
+def test_the_legend_of_the_scores_lies_over_nothing(found: Comparison) -> None:
+    figure = found.plot_scores()
+    figure.canvas.draw()
+    assert [ax.get_legend() for ax in figure.axes] == [None] * len(figure.axes)
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert [ax for ax in figure.axes if box.overlaps(ax.get_tightbbox())] == []
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    plt.close(figure)
+
+
+def test_the_legend_of_the_bands_speaks_of_all_colours(found: Comparison) -> None:
+    figure = found.plot()
+    (legend,) = figure.legends
+    colours = [patch.get_facecolor() for patch in legend.get_patches()]
+    assert len({colour[:3] for colour in colours}) == 1
+    assert len(set(colours)) == 2  # a light band and a dark one
+    assert len({colours[0][0], colours[0][1], colours[0][2]}) == 1  # grey
+    plt.close(figure)
+
+
+def made(*rows: Row, **settings: Any) -> Comparison:
+    return Comparison(list(rows), series(20), series(10), {"seeds": 2, **settings}, 1.0)
+
+
+# --- the page itself --------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_valid_and_stands_alone(text: str) -> None:
+    assert text.startswith("<!doctype html>")
+    assert len(text.encode()) < 1_500_000
+    read = Reader(text)
+    assert read.open == []
+    assert read.all("html") == [{"lang": "en"}]
+    assert "".join(read.texts["title"]) == f"Waves {HOSTILE}"
+    ids = [attributes["id"] for _, attributes in read.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    for attributes in read.all("a"):
+        assert attributes["href"] in {f"#{name}" for name in ids}
+    assert not re.search(r"https?:(?!//www\.w3\.org/)|@import|url\(|<link|<iframe|<base", text)
+    levels = [int(tag[1]) for tag, _ in read.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    for attributes in read.all("img"):
+        assert str(attributes["src"]).startswith("data:image/svg+xml;base64,")
+        assert len(str(attributes["alt"])) > 20
+    for attributes in read.all("th"):
+        assert attributes["scope"] in {"col", "row", "colgroup"}
+
+
+def test_the_policy_allows_this_style_and_this_script_only(text: str) -> None:
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy.startswith("default-src 'none'; img-src data:;")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    assert not any("style" in attributes for _, attributes in Reader(text).elements)  # the policy would refuse them
+
+
+def test_names_are_text_wherever_they_stand(text: str) -> None:
+    read = Reader(text)
+    assert len(read.all("script")) == 1
+    assert not [name for _, attributes in read.elements for name in attributes if name.startswith("on")]
+    assert "Net(&lt;b&gt;)" in text
+    images = [base64.b64decode(str(each["src"]).split(",")[1]).decode() for each in read.all("img")]
+    words = ""
+    for image in images:
+        root = ET.fromstring(image)
+        assert not [each for each in root.iter() if each.tag.endswith(("script", "foreignObject"))]
+        links = [v for each in root.iter() for name, v in each.attrib.items() if name.endswith("href")]
+        assert all(link.startswith(("#", "data:image/png")) for link in links)
+        words += " ".join(each.text or "" for each in root.iter() if each.tag.endswith("text"))
+    assert HOSTILE in words  # a dollar starts no formula
+    assert "高さ (m)" in words
+
+
+def test_the_same_comparison_makes_the_same_page_and_leaves_no_mark(found: Comparison, text: str) -> None:
+    before = torch.get_rng_state()
+    assert page(found) == text
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_score_is_in_the_table_as_text_and_as_a_number(found: Comparison, text: str) -> None:
+    body = text[text.index('<table class="scores') : text.index("</table>")]
+    numbers = [float(value) for value in re.findall(r'data-value="([^"]+)"', body)]
+    expected = [row.scores[key].mean for row in found.rows for key in found.columns if key in row.scores]
+    assert sorted(numbers) == sorted(value for value in expected if math.isfinite(value))
+    plain = re.sub(r"<[^>]+>", "", body).replace("−", "-").replace(" (best)", "")
+    for row in found.rows:
+        for key, column in found.columns.items():
+            assert column.heading in plain
+            assert found.cell(row, key) in plain
+    assert body.count(">failed<") == len(found.columns)
+
+
+def test_what_cannot_be_shown_is_left_out() -> None:
+    text = page(made(Row("a", note="failed: no"), Row("b", note="failed: neither")))
+    assert "No guide could be scored." in text
+    assert "<img" not in text
+    assert Reader(text).open == []
+    assert 'id="kl"' not in text
+
+
+def test_a_page_needs_a_place(tmp_path: Path) -> None:
+    found = made(Row("a", {"rmse": Score([1.0])}))
+    with pytest.raises(pd.PyroDropoutError, match="is a folder"):
+        found.to_html(tmp_path)
+    with pytest.raises(pd.PyroDropoutError, match=r"does not exist: '.*nowhere'"):
+        found.to_html(tmp_path / "nowhere" / "page.html")
+    path = found.to_html(str(tmp_path / "page.html"))
+    assert path.read_text("utf-8").endswith("</html>\n")
+
+
+# --- what is marked and said ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "one", "other", "winner"),
+    [
+        ("rmse", [1.0, 1.2], [2.0, 2.2], "a"),  # 1.0 apart, errors of 0.1
+        ("rmse", [1.0, 1.2], [1.1, 1.3], None),  # 0.1 apart, 0.14 the error of that
+        ("log_lik", [1.0, 1.2], [2.0, 2.2], "b"),
+        ("rmse", [1.0], [2.0], None),  # one seed has no error
+        ("coverage", [0.92, 0.93], [0.97, 0.98], None),  # equally far from 0.95
+        ("coverage", [0.94, 0.95], [0.99, 1.0], "a"),
+        ("gap", [1.0, 1.1], [2.0, 2.1], None),  # neither way is better
+    ],
+)
+def test_a_lead_is_marked_if_it_is_more_than_an_error(
+    key: str, one: list[float], other: list[float], winner: str | None
+) -> None:
+    pair = made(Row("a", {key: Score(one)}), Row("b", {key: Score(other)}), Row("reference", {key: Score([0.0, 0.0])}))
+    assert pair.clearly_best(key) == winner
+    assert page(pair).count(" (best)</span>") == (winner is not None)
+
+
+def test_figures_take_names_as_they_are(found: Comparison, tmp_path: Path) -> None:
+    name, row = "US$_a_b$", found.rows[0]  # as mathematics, a mistake
+    settings = {**found.settings, "x": name, "y": name}
+    renamed = Comparison([dataclasses.replace(row, name=name)], found.train, found.test, settings, 1.0)
+    renamed.plot().savefig(tmp_path / "bands.png")
+    renamed.plot_scores().savefig(tmp_path / "scores.png")
+
+
+def test_a_third_guide_may_take_the_lead_away() -> None:
+    rows = [Row(name, {"rmse": Score(v)}) for name, v in (("a", [1.0, 1.2]), ("b", [9.0, 9.2]), ("c", [1.1, 1.3]))]
+    assert made(*rows[:2]).clearly_best("rmse") == "a"
+    assert made(*rows).clearly_best("rmse") is None
+    assert "no standard error" in page(made(*rows, seeds=1))
+
+
+def test_a_difference_within_the_errors_is_none() -> None:
+    rows = [
+        Row("a", {"log_lik": Score([1.0, 2.0])}),
+        Row("b", {"log_lik": Score([1.1, 1.5])}),
+        Row("c", {"log_lik": Score([-9.0, -9.1])}),
+    ]
+    said = findings(made(*rows))
+    assert said[0] == "<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within the errors of that: <b>b</b>."
+
+
+@pytest.mark.parametrize(
+    ("cover", "error", "words"),
+    [
+        (0.95, 0.02, "hold 95 % of the held-back targets, which fits 95 %."),
+        (1.0, 0.24, "which fits 95 %, but intervals of all levels miss theirs by 24 points on average"),
+        (0.5, 0.3, "hold 50 % of the held-back targets, too sure of itself."),
+    ],
+)
+def test_what_intervals_are_worth_is_said(cover: float, error: float, words: str) -> None:
+    few = made(Row("<a>", {"coverage": Score([cover]), "ece": Score([error])}))
+    few.test = (torch.zeros(40, 1), torch.zeros(40, 1))
+    (line,) = plain_findings(few)
+    assert line.startswith("<a>: its 95 % intervals hold")
+    assert words in line
+
+
+@pytest.mark.parametrize(
+    ("score", "words"),
+    [
+        (Score([0.3, 0.5]), "k̂ = 0.40 ± 0.10. q is close to the posterior"),
+        (Score([0.6]), "k̂ = 0.60. q misses some"),
+        (Score([-math.inf]), "k̂ = −inf. q is close"),
+        (Score([1.5]), "importance ratios cannot mend it"),
+        (Score(note="undefined, σ = 0"), "there is no k̂, for q has no density"),
+    ],
+)
+def test_what_khat_means_is_said(score: Score, words: str) -> None:
+    (line,) = khat_lines(made(Row("<i>", {"khat": score}), Row("reference", {"khat": Score([0.1])})))
+    assert line.startswith("<b>&lt;i&gt;</b>: ")
+    assert words in line
+
+
+# --- the KL by layer --------------------------------------------------------------------------------------------------
+
+
+def test_the_gap_by_layer_is_that_of_the_posterior(found: Comparison) -> None:
+    row = found.rows[1]
+    layers = layer_gaps(row.trained[0][1])
+    assert [layer.site for layer in layers] == ["0.weight", "2.weight"]
+    first, second = layers
+    assert (first.verdict, first.entropy, first.gap) == ("exact", 0.0, 0.0)  # keep 1 drops nothing
+    assert (second.rows, second.weights) == (6, 1)
+    assert second.entropy == pytest.approx(-6 * (0.8 * math.log(0.8) + 0.2 * math.log(0.2)), rel=1e-5)
+    assert math.fsum(layer.gap for layer in layers) == pytest.approx(row.scores["gap"].values[0], rel=1e-3)
+    loc = row.trained[0][1].posterior("2.weight").locs.detach().abs().amax(0).flatten()
+    assert second.separation == pytest.approx(float(loc.median()) / 0.5, rel=1e-4)
+
+
+def test_guides_of_every_kind_get_a_verdict() -> None:
+    model = small_model()
+    assert overall(layer_gaps(pd.AutoDropout(model))) == "singular"
+    assert overall(layer_gaps(pd.AutoMeanField(model))) == "exact"
+    assert overall(layer_gaps(smooth(1e-4)(model))) == "yes"
+    assert overall(layer_gaps(smooth(5.0)(model))) == "no"
+    assert len(layer_gaps(pd.AutoRowMixture(model, components=3))) == 2
+    assert layer_gaps(AutoNormal(model)) == []
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"), [(0.0, "yes"), (0.01, "yes"), (0.011, "training"), (1.0, "training"), (1.1, "no")]
+)
+def test_the_rule(gap: float, verdict: str) -> None:
+    assert judged(gap) == verdict
+    layer = LayerGap("w", 3, 2, 1.0, 2.0, gap / 2, False)
+    assert overall([layer, layer]) == verdict  # gaps add up
+
+
+def test_the_rule_says_what_it_cannot() -> None:
+    assert judged(math.nan) == "unknown"
+    layer = LayerGap("<w>", 3, 2, math.nan, 2.0, math.nan, False)
+    words = gap_table(made(Row("a"), Row("b")), {"a": [layer], "b": []})
+    assert "cannot be computed" in words
+    assert "no mixture over rows" in words
+    assert "&lt;w&gt;" in words
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_calibration_curve_is_coverage(found: Comparison) -> None:
+    y = found.test[1]
+    levels, shares = calibration_curve(found.rows[0], y)  # type: ignore[misc]
+    for k in (0, 9, 18):
+        low, high = found.rows[0].answer.interval(float(levels[k]))  # type: ignore[union-attr]
+        assert float(shares[k]) == pytest.approx(float(((y >= low) & (y <= high)).double().mean()))
+
+
+def test_the_rejection_curve_keeps_the_surest(found: Comparison) -> None:
+    answer: Any = found.rows[0].answer
+    curve = rejection_of(found.rows[0], found.test[1])
+    error, doubt = (part.flatten().double().numpy() for part in ((answer.mean - found.test[1]).abs(), answer.std))
+    half = np.argsort(doubt)[: len(doubt) // 2]
+    assert float(curve.score[len(half) - 1]) == pytest.approx(error[half].mean(), rel=1e-5)
+    assert float(curve.score[-1]) == pytest.approx(error.mean(), rel=1e-5)
+
+
+def test_colours_are_told_apart() -> None:
+    many = made(*(Row(f"guide {k}") for k in range(20)), Row("reference"))
+    assert len(set(looks(many).values())) == 21
+
+
+@pytest.mark.parametrize("kind", ["classes", "yes and no", "counts"])
+def test_other_targets_have_their_own_curves(kind: str) -> None:
+    x = torch.randn(30, 2)
+    likelihood, y, width = {
+        "classes": (pd.Categorical(), (x[:, 0] > 0).long() + (x[:, 1] > 0).long(), 3),
+        "yes and no": (pd.Bernoulli(), (x > 0).float(), 2),
+        "counts": (pd.Poisson(), torch.poisson(torch.exp(x[:, :1])), 1),
+    }[kind]
+    exam = Exam((x, y), (x, y), samples=40)
+    row = scored(
+        "mean field", pd.AutoMeanField, exam, lambda: pd.BayesianNet(nn.Linear(2, width), likelihood=likelihood), (0, 1)
+    )
+    text = page(Comparison([row], exam.train, exam.test, {"seeds": 2}, 1.0))
+    alts = [str(each["alt"]) for each in Reader(text).all("img")]
+    assert 'id="predictions"' not in text  # two inputs
+    if kind == "counts":
+        assert [alt.split(" of ")[0] for alt in alts] == ["Mean absolute error"]
+    else:
+        assert alts[0].startswith("Accuracy against confidence: mean field ")
+        assert alts[1].startswith("Accuracy of the points kept")
+        right = rejection_of(row, y).score[-1]
+        assert float(right) == pytest.approx(row.scores["accuracy"].values[0])
+
+
+# --- how it was made --------------------------------------------------------------------------------------------------
+
+
+def test_it_can_be_run_again(found: Comparison) -> None:
+    call = again(found)
+    (compare,) = [
+        node for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Call) and "compare" in ast.unparse(node.func)
+    ]
+    given = {word.arg: ast.literal_eval(word.value) for word in compare.keywords}
+    assert given == {"seeds": [3, 8], "steps": 25, "lr": 0.03, "samples": 30, "compile": False}
+    assert HOSTILE in [node.value for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Constant)]
+    told = dict(facts(found))
+    assert told["seeds"] == "3, 8"
+    assert told["device"].startswith("cpu")
+    assert told["time"] == "12 s in all, finished 2024-05-01 12:00 +0000"
+    assert f"torch {version('torch')}" in told["versions"]
+    assert "dropout (AutoDropout)" in told["guides"]
+    assert "_broken (nothing trained)" in told["guides"]
+    command = "pyro-dropout compare <my.csv> --seeds 2"
+    shown = page(made(Row("a", {"rmse": Score([1.0])}), **{**SETTINGS, "command": command}))
+    assert "<pre>pyro-dropout compare &lt;my.csv&gt; --seeds 2</pre>" in shown

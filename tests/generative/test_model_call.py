@@ -1,0 +1,219 @@
+"""A model's own arguments: what its signature says, mini-batches of trees, num_data; and training any Pyro model."""
+
+import functools
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall, check_keywords, is_network, name_of, signature_of, takes
+from tests.prediction.pyro_models import CASES, F64, Line, X, Y, batched, line, table
+
+QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> None:
+    torch.set_default_dtype(F64)
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def test_signatures_of_all_kinds() -> None:
+    assert list(signature_of(line).parameters) == ["x", "y"]  # type: ignore[union-attr]
+    assert list(signature_of(Line()).parameters) == ["x", "y"]  # type: ignore[union-attr]
+    handled = poutine.scale(poutine.mask(batched, mask=True), scale=2.0)
+    assert takes(handled, "num_data")
+    assert name_of(handled) == "batched"
+    assert list(signature_of(functools.partial(batched, num_data=3)).parameters) == ["x", "y", "num_data"]  # type: ignore[union-attr]
+    assert signature_of(torch.add) is None
+    assert takes(pd.BayesianNet(nn.Linear(1, 1)), "num_data")
+
+
+def test_only_modules_with_a_likelihood_are_networks() -> None:
+    def function() -> None: ...
+
+    function.likelihood = pd.Gaussian()  # type: ignore[attr-defined]
+    assert is_network(pd.DeepGP(1, [3], 1))
+    assert not any(is_network(each) for each in (function, Line(), nn.Linear(1, 1), None))
+
+
+def test_keywords_are_options_or_parameters() -> None:
+    check_keywords(pd.fit, line, ["x", "y"])
+    check_keywords(pd.fit, lambda **given: None, ["anything"])
+    with pytest.raises(pd.PyroDropoutError, match=r"^fit has no option 'epoch', and line\(x.* Did you mean 'epochs'\?"):
+        check_keywords(pd.fit, line, ["epoch"])
+    with pytest.raises(pd.PyroDropoutError, match="The options are steps, epochs, batch_size"):
+        check_keywords(pd.fit, line, ["qqqqq"])
+
+
+# --- trees ------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_every_tensor_that_has_as_many() -> None:
+    tree = {"x": X, "more": [Y.unsqueeze(-1), (torch.ones(3), "text", 5)]}
+    call = ModelCall(None, (tree,), {"y": Y})
+    part = call.at(torch.tensor([2, 0]))
+    assert call.count == 12
+    assert part.count == 2
+    (found,), kwargs = part.args, part.kwargs
+    assert torch.equal(found["x"], X[[2, 0]])
+    assert found["more"][0].shape == (2, 1)
+    assert found["more"][1][0].shape == (3,)
+    assert found["more"][1][1:] == ("text", 5)
+    assert torch.equal(kwargs["y"], Y[[2, 0]])
+    assert ModelCall(None, (torch.zeros(()), X)).count == 12
+    assert ModelCall(None, (3,)).count is None
+
+
+def test_num_data_is_given_where_it_is_wanted() -> None:
+    assert ModelCall(batched, (X, Y)).with_num_data().args[2] == 12
+    assert ModelCall(batched, (X,), {"y": Y}).with_num_data().kwargs["num_data"] == 12
+    assert ModelCall(batched, (X, Y, 5)).with_num_data().args[2] == 5
+    assert ModelCall(batched, (X, Y)).with_num_data(only_if_needed=True).args == (X, Y)
+    assert ModelCall(lambda x, num_data: None, (X,)).with_num_data(only_if_needed=True).args[1] == 12
+    assert ModelCall(line, (X, Y)).with_num_data().args == (X, Y)
+    with pytest.raises(pd.ShapeError, match="takes num_data, and none of its arguments is a tensor with a row"):
+        ModelCall(lambda n, num_data: None, (3,)).with_num_data()
+
+
+def test_what_does_not_fit_the_signature_is_told() -> None:
+    with pytest.raises(pd.PyroDropoutError, match=r"\(Tensor, Tensor, Tensor\); got line, which takes \(x.*too many"):
+        ModelCall(line, (X, Y, Y)).check_bound()
+    with pytest.raises(pd.PyroDropoutError, match=r"got Line, which takes.*missing a required argument: 'x'"):
+        ModelCall(Line()).check_bound()
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [AutoNormal, AutoMultivariateNormal, pd.AutoMeanField])
+@pytest.mark.parametrize("name", ["line", "schools", "table", "counts", "module", "nested"])
+def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None:
+    case = CASES[name]
+    model = case.make()
+    guide = kind(model)
+    history = pd.fit(model, guide, *case.args, steps=60, **QUIET, **case.kwargs)
+    assert history.steps == 60
+    near = 0.5 if name == "counts" else 0.0  # whose prior is nearly its posterior
+    assert history.losses[-10:].mean() < history.losses[:5].mean() + near
+
+
+def test_it_is_pyros_svi() -> None:
+    """The same draws and the same Adam: 20 steps end where Pyro's own do."""
+    medians = []
+    for ours in (True, False):
+        pyro.clear_param_store()
+        pyro.set_rng_seed(0)
+        guide = AutoNormal(line)
+        if ours:
+            loss = pd.ELBO(kl="monte_carlo", per_example=False)
+            pd.fit(line, guide, X, Y, steps=20, loss=loss, **QUIET)
+        else:
+            svi = pyro.infer.SVI(line, guide, pyro.optim.Adam({"lr": 0.05}), pyro.infer.Trace_ELBO())
+            guide(X, Y)
+            pyro.set_rng_seed(0)
+            for _ in range(20):
+                svi.step(X, Y)
+        medians.append({name: value.detach() for name, value in guide.median(X, Y).items()})
+    torch.testing.assert_close(medians[0], medians[1], rtol=0.1, atol=0.1)
+
+
+def test_mini_batches_of_a_model_that_takes_num_data() -> None:
+    """Batches are scaled up: the trained slope is that of all data, not a fourth of the way from the prior."""
+    y, inputs = Y.unsqueeze(-1), torch.stack([X, torch.ones_like(X)], -1)
+    exact = torch.linalg.solve(torch.eye(2) + inputs.mT @ inputs / 0.25, inputs.mT @ y / 0.25).mT
+    guide = pd.AutoMeanField(batched)
+    history = pd.fit(batched, guide, X, y, epochs=150, batch_size=4, **QUIET)
+    assert history.steps == 450
+    torch.testing.assert_close(guide.mean()["weight"].detach(), exact, atol=0.15, rtol=0)
+
+
+def test_a_subsampled_plate_scales_itself() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x), subsample_size=4) as rows:
+            pyro.sample("obs", dist.Normal(slope * x[rows], 0.5), obs=y[rows])
+
+    guide = AutoNormal(model)
+    pd.fit(model, guide, X, Y, steps=300, **QUIET)
+    exact = float((X * Y).sum() / 0.25 / (1 + X.square().sum() / 0.25))
+    assert guide.median()["slope"].item() == pytest.approx(exact, abs=0.3)
+
+
+def test_names_by_keyword_work_too() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1))
+    x, y = X.unsqueeze(-1), Y.unsqueeze(-1)
+    ends = []
+    for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"y": y, "x": x})):
+        torch.manual_seed(0)
+        guide = pd.AutoMeanField(model)
+        ends.append(pd.fit(model, guide, *args, steps=5, batch_size=4, **QUIET, **kwargs).losses)
+    assert torch.equal(ends[0], ends[1])
+    assert torch.equal(ends[0], ends[2])
+
+
+def test_x_and_y_may_name_data_that_the_model_calls_otherwise() -> None:
+    def model(inputs: Tensor, targets: Tensor | None = None) -> None:
+        line(inputs, targets)
+
+    one, two = (AutoNormal(model), pd.AutoMeanField(model))
+    first = pd.fit(model, one, x=X, y=Y, steps=5, **QUIET).losses
+    assert torch.isfinite(first).all()
+    pd.fit(model, two, X, targets=Y, steps=5, **QUIET)
+    assert pd.predict(model, one, x=X, samples=5).mean.shape == (12,)
+    assert pd.to_arviz(model, one, x=X, y=Y, samples=30)["log_likelihood"]["obs"].shape == (1, 30, 12)
+
+
+def test_held_back_data_of_any_model_stop_the_training() -> None:
+    """The validation targets contradict the training ones, so the best step comes early."""
+    guide = AutoNormal(line)
+    history = pd.fit(line, guide, X, Y, steps=400, validation=(X, -Y), patience=3, check_every=10, **QUIET)
+    assert history.steps < 400
+    assert history.best_step == min(history.validation, key=lambda pair: pair[1])[0]
+    pyro.clear_param_store()
+    named = pd.fit(
+        table, AutoNormal(table), {"x": X, "y": Y}, steps=20, validation={"batch": {"x": X, "y": Y}}, **QUIET
+    )
+    assert len(named.validation) == 20
+    assert named.validation[-1][1] < named.validation[0][1]
+    with pytest.raises(pd.PyroDropoutError, match="validation must hold data: the model observes nothing"):
+        pd.fit(line, AutoNormal(line), X, Y, steps=5, validation=(X,), **QUIET)
+
+
+def test_the_score_of_held_back_data_is_the_log_predictive_density() -> None:
+    """A guide that is nearly a point: the mean of 16 draws' densities is that of the point."""
+    guide = AutoNormal(line, init_scale=1e-6)
+    history = pd.fit(line, guide, X, Y, steps=1, validation=(X, Y), check_every=1, **{**QUIET, "lr": 1e-12})
+    middle = guide.median(X, Y)
+    density = dist.Normal(middle["slope"] * X + middle["shift"], middle["sigma"]).log_prob(Y).mean()
+    assert history.validation[0][1] == pytest.approx(-density.item(), abs=1e-4)
+
+
+def test_checkpoints_of_any_model(tmp_path: Any) -> None:
+    ends = []
+    for steps in ((20,), (8, 20)):
+        folder = tmp_path / str(len(steps))
+        for total in steps:
+            pyro.clear_param_store()
+            pyro.set_rng_seed(0)
+            guide = pd.AutoMeanField(line)
+            guide(X, Y)
+            pd.fit(line, guide, X, Y, steps=total, checkpoint=folder, **QUIET)
+        ends.append(guide.mean()["slope"].detach())
+    assert torch.equal(ends[0], ends[1])
+
+
+def test_num_data_under_another_name_is_not_guessed() -> None:
+    def model(x: Tensor, y: Tensor, size: int) -> None:
+        batched(x, y, size)
+
+    with pytest.raises(pd.PyroDropoutError, match=r"got model, which takes .*missing a required argument: 'size'"):
+        pd.fit(model, AutoNormal(model), X, Y.unsqueeze(-1), steps=3, **QUIET)

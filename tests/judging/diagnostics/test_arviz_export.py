@@ -1,0 +1,81 @@
+"""The door to ArviZ: the whole tour on the version that is installed, and its Pareto smoothing called rightly."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from pyro_dropout.judging.diagnostics import arviz_export
+from tests.oracles import arviz_tour
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # those of ArviZ and of what it draws with are not ours
+
+
+def test_everything_a_person_does_with_draws(tmp_path: Path) -> None:
+    """On 1.x the same tour is ``python tests/oracles/arviz_tour.py`` in an environment that has it."""
+    seen = arviz_tour.exercise(arviz_export, arviz_tour.container(arviz_export), tmp_path)
+    assert seen["summary"] == ["0.weight[0, 0]", "0.bias[0]"]
+    assert (seen["khat"] < 0.7).all()
+
+
+def test_results_of_leaving_one_out_are_compared_by_arviz() -> None:
+    table = arviz_tour.compared(arviz_export)
+    assert set(table.index) == {"good", "theirs", "worse"}
+
+
+def test_chains_whose_draws_are_worth_little_have_longer_tails() -> None:
+    """az.loo's own number, from its own data; a chain by itself counts as independent draws."""
+    az = arviz_export.arviz()
+    rng = np.random.default_rng(0)
+    draws = {"w": rng.normal(size=(3, 40, 2)).repeat(5, 1), "b": rng.normal(size=(3, 200))}
+    worth = arviz_export.efficiency_of(draws)
+    theirs = az.ess(dict(draws), method="mean")
+    assert worth == pytest.approx(np.hstack([theirs[name].values.ravel() for name in draws]).mean() / 600)
+    assert arviz_export.efficiency_of({"w": draws["w"][:1]}) == 1.0
+    assert arviz_export.efficiency_of({"w": np.ones((2, 50))}) == 1.0  # of a constant nothing is known
+
+
+def test_the_module_stands_alone() -> None:
+    alone = arviz_tour.loaded()
+    assert alone.FEWEST == arviz_export.FEWEST
+    assert 0.37 < arviz_tour.smoothed_normal(alone) < 0.38
+
+
+def test_smoothing_is_that_of_arviz() -> None:
+    """Ratios of N(0, 1) draws for N(0, 1.5²): known k = 1 - 1/1.5² = 0.556; ArviZ's own call is the oracle."""
+    az = arviz_export.arviz()
+    w = np.random.default_rng(0).normal(size=(3, 2000))
+    ratios = stats.norm.logpdf(w, 0, 1.5) - stats.norm.logpdf(w)
+    weights, khat = arviz_export.pareto_smooth(ratios)
+    if arviz_export.holds_trees(az):
+        from arviz_stats.base import array_stats
+
+        theirs = array_stats.psislw(-ratios)
+    else:
+        theirs = az.psislw(ratios.copy())
+    np.testing.assert_allclose(weights, theirs[0])
+    np.testing.assert_allclose(khat, theirs[1])
+    np.testing.assert_allclose(np.exp(weights).sum(-1), 1)
+    assert ((khat > 0.3) & (khat < 0.8)).all()
+    np.testing.assert_allclose(arviz_export.pareto_smooth(ratios + 5000)[1], khat, rtol=1e-6)
+
+
+def test_ratios_without_a_tail() -> None:
+    weights, khat = arviz_export.pareto_smooth(np.stack([np.full(100, 7.0), np.arange(100.0)]))
+    np.testing.assert_allclose(weights[0], -np.log(100))
+    assert khat[0] == -np.inf
+    assert arviz_export.pareto_smooth(np.arange(24.0))[1] == np.inf
+    tied = np.concatenate([np.zeros(50), np.ones(50)])
+    assert arviz_export.pareto_smooth(tied)[1] == np.inf
+
+
+def test_several_outputs_and_notes() -> None:
+    y = np.zeros((1, 30, 4, 2))
+    data = arviz_export.container(
+        {"posterior_predictive": {"y": (("chain", "draw", "point", "output"), y)}},
+        {"posterior_predictive": {"note": "said"}},
+    )
+    assert dict(data["posterior_predictive"]["y"].sizes) == {"chain": 1, "draw": 30, "point": 4, "output": 2}
+    assert data["posterior_predictive"].attrs["note"] == "said"
+    assert list(data["posterior_predictive"]["output"].values) == [0, 1]

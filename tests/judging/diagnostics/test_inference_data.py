@@ -1,0 +1,169 @@
+"""What ArviZ is handed, and k̂ where it is known: guides that are the posterior, too narrow, or without a density."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.judging.diagnostics import arviz_export
+from tests.oracles import arviz_tour
+from tests.oracles.lines import Line
+from tests.oracles.predictions import hidden_net, problem
+
+quietly = pytest.mark.filterwarnings("ignore")  # those of ArviZ are not ours
+
+
+# --- to_arviz ---------------------------------------------------------------------------------------------------------
+
+
+@quietly
+def test_arviz_can_do_all_of_it_with_a_guide(tmp_path: Path, dtype: torch.dtype) -> None:
+    line = Line(dtype)
+    data = pd.to_arviz(line.model, line.mean_field(), line.x, line.y, samples=400, seed=0)
+    seen = arviz_tour.exercise(arviz_export, data, tmp_path)
+    assert seen["summary"] == ["weight[0, 0]", "weight[0, 1]", "weight[0, 2]"]
+    assert len(seen["khat"]) == 12
+    assert data["posterior"]["weight"].dtype == (np.float32 if dtype == torch.float32 else np.float64)
+
+
+def test_groups_hold_what_they_say() -> None:
+    line = Line()
+    data = pd.to_arviz(line.model, line.mean_field(), line.x, line.y, samples=50, seed=0)
+    w = data["posterior"]["weight"].values
+    assert data["posterior"]["weight"].dims == ("chain", "draw", "weight_dim_0", "weight_dim_1")
+    assert data["observed_data"]["y"].dims == ("point",)
+    assert data["posterior_predictive"]["y"].dims == ("chain", "draw", "point")
+    f = np.einsum("csoq,nq->csn", w, line.x64)
+    scores = stats.norm.logpdf(line.y64, f, 0.5)
+    np.testing.assert_allclose(data["log_likelihood"]["y"].values, scores)
+    prior = stats.norm.logpdf(w).sum((-2, -1))
+    np.testing.assert_allclose(data["sample_stats"]["lp"].values, scores.sum(-1) + prior)
+    q = stats.norm.logpdf(w[:, :, 0], line.mean, np.diag(line.covariance) ** 0.5).sum(-1)
+    np.testing.assert_allclose(data["sample_stats"]["log_q"].values, q)
+    noise = (data["posterior_predictive"]["y"].values - f) / 0.5
+    assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-6  # fails with probability 1e-6
+
+
+def test_a_draw_without_density_says_so_and_holds_no_nan() -> None:
+    model, guide, x = problem()
+    data = pd.to_arviz(model, guide, x, torch.zeros(5, 1), samples=30)
+    assert list(data["sample_stats"].data_vars) == ["lp"]
+    note = data["sample_stats"].attrs["log_q"]
+    assert note.startswith("left out: the guide has no density at site '0.weight'")
+    for group in ("posterior", "posterior_predictive", "log_likelihood", "sample_stats"):
+        assert all(np.isfinite(data[group][name].values).all() for name in data[group].data_vars)
+
+
+@quietly
+def test_several_outputs_and_classes() -> None:
+    az = arviz_export.arviz()
+    x = torch.randn(30, 2)
+    for likelihood, y, dims in (
+        (pd.Gaussian(1.0), torch.randn(30, 3), ("point", "output")),
+        (pd.Categorical(), torch.randint(0, 3, (30,)), ("point",)),
+    ):
+        model = pd.BayesianNet(hidden_net(3), likelihood=likelihood)
+        data = pd.to_arviz(model, pd.AutoMeanField(model), x, y, samples=200)
+        assert data["observed_data"]["y"].dims == dims
+        assert data["posterior_predictive"]["y"].dims == ("chain", "draw", *dims)
+        assert data["log_likelihood"]["y"].shape == (1, 200, 30)
+        assert np.isfinite(float(az.loo(data).elpd_loo if hasattr(az.loo(data), "elpd_loo") else az.loo(data).elpd))
+
+
+@quietly
+def test_chains_of_fleets_and_samplers(tmp_path: Path) -> None:
+    def build(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Linear(2, 1))
+        return model, pd.AutoMeanField(model)
+
+    x, y = torch.randn(20, 2), torch.randn(20, 1)
+    data = pd.to_arviz(None, pd.Fleet(build, {"seed": [0, 1, 2]}), x, y, samples=200)
+    assert data["posterior"]["weight"].shape == (3, 200, 1, 2)
+    arviz_tour.exercise(arviz_export, data, tmp_path)
+    model, _ = build(0)
+    kept = {"weight": 0.3 * torch.randn(2, 150, 1, 2), "bias": 0.3 * torch.randn(2, 150, 1)}
+    data = pd.to_arviz(model, SimpleNamespace(weights=kept), x, y)
+    np.testing.assert_array_equal(data["posterior"]["weight"].values, kept["weight"].numpy())
+    assert "sampler" in data["sample_stats"].attrs["log_q"]
+
+
+def test_a_seed_repeats_and_leaves_no_mark() -> None:
+    line, state = Line(), torch.get_rng_state()
+    first, again = (pd.to_arviz(line.model, line.mean_field(), line.x, line.y, 40, seed=5) for _ in range(2))
+    assert first["posterior_predictive"].equals(again["posterior_predictive"])
+    # building a guide may use random numbers; drawing from it with a seed must not
+    guide, state = line.mean_field(), torch.get_rng_state()
+    pd.to_arviz(line.model, guide, line.x, line.y, 40, seed=5)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+# --- khat -------------------------------------------------------------------------------------------------------------
+
+
+def test_khat_is_arvizs_on_a_known_pair_of_gaussians() -> None:
+    """p and q are two Gaussians whose densities are scipy's; only the draws are the guide's."""
+    line = Line(orthogonal=True)
+    guide = line.mean_field(widen=0.8)
+    data = pd.to_arviz(line.model, guide, line.x, line.y, samples=2000, seed=1)
+    w = data["posterior"]["weight"].values[0, :, 0]
+    std = np.diag(line.covariance) ** 0.5
+    ratios = (stats.norm.logpdf(w, line.mean, std) - stats.norm.logpdf(w, line.mean, 0.8 * std)).sum(-1)
+    expected = float(arviz_export.pareto_smooth(ratios)[1])
+    assert pd.khat(line.model, guide, line.x, line.y, 2000, seed=1) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("family", ["low_rank", "mean_field"])
+def test_khat_is_small_where_the_guide_is_the_posterior(family: str, dtype: torch.dtype) -> None:
+    """Ratios are then constant but for rounding: nothing here is left to chance."""
+    line = Line(dtype, orthogonal=family == "mean_field")
+    guide = line.low_rank() if family == "low_rank" else line.mean_field()
+    found = pd.khat(line.model, guide, line.x, line.y)
+    print(f"k̂ of {family} in {dtype}: {found:.2f}")
+    assert found < 0.7
+    data = pd.to_arviz(line.model, guide, line.x, line.y)
+    ratios = (data["sample_stats"]["lp"] - data["sample_stats"]["log_q"]).values
+    assert np.abs(ratios - line.evidence()).max() < (1e-3 if dtype == torch.float32 else 1e-8)
+
+
+def test_khat_is_large_where_the_guide_is_too_narrow() -> None:
+    """At a tenth of the width, the true k is 0.99 in each of three dimensions."""
+    line = Line(orthogonal=True)
+    assert pd.khat(line.model, line.mean_field(widen=0.1), line.x, line.y, seed=0) > 0.7
+    assert pd.khat(line.model, line.mean_field(widen=1.3), line.x, line.y, seed=0) < 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"scale": 0.0}, r"'0.weight': its standard deviation \(scale\) is 0"),
+        ({"scale": 0.1}, "'0.bias': it is a point"),
+    ],
+)
+def test_khat_says_why_it_does_not_exist(options: Any, reason: str) -> None:
+    model, _, x = problem()
+    guide = pd.AutoDropout(model, keep=0.9, bias="map", **options)
+    with pytest.raises(pd.SingularError, match=reason) as error:
+        pd.khat(model, guide, x, torch.zeros(5, 1))
+    assert 'scale > 0 and bias="gaussian"' in str(error.value)
+    guide = pd.AutoDropout(model, keep=0.9, scale=0.1, bias="gaussian")
+    assert np.isfinite(pd.khat(model, guide, x, torch.zeros(5, 1)))
+
+
+def test_bad_input() -> None:
+    model, guide, x = problem()
+    y = torch.zeros(5, 1)
+    with pytest.raises(pd.RangeError, match="samples must be at least 25"):
+        pd.khat(model, guide, x, y, 24)
+    kept = {name: torch.randn(2, 50, *value.shape) for name, value in model.net.named_parameters()}
+    with pytest.raises(pd.PyroDropoutError, match="posterior must be a guide here: draws of a sampler"):
+        pd.khat(model, SimpleNamespace(weights=kept), x, y)
+    fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
+    with pytest.raises(pd.PyroDropoutError, match=r"one answer for each replica: call this with \*fleet\[i\]"):
+        pd.khat(None, fleet, x, y)

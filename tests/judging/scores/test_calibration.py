@@ -1,0 +1,140 @@
+"""Coverage and PIT: formulas of scipy, honest predictions that pass, and narrow ones that do not."""
+
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+import pyro_dropout as pd
+from pyro_dropout.prediction import prediction as prediction_module
+from pyro_dropout.prediction.moments import mixture_quantile
+from pyro_dropout.prediction.normal_mixture import fast_quantile
+from tests.oracles.made_predictions import drawn_targets, made, narrower, regression
+
+F64 = torch.float64
+
+
+def test_pit_is_the_mean_of_normal_distribution_functions(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    f, y = torch.randn(7, 5, 4, dtype=dtype), torch.randn(5, 2, dtype=dtype)
+    for likelihood, outputs in ((pd.HeteroscedasticGaussian(), f), (pd.Gaussian(4.0), f[..., :2])):
+        loc = outputs[..., :2].double().numpy()
+        scale = np.exp(-0.5 * f[..., 2:].double().numpy()) if outputs is f else 0.5
+        exact = stats.norm.cdf(y.double().numpy(), loc, scale).mean(0)
+        for piece in (2**22, 1):  # all points at once, and one by one
+            monkeypatch.setattr(prediction_module, "_PIECE", piece)
+            found = pd.pit(made(outputs, likelihood), y)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(found.double().numpy(), exact, atol=1e-6 if dtype == torch.float32 else 1e-12)
+
+
+def test_coverage_counts_targets_inside_the_interval(dtype: torch.dtype) -> None:
+    answer = made(torch.randn(9, 200, 2, dtype=dtype), pd.Gaussian(4.0))
+    y = 2 * torch.randn(200, 2, dtype=dtype)
+    levels = [0.1, 0.5, 0.8, 0.95]
+    curve = pd.coverage_curve(answer, y, levels)
+    for k, level in enumerate(levels):
+        low, high = answer.interval(level)
+        inside = ((low <= y) & (y <= high)).double().mean().item()
+        assert pd.coverage(answer, y, level) == pytest.approx(inside) == curve.coverage[k].item()
+        assert curve.width[k].item() == pytest.approx((high - low).double().mean().item(), rel=1e-6)
+    assert curve.count == 400
+    assert curve.error == pytest.approx((curve.coverage - torch.tensor(levels, dtype=F64)).abs().mean().item())
+    assert pd.coverage_curve(answer, y, torch.tensor(levels)).coverage.tolist() == curve.coverage.tolist()
+
+
+def test_an_honest_prediction_passes_and_one_with_half_its_variance_fails() -> None:
+    """Targets come from the predicted mixture itself, so the honest one fails with probability 1e-6 for each check.
+
+    Half the variance holds 95 % only in 1.386 standard deviations: 83.4 %, some 24 binomial errors away.
+    """
+    answer = regression(2000)
+    y = drawn_targets(answer)
+    reach = stats.norm.isf(5e-7)
+    curve = pd.coverage_curve(answer, y)
+    assert curve.levels.tolist() == pytest.approx([k / 20 for k in range(1, 20)])
+    error = (curve.levels * (1 - curve.levels) / 2000).sqrt()
+    assert ((curve.coverage - curve.levels).abs() < reach * error).all()  # 19 levels: 2e-5 in all
+    assert stats.kstest(pd.pit(answer, y).reshape(-1).numpy(), "uniform").pvalue > 1e-6
+    tight = narrower(answer)
+    assert pd.coverage(tight, y) < 0.95 - reach * math.sqrt(0.95 * 0.05 / 2000)
+    assert stats.kstest(pd.pit(tight, y).reshape(-1).numpy(), "uniform").pvalue < 1e-6
+    # the mean distance is at most that of the distribution functions, which passes 0.06 with probability 2·exp(-14.4)
+    assert pd.ece(answer, y) < 0.06 < pd.ece(tight, y)
+    assert pd.ece(tight, y) == pytest.approx(pd.coverage_curve(tight, y).error)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**31), apart=st.floats(0, 60), uneven=st.floats(0, 3), level=st.floats(1e-3, 1 - 1e-3))
+def test_newton_finds_what_bisection_finds(seed: int, apart: float, uneven: float, level: float) -> None:
+    """Also where modes lie far apart, with nothing between them for Newton to go by."""
+    generator = torch.Generator().manual_seed(seed)
+    loc, width = torch.randn(2, 6, 4, dtype=F64, generator=generator)
+    loc[:3] += apart
+    scale = torch.exp(uneven * width)
+    found, exact = fast_quantile(loc, scale, level), mixture_quantile(loc, scale, level)
+    below = torch.special.ndtr((found - loc) / scale).mean(0)
+    assert ((found - exact).abs() <= 2e-6 * scale.amin(0) + 1e-9 * exact.abs()).all() or torch.allclose(
+        below, torch.tensor(level, dtype=F64), atol=1e-12
+    )
+
+
+def test_the_band_of_counts_holds_uniform_numbers() -> None:
+    """Of 2000 histograms at most 1 % may leave it; 40 or more would be 4.5 standard errors: fails below 1e-5."""
+    low, high = pd.answers.calibration._count_band(300, 10)
+    counts = torch.distributions.Multinomial(300, torch.ones(10)).sample((2000,))
+    outside = ((counts < low) | (counts > high)).any(1).sum()
+    assert 0 < outside < 40
+    assert low == stats.binom.ppf(0.0005, 300, 0.1)
+    assert high == stats.binom.ppf(0.9995, 300, 0.1)
+
+
+def test_figures_are_labelled() -> None:
+    answer = regression(300)
+    y = drawn_targets(answer)
+    curve = pd.coverage_curve(answer, y)
+    ax = curve.plot()
+    assert ax.get_xlabel() == "level of the central interval"
+    assert "fraction" in ax.get_ylabel()
+    assert len(ax.get_legend().get_texts()) == 2
+    assert "units of y" in curve.plot_width().get_ylabel()
+    assert curve.plot(ax) is ax
+    ax = pd.plot_pit(answer, y, bins=12)
+    assert len(ax.patches) == 13  # bars and band
+    assert sum(bar.get_height() for bar in ax.patches if bar.get_width() < 0.5) == 300
+    assert pd.plot_pit(answer, y, ax) is ax
+    plt.close("all")
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input() -> None:
+    answer = regression(4)
+    y = torch.zeros(4, 1)
+    for level in (0.0, 1.0, -1, True, "most"):
+        with pytest.raises(pd.RangeError, match="level must lie strictly between 0 and 1"):
+            pd.coverage(answer, y, level)  # type: ignore[arg-type]
+    with pytest.raises(pd.RangeError, match="levels must lie strictly"):
+        pd.coverage_curve(answer, y, [0.5, 1.5])
+    with pytest.raises(pd.ShapeError, match="levels must hold at least one"):
+        pd.coverage_curve(answer, y, [])
+    with pytest.raises(pd.ShapeError, match=r"y must have shape \(N, D\) = \(4, 1\).*Write y.unsqueeze"):
+        pd.pit(answer, y[:, 0])
+    with pytest.raises(pd.RangeError, match="y must be finite"):
+        pd.pit(answer, y / 0)
+    with pytest.raises(pd.RangeError, match="bins must be"):
+        pd.plot_pit(answer, y, bins=0)
+    with pytest.raises(pd.PyroDropoutError, match="prediction must be what predict"):
+        pd.pit(y, y)  # type: ignore[arg-type]
+    classes = made(torch.zeros(2, 4, 3), pd.Categorical())
+    with pytest.raises(
+        pd.PyroDropoutError, match=r"coverage is for Gaussian likelihoods.*of Categorical; classes have"
+    ):
+        pd.coverage(classes, torch.zeros(4, dtype=torch.long))
+    model = pd.BayesianNet(torch.nn.Linear(2, 1))
+    lost = pd.predict(model, pd.AutoDropout(model), torch.zeros(4, 2), samples=3, keep_samples=False)
+    with pytest.raises(pd.PyroDropoutError, match="keep_samples=True"):
+        pd.pit(lost, y)

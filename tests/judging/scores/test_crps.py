@@ -1,0 +1,138 @@
+"""The ranked probability score against its integral, against all pairs, and against chance."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, stats
+
+import pyro_dropout as pd
+from pyro_dropout.judging.scores import crps as crps_module
+from pyro_dropout.judging.scores.crps import half_distance_of_pairs
+from tests.oracles.made_predictions import drawn_targets, made, narrower, regression
+
+F64 = torch.float64
+
+
+def by_integral(loc: np.ndarray, scale: np.ndarray, y: float) -> float:
+    """∫ (F(z) - 1[y ≤ z])² dz of a mixture, cut at y and wherever F bends."""
+    ends = sorted({y, *(loc - 12 * scale), *(loc + 12 * scale), *loc})
+
+    def square(z: float) -> float:
+        return float((stats.norm.cdf(z, loc, scale).mean() - (y <= z)) ** 2)
+
+    return math.fsum(
+        integrate.quad(square, a, b, epsabs=1e-12, epsrel=1e-10, limit=200)[0] for a, b in itertools.pairwise(ends)
+    )
+
+
+@pytest.mark.parametrize("draws", [3, 60])
+@pytest.mark.parametrize("tau", [0.5, 900.0])
+def test_the_mixture_s_score_is_the_integral(dtype: torch.dtype, draws: int, tau: float) -> None:
+    """Few draws go by pairs and many by the grid, in wide noise at least; a score is exact by either."""
+    f, y = torch.randn(draws, 3, 1, dtype=dtype), torch.tensor([[0.1], [-2.5], [8.0]], dtype=dtype)
+    found = pd.crps(made(f, pd.Gaussian(tau)), y)
+    assert found.dtype == dtype
+    assert found.shape == (3, 1)
+    for n in range(3):
+        exact = by_integral(f[:, n, 0].double().numpy(), np.full(draws, tau**-0.5), y[n].item())
+        assert found[n].item() == pytest.approx(exact, rel=1e-6 if dtype == torch.float32 else 1e-9)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**31), spread=st.floats(0, 12), uneven=st.floats(0, 0.7), targets=st.integers(1, 3))
+def test_grid_and_pairs_agree(seed: int, spread: float, uneven: float, targets: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    loc = spread * torch.randn(150, 4, targets, dtype=F64, generator=generator)
+    scale = torch.exp(uneven * torch.randn(loc.shape, dtype=F64, generator=generator))
+    low, high = (loc - 8.3 * scale).amin(0), (loc + 8.3 * scale).amax(0)
+    nodes = 1 + math.ceil(2 * ((high - low) / scale.amin(0)).max().item())
+    found = crps_module.half_distance_on_grid(loc, scale, low, high, nodes)
+    torch.testing.assert_close(found, half_distance_of_pairs(loc, scale), rtol=1e-12, atol=0)
+
+
+def test_pairs_are_all_met_whatever_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    loc, scale = torch.randn(2, 11, 2, 3, dtype=F64)
+    scale = scale.exp()
+    apart, together = loc.unsqueeze(1) - loc, (scale.square().unsqueeze(1) + scale.square()).sqrt()
+    u = (apart / together).numpy()
+    each = together.numpy() * (2 * stats.norm.pdf(u) + u * (2 * stats.norm.cdf(u) - 1))
+    for pairs in (1, 200, 300, 10_000):
+        monkeypatch.setattr(crps_module, "_PAIRS", pairs)
+        np.testing.assert_allclose(half_distance_of_pairs(loc, scale).numpy(), each.mean((0, 1)) / 2, rtol=1e-13)
+
+
+def test_one_normal_has_the_known_score(dtype: torch.dtype) -> None:
+    """With a single draw all forms are the closed form σ(u(2Φ(u) - 1) + 2φ(u) - 1/√π)."""
+    f, y = torch.randn(1, 6, 2, dtype=dtype), torch.randn(6, 2, dtype=dtype)
+    answer = made(f, pd.Gaussian(4.0))
+    u = ((y - f[0]) * 2).double().numpy()
+    exact = 0.5 * (u * (2 * stats.norm.cdf(u) - 1) + 2 * stats.norm.pdf(u) - 1 / math.sqrt(math.pi))
+    for method in ("mixture", "gaussian"):
+        np.testing.assert_allclose(pd.crps(answer, y, method).double().numpy(), exact, rtol=1e-5)  # type: ignore[arg-type]
+
+
+def test_the_gaussian_has_the_mixture_s_moments_and_needs_no_samples() -> None:
+    model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(4.0))
+    lost = pd.predict(model, pd.AutoMeanField(model), torch.randn(5, 2), samples=50, keep_samples=False)
+    y = torch.randn(5, 1)
+    found = pd.crps(lost, y, "gaussian")
+    for n in range(5):
+        loc, scale = lost.mean[n].double().numpy(), lost.std[n].double().numpy()
+        assert found[n].item() == pytest.approx(by_integral(loc, scale, y[n].item()), rel=1e-5)
+    with pytest.raises(pd.PyroDropoutError, match="keep_samples=True"):
+        pd.crps(lost, y)
+
+
+def test_the_estimate_from_draws_is_fair() -> None:
+    """2,000 estimates from 3 draws each have the exact score as their mean: 5.5 errors, fails below 1e-7."""
+    f = torch.tensor([-1.0, 0.3, 2.0], dtype=F64).reshape(3, 1, 1).expand(3, 2000, 1)
+    # outputs that are themselves drawn anew: the mixture of three is then met as three independent draws
+    f = f.gather(0, torch.randint(3, f.shape))
+    y = torch.full((2000, 1), 0.5, dtype=F64)
+    found = pd.crps(made(f, pd.Gaussian(4.0)), y, "sample")
+    exact = by_integral(np.array([-1.0, 0.3, 2.0]), np.full(3, 0.5), 0.5)
+    assert abs(found.mean().item() - exact) < 5.5 * (found.std() / 2000**0.5).item()
+
+
+def test_the_estimate_is_the_formula_of_its_draws(dtype: torch.dtype) -> None:
+    f, y = torch.randn(8, 4, 2, dtype=dtype).exp() + 2, torch.full((4, 2), 3.0, dtype=dtype)
+    answer, state = made(f.log(), pd.Poisson()), torch.get_rng_state()
+    found = pd.crps(answer, y, "sample", seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(found, pd.crps(answer, y, "sample", seed=3))
+    with torch.random.fork_rng([]):
+        torch.manual_seed(3)
+        drawn = torch.distributions.Poisson(answer.samples.exp()).sample().double()
+    pairs = (drawn.unsqueeze(1) - drawn).abs().sum((0, 1)) / (8 * 7)
+    exact = (drawn - y).abs().mean(0) - pairs / 2
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-6)
+
+
+def test_honesty_is_rewarded() -> None:
+    """The honest score is the smaller one by 5 standard errors of the difference at least: it is proper."""
+    answer = regression(4000)
+    y = drawn_targets(answer)
+    for method in ("mixture", "gaussian", "sample"):
+        lost = pd.crps(narrower(answer), y, method) - pd.crps(answer, y, method)  # type: ignore[arg-type]
+        if method != "sample":  # whose own noise is larger
+            assert lost.mean() > 5 * lost.std() / 4000**0.5
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input() -> None:
+    answer, y = regression(4, draws=1), torch.zeros(4, 1)
+    with pytest.raises(pd.RangeError, match="method must be 'mixture', 'gaussian' or 'sample'; got 'exact'"):
+        pd.crps(answer, y, "exact")  # type: ignore[arg-type]
+    with pytest.raises(pd.RangeError, match="needs at least 2 draws; this prediction has 1"):
+        pd.crps(answer, y, "sample")
+    with pytest.raises(pd.RangeError, match="seed must be"):
+        pd.crps(answer, y, "sample", seed=1.5)  # type: ignore[arg-type]
+    with pytest.raises(pd.PyroDropoutError, match="of Poisson"):
+        pd.crps(made(torch.zeros(2, 4, 1), pd.Poisson()), y)
+    with pytest.raises(pd.PyroDropoutError, match=r"crps is for numbers.*use brier"):
+        pd.crps(made(torch.zeros(2, 4, 1), pd.Bernoulli()), y, "gaussian")

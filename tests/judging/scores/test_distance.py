@@ -1,0 +1,125 @@
+"""Distances between predictions, against Gaussians in closed form and scipy's Wasserstein distance."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.judging.scores.distance import between_mixtures, between_samples
+from tests.oracles.both_types import digits, dtypes
+from tests.oracles.predictions import F64
+
+
+def prediction_of(f: Tensor, likelihood: Any = None) -> pd.Prediction:
+    """A prediction whose outputs at one point are the given (T, D), as biases of a network without weights."""
+    net = nn.Linear(1, f.shape[-1]).to(f.dtype)
+    prior = pd.Prior(hide=lambda name, module: name == "weight")
+    model = pd.BayesianNet(net, prior, likelihood or pd.Gaussian(tau=4.0))
+    posterior = pd.SampledPosterior({"bias": f.unsqueeze(0)})
+    return pd.predict(model, posterior, torch.zeros(1, 1, dtype=f.dtype), samples=len(f), seed=0)
+
+
+def quantiles(mean: float, std: float, count: int = 4000, dtype: torch.dtype = F64) -> Tensor:
+    """A sample of a normal without noise: its quantiles, (T, 1)."""
+    levels = (np.arange(count) + 0.5) / count
+    return torch.from_numpy(stats.norm.ppf(levels, mean, std)).to(dtype).unsqueeze(-1)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), dtypes)
+def test_samples_are_compared_as_scipy_does(first: int, second: int, dtype: torch.dtype) -> None:
+    a, b = torch.randn(first, 2, 3, dtype=dtype), torch.randn(second, 2, 3, dtype=dtype)
+    exact = [[stats.wasserstein_distance(a[:, i, j], b[:, i, j]) for j in range(3)] for i in range(2)]
+    np.testing.assert_allclose(between_samples(a, b), exact, atol=digits(dtype, 1e-12, 1e-5))
+
+
+def test_mixtures_are_compared_by_the_area_between_their_functions() -> None:
+    a, b = (torch.randn(5, 3, dtype=F64) for _ in range(2))
+    s, t = (torch.rand(5, 3, dtype=F64) + 0.3 for _ in range(2))
+    grid = np.linspace(-15, 15, 200_001)
+    for k in range(3):
+        F = np.mean([stats.norm.cdf(grid, m, w) for m, w in zip(a[:, k], s[:, k], strict=True)], 0)
+        G = np.mean([stats.norm.cdf(grid, m, w) for m, w in zip(b[:, k], t[:, k], strict=True)], 0)
+        exact = np.trapezoid(np.abs(F - G), grid)
+        assert float(between_mixtures((a, s), (b, t))[k]) == pytest.approx(exact, rel=2e-3)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+@pytest.mark.parametrize("ratio", [1.0, 1.5])
+def test_two_gaussians(dtype: torch.dtype, shift: float, ratio: float) -> None:
+    reference = prediction_of(quantiles(0.0, 1.0, dtype=dtype))
+    prediction = prediction_of(quantiles(shift, ratio, 3000, dtype))
+    # E|X| of N(m, s²): the quantile functions of two normals differ by a normal, m + s z.
+    m, s = shift, ratio - 1.0
+    folded = (
+        abs(m)
+        if s == 0
+        else s * math.sqrt(2 / math.pi) * math.exp(-(m**2) / (2 * s**2)) + m * math.erf(m / (s * math.sqrt(2)))
+    )
+    of_f = pd.predictive_distance(prediction, reference, of="f")
+    assert of_f.mean == pytest.approx(shift, abs=2e-3)
+    assert of_f.std == pytest.approx(math.log(ratio), abs=2e-3)
+    assert of_f.wasserstein == pytest.approx(folded, abs=2e-3)
+    # With noise of variance 1/4, both are normal again.
+    std, std0 = math.hypot(ratio, 0.5), math.hypot(1.0, 0.5)
+    s = std - std0
+    folded = (
+        abs(m)
+        if s == 0
+        else s * math.sqrt(2 / math.pi) * math.exp(-(m**2) / (2 * s**2)) + m * math.erf(m / (s * math.sqrt(2)))
+    )
+    of_y = pd.predictive_distance(prediction, reference)
+    assert of_y.mean == pytest.approx(shift / std0, abs=2e-3)
+    assert of_y.std == pytest.approx(math.log(std / std0), abs=2e-3)
+    assert of_y.wasserstein == pytest.approx(folded, abs=2e-3)
+
+
+def test_a_prediction_is_at_no_distance_from_itself() -> None:
+    one = prediction_of(torch.randn(50, 3))
+    for of in ("y", "f"):
+        found = pd.predictive_distance(one, one, of=of)  # type: ignore[arg-type]
+        assert (found.mean, found.std, found.wasserstein) == (0.0, 0.0, 0.0)
+
+
+def test_many_points_are_averaged() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Gaussian(tau=4.0))
+    x = torch.randn(9, 1)
+    answers = [pd.predict(model, pd.AutoMeanField(model, init_scale=s), x, samples=40, seed=0) for s in (0.1, 0.5)]
+    found = pd.predictive_distance(answers[0], answers[1], of="f")
+    a, b = (answer.samples.double().numpy() for answer in answers)
+    each = [stats.wasserstein_distance(a[:, n, d], b[:, n, d]) for n in range(9) for d in range(2)]
+    assert found.wasserstein == pytest.approx(np.mean(each), rel=1e-9)
+    assert found.mean == pytest.approx(np.sqrt((((a.mean(0) - b.mean(0)) / b.std(0)) ** 2).mean()), rel=1e-9)
+    assert found.std == pytest.approx(np.sqrt((np.log(a.std(0) / b.std(0)) ** 2).mean()), rel=1e-9)
+
+
+def test_classes_are_compared_by_their_probabilities() -> None:
+    one, other = (prediction_of(torch.randn(30, 3), pd.Categorical()) for _ in range(2))
+    found = pd.predictive_distance(one, other)
+    assert found.wasserstein == pytest.approx(float((one.probs - other.probs).abs().mean()), abs=1e-6)
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    one = prediction_of(torch.randn(30, 1))
+    with pytest.raises(pd.ShapeError, match="same points"):
+        pd.predictive_distance(one, prediction_of(torch.randn(30, 2)))
+    point = prediction_of(torch.ones(3, 1))
+    assert pd.predictive_distance(point, one).std > 0
+    with pytest.raises(pd.PyroDropoutError, match="of='y'"):
+        pd.predictive_distance(point, one, of="f")
+    counts = prediction_of(torch.randn(30, 1), pd.Poisson())
+    with pytest.raises(pd.PyroDropoutError, match="of='f'"):
+        pd.predictive_distance(counts, counts)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_of_is_y_or_f() -> None:
+    one = prediction_of(torch.randn(30, 1))
+    with pytest.raises(pd.RangeError, match="'y' or 'f'"):
+        pd.predictive_distance(one, one, of="w")  # type: ignore[arg-type]

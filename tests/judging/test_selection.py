@@ -1,0 +1,138 @@
+"""Choosing inside the training data: the folds choose, the test set is only scored."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.judging import selection
+from pyro_dropout.judging.selection import _folds, choose
+
+QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    torch.manual_seed(0)
+    x = torch.randn(150, 2)
+    y = 3 * x[:, :1] - x[:, 1:] + 0.2 * torch.randn(150, 1) + 7
+    order = [torch.randperm(150) for _ in range(2)]
+    return x, y, [rows[:120] for rows in order], [rows[120 : 150 - k] for k, rows in enumerate(order)]
+
+
+def build(x: torch.Tensor, y: torch.Tensor, drop: float, noisy: bool = False) -> Any:
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2 if noisy else 1))
+    likelihood = pd.HeteroscedasticGaussian() if noisy else pd.Gaussian(1.0)
+    model = pd.Standardised(pd.BayesianNet(net, likelihood=likelihood), x, y)
+    return model, pd.AutoDropout(model, keep=1 - drop)
+
+
+def test_the_folds_part_the_rows() -> None:
+    rows = torch.arange(100, 117)
+    parts = _folds(rows, 3, seed=1)
+    for train, held in parts:
+        assert sorted([*train.tolist(), *held.tolist()]) == rows.tolist()
+    assert sorted(row for _, held in parts for row in held.tolist()) == rows.tolist()
+
+
+def test_the_better_setting_is_chosen_and_scored() -> None:
+    x, y, train, test = data()
+    found = choose(build, {"drop": [0.5, 0.005]}, x, y, train, test, **QUICK)
+    assert [setting["drop"] for setting in found.settings] == [0.005, 0.005]
+    assert found.replicas == 2 * 2 * 3
+    assert found.lost == 0
+    assert bool((found.validation[:, 1] > found.validation[:, 0]).all())
+    assert found.weights.sum(1).tolist() == pytest.approx([1.0, 1.0], abs=1e-4)
+    # The noise was 0.2: neither score can do better than that, and training is long enough to come near it.
+    assert 0.19 < found.rmse.mean() < 0.8
+    assert found.log_likelihood.mean() < 0.2
+    assert found.tau.mean().item() == pytest.approx(1 / found.rmse.mean().item() ** 2, rel=0.8)
+
+
+def test_the_test_targets_choose_nothing() -> None:
+    x, y, train, test = data()
+    options = {**QUICK, "steps": 40}
+    first = choose(build, {"drop": [0.3, 0.01]}, x, y, train[:1], test[:1], **options)
+    moved = y.clone()
+    moved[test[0]] += 100
+    second = choose(build, {"drop": [0.3, 0.01]}, x, moved, train[:1], test[:1], **options)
+    assert first.settings == second.settings
+    assert torch.equal(first.tau, second.tau)
+    assert torch.equal(first.validation, second.validation)
+    assert second.rmse.item() > 50
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPatch, noisy: bool) -> None:
+    """All that follows the training, by hand: masks, network, units, the mixture of normals, its mean over points."""
+    kept: list[Any] = []
+
+    class Kept(selection.Fleet):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            kept.append(self)
+
+    monkeypatch.setattr(selection, "Fleet", Kept)
+    x, y, train, test = data()
+    grid = {"drop": [0.2], "noisy": [noisy]}
+    found = choose(build, grid, x, y, train[:1], test[:1], **{**QUICK, "steps": 30, "samples": 20_000})
+    guide = kept[0][2][1]  # two folds, and then the whole
+    learned = {name.split(".", 1)[1]: value.numpy().astype(float) for name, value in guide.state_dict().items()}
+    first, last = (learned[f"{layer}/weight.loc"] for layer in (0, 2))
+    own = y[train[0]].numpy().astype(float)
+    inputs = x.numpy().astype(float)
+    scaled = (inputs[test[0]] - inputs[train[0]].mean(0)) / inputs[train[0]].std(0, ddof=1)
+    random = np.random.default_rng(0)
+    masks = [random.random((40_000, 1, width)) < 0.8 for width in (2, 8)]  # of a row of weights in, by unit and by draw
+    hidden = np.maximum((scaled * masks[0]) @ first.T + learned["0/bias.loc"], 0)
+    out = (hidden * masks[1]) @ last.T + learned["2/bias.loc"]  # (T, n, 1 or 2)
+    mean = own.mean() + own.std(ddof=1) * out[..., 0]
+    tau = found.tau.item() * (np.exp(out[..., 1]) / own.var(ddof=1) if noisy else np.ones_like(mean))
+    target = y[test[0], 0].numpy()
+    density = np.sqrt(tau / (2 * np.pi)) * np.exp(-0.5 * tau * (target - mean) ** 2)
+    by_point = np.log(density.mean(0))
+    assert found.log_likelihood.item() == pytest.approx(by_point.mean(), abs=0.01)
+    assert found.rmse.item() == pytest.approx(np.sqrt(((mean.mean(0) - target) ** 2).mean()), rel=0.01)
+
+
+def test_rows_that_repeat_are_counted_apart() -> None:
+    """Inputs make a twin, whatever the target: ten of the first thirty, of which three are 50 away."""
+    x, y, train, _ = data()
+    rest = torch.tensor(sorted({*range(150)} - {*train[0].tolist()}))
+    x[rest[:10]], y[rest[:10]] = x[train[0][:10]], y[train[0][:10]]
+    y[rest[:3]] += 50
+    options: Any = {**QUICK, "steps": 30}
+    splits = [rest, rest[:10], rest[10:]]
+    found = choose(build, {"drop": [0.01]}, x, y, [train[0]] * 3, splits, **options)
+    assert found.twins.tolist() == pytest.approx([1 / 3, 1, 0])
+    assert found.fresh_log_likelihood[1].isnan()
+    assert found.fresh_log_likelihood[2].item() == pytest.approx(found.log_likelihood[2].item())
+    assert found.log_likelihood[0] < found.fresh_log_likelihood[0] - 10
+    # the same rows, and another network of the same kind
+    assert found.fresh_log_likelihood[0].item() == pytest.approx(found.log_likelihood[2].item(), abs=0.3)
+    assert found.mixture_fresh_log_likelihood[0].item() == pytest.approx(found.fresh_log_likelihood[0].item(), abs=0.05)
+
+
+def test_noise_that_depends_on_the_input() -> None:
+    x, y, train, test = data()
+    found = choose(build, {"drop": [0.01], "noisy": [True]}, x, y, train[:1], test[:1], **{**QUICK, "steps": 60})
+    assert found.log_likelihood.isfinite().all()
+    assert 0.01 < found.tau.item() < 60  # a factor here
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"folds": 1}, "folds must be at least 2"),
+        ({"best": 0}, "best must be"),
+        ({"y": torch.zeros(150)}, r"y \(N, 1\)"),
+        ({"train_rows": []}, "a tensor for each split; got 0 and 2"),
+    ],
+)
+def test_bad_input(change: dict[str, Any], words: str) -> None:
+    x, y, train, test = data()
+    options = {"x": x, "y": y, "train_rows": train, "test_rows": test, **QUICK, **change}
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        choose(build, {"drop": [0.1]}, **options)

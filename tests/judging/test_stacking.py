@@ -1,0 +1,77 @@
+"""Noise and mixture weights from held-out points, against what they must be."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
+from tests.oracles.both_types import dtypes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_density_is_that_of_a_mixture_of_normals(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    means, y, log_tau = torch.randn(5, 3, dtype=dtype), torch.randn(3, dtype=dtype), torch.tensor(0.7, dtype=dtype)
+    parts = torch.distributions.Normal(means, (-0.5 * log_tau).exp()).log_prob(y)
+    expected = parts.exp().mean(0).log()
+    torch.testing.assert_close(log_mixture(log_tau, (y - means).square()), expected)
+
+
+@given(st.floats(0.05, 20.0), st.integers(0, 100), dtypes)
+def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int, dtype: torch.dtype) -> None:
+    """With one draw the best precision is 1 over the mean square, which the parabola finds between grid points."""
+    torch.manual_seed(seed)
+    square = (spread * 0.3 * torch.randn(200, dtype=dtype)).square()
+    tried = noises(True, torch.tensor([spread**2], dtype=dtype))
+    scores = torch.stack([log_mixture(g, square.unsqueeze(0)).mean() for g in tried[0]]).view(1, 1, -1)
+    found, height = best_noise(tried, scores)
+    assert found.dtype == height.dtype == dtype
+    best = -square.mean().log()
+    assert found.item() == pytest.approx(best.item(), abs=5e-3)
+    assert height.item() == pytest.approx(log_mixture(best, square.unsqueeze(0)).mean().item(), abs=1e-4)
+
+
+def test_noise_at_the_end_of_the_grid_stays_there() -> None:
+    tried = noises(False, torch.ones(1))
+    found, _ = best_noise(tried, tried.unsqueeze(1))
+    assert found.item() == pytest.approx(tried.max().item(), abs=0.1)
+
+
+def test_scores_that_are_no_numbers_are_never_best() -> None:
+    tried = noises(True, torch.ones(1))
+    scores = -(tried - 2.0).square().unsqueeze(1)
+    scores[..., 5] = math.nan
+    assert best_noise(tried, scores)[0].item() == pytest.approx(2.0, abs=1e-3)
+
+
+@settings(max_examples=40)  # each climbs a hill of its own, six hundred steps long
+@given(st.integers(0, 1000), dtypes)
+def test_stacking_is_no_worse_than_any_member(seed: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(seed)
+    log_p = torch.randn(1, 4, 50, dtype=dtype) * 2
+    weights = stacked(log_p, most=4).double()
+    assert weights.sum().item() == pytest.approx(1.0, abs=1e-5)
+    mixture = torch.logsumexp(log_p + weights.clamp_min(1e-30).log().unsqueeze(-1), 1).mean(-1)
+    assert mixture.item() >= log_p.mean(-1).max().item() - 0.02  # members below the least weight are left out
+
+
+def test_the_weights_are_where_the_slope_is_equal() -> None:
+    """At the maximum Σ_n p_c(y_n)/p(y_n) is N for every member with weight, and less for those without."""
+    torch.manual_seed(3)
+    log_p = torch.randn(1, 3, 400).double()
+    weights = stacked(log_p, most=3).double()
+    mixture = torch.logsumexp(log_p + weights.log().unsqueeze(-1), 1, keepdim=True)
+    slopes = (log_p - mixture).exp().mean(-1)[0]
+    assert slopes[weights[0] > 0].tolist() == pytest.approx([1.0] * int((weights > 0).sum()), abs=1e-2)
+
+
+def test_a_member_that_is_out_has_no_weight_and_few_may_have_one() -> None:
+    torch.manual_seed(0)
+    log_p = torch.randn(2, 5, 80)
+    log_p[0, 1] = -math.inf
+    weights = stacked(log_p, most=2)
+    assert weights[0, 1] == 0
+    assert (weights > 0).sum(1).tolist() == [2, 2]

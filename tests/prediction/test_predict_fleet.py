@@ -1,0 +1,156 @@
+"""A fleet's predictions against those of its replicas, one by one."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.prediction import predict_fleet as fleet_predictive
+
+
+def build(seed: int, keep: float = 0.8, tau: float = 4.0) -> Any:
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau))
+    return model, pd.AutoDropout(model, keep=keep)
+
+
+def fleet() -> pd.Fleet:
+    return pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.6, 0.8, 0.9], "tau": [1.0, 4.0, 16.0]})
+
+
+def data() -> tuple[Tensor, Tensor]:
+    x = torch.randn(12, 2)
+    return x, x.sum(1, keepdim=True)
+
+
+def test_each_replica_predicts_what_it_predicts_alone() -> None:
+    """T = 20,000 draws each: means within 6 standard errors of each other, 36 numbers: fails below 1e-7."""
+    x, y = data()
+    index = torch.stack([torch.randperm(12)[:6] for _ in range(3)])
+    ships = fleet()
+    answer = pd.predict_fleet(ships, x, y, indices=index, samples=20_000, seed=0)
+    assert answer.mean.shape == (3, 6, 1)
+    scores = answer.scores()
+    for k, (model, guide) in enumerate(ships):
+        alone = pd.predict(model, guide, x[index[k]], samples=20_000, seed=1)
+        error = (2 * alone.epistemic / 20_000).sqrt()
+        assert ((answer.mean[k] - alone.mean).abs() < 6 * error).all()
+        torch.testing.assert_close(answer.epistemic[k], alone.epistemic, rtol=0.1, atol=0)
+        torch.testing.assert_close(answer.aleatoric[k], alone.aleatoric)
+        torch.testing.assert_close(answer.log_prob()[k], alone.log_prob(y[index[k]]), rtol=0.05, atol=0.05)
+        own = (answer.mean[k] - y[index[k]]).square().mean().sqrt()
+        torch.testing.assert_close(scores["rmse"][k], own)
+    torch.testing.assert_close(scores["log_likelihood"], answer.log_prob().mean(1))
+
+
+def test_a_seed_repeats_and_leaves_no_mark() -> None:
+    x, y = data()
+    ships, state = fleet(), torch.get_rng_state()
+    first, again = (pd.predict_fleet(ships, x, y, samples=30, seed=4) for _ in range(2))
+    assert torch.equal(first.mean, again.mean)
+    assert torch.equal(first.log_prob(), again.log_prob())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(first.mean, pd.predict_fleet(ships, x, y, samples=30, seed=5).mean)
+
+
+def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keep=1 nothing is random, so all ways to cut the work give one answer; memory that runs out only cuts."""
+    x, y = data()
+    ships = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [1.0] * 3})
+    whole = pd.predict_fleet(ships, x, y, samples=8)
+    for chunk in (1, 13, 50, 200):
+        parts = pd.predict_fleet(ships, x, y, samples=8, chunk=chunk)
+        torch.testing.assert_close(parts.mean, whole.mean)
+        torch.testing.assert_close(parts.log_prob(), whole.log_prob())
+    run, failed = fleet_predictive._Task.run, []
+
+    def short_of_memory(task: Any, replicas: slice, count: int) -> Any:
+        if count * (replicas.stop - replicas.start) > 2:
+            failed.append(count)
+            raise torch.OutOfMemoryError("not enough")
+        return run(task, replicas, count)
+
+    monkeypatch.setattr(fleet_predictive._Task, "run", short_of_memory)
+    torch.testing.assert_close(pd.predict_fleet(ships, x, y, samples=8).mean, whole.mean)
+    assert failed
+
+
+def test_classes() -> None:
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
+        return model, pd.AutoDropout(model, keep=0.7)
+
+    x, _ = data()
+    labels = torch.randint(0, 3, (12,))
+    answer = pd.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, labels, samples=200, seed=0)
+    assert answer.probs.shape == (2, 12, 3)
+    torch.testing.assert_close(answer.probs.sum(-1), torch.ones(2, 12))
+    assert answer.entropy.shape == answer.mutual_information.shape == answer.variation_ratio.shape == (2, 12)
+    expected = (answer.probs.argmax(-1) == labels).float().mean(1)
+    torch.testing.assert_close(answer.scores()["accuracy"], expected)
+    picked = answer.probs.gather(-1, labels.expand(2, 12).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(answer.log_prob(), picked.log(), rtol=1e-4, atol=1e-4)
+
+
+def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None:
+    """Each replica has another τ: its interval is that of its own mixture of normals, by scipy."""
+    x, _ = data()
+    answer = pd.predict_fleet(fleet(), x, samples=30, seed=0, keep_samples=True)
+    low, high = answer.interval(0.8)
+    f = answer.samples.double()
+    assert low.shape == high.shape == (3, 12, 1)
+    for e, scale in enumerate((1.0, 0.5, 0.25)):
+        for end, level in ((low, 0.1), (high, 0.9)):
+            below = torch.from_numpy(stats.norm.cdf(end[e].double(), f[:, e], scale)).mean(0)
+            torch.testing.assert_close(below, torch.full_like(below, level), atol=1e-5, rtol=0)
+    torch.testing.assert_close(answer.covariance[..., 0, 0], answer.variance[..., 0])
+    assert answer.covariance.shape == (3, 12, 1, 1)
+
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Linear(2, 2), likelihood=pd.Gaussian(4.0 + seed))
+        return model, pd.AutoDropout(model, keep=0.7)
+
+    both = pd.predict_fleet(pd.Fleet(make, {"seed": [0, 1]}), x, samples=40, seed=0, keep_samples=True)
+    for e in range(2):
+        for n in range(12):
+            exact = np.cov(both.samples[:, e, n].double().numpy().T, bias=True) + np.eye(2) / (4 + e)
+            np.testing.assert_allclose(both.covariance[e, n].double().numpy(), exact, atol=1e-5)
+
+
+def test_compiled_predictions_are_the_same_kind_of_draws() -> None:
+    x, y = data()
+    ships = fleet()
+    fast = pd.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True)
+    slow = pd.predict_fleet(ships, x, y, samples=4000, seed=0)
+    error = (2 * slow.epistemic / 4000).sqrt()
+    assert ((fast.mean - slow.mean).abs() < 6 * error).all()  # 36 numbers: fails below 1e-7
+    assert torch.equal(fast.mean, pd.predict_fleet(ships, x, y, samples=4000, seed=0, compile=True).mean)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input() -> None:
+    x, y = data()
+    ships = fleet()
+    with pytest.raises(pd.RangeError, match="samples must be"):
+        pd.predict_fleet(ships, x, samples=0)
+    with pytest.raises(pd.ShapeError, match="y must have one target for each of 12 points; got 3"):
+        pd.predict_fleet(ships, x, y[:3])
+    with pytest.raises(pd.ShapeError, match="indices must be a tensor of whole numbers"):
+        pd.predict_fleet(ships, x, indices=torch.zeros(2, 2, dtype=torch.long))
+    with pytest.raises(pd.PyroDropoutError, match=r"give y to predict_fleet\(fleet, x, y\)"):
+        pd.predict_fleet(ships, x, samples=3).log_prob()
+    answer = pd.predict_fleet(ships, x, y, samples=3)
+    torch.testing.assert_close(answer.log_prob(y), answer.log_prob())
+    with pytest.raises(pd.PyroDropoutError, match="give y to predict_fleet"):
+        answer.log_prob(y + 1)
+    with pytest.raises(pd.PyroDropoutError, match="samples were not kept"):
+        answer.interval()
+    with pytest.raises(pd.RangeError, match="x"):
+        pd.predict_fleet(ships, x * float("nan"))

@@ -1,0 +1,233 @@
+"""How ``predict`` runs: seeds, modes, memory and compiled blocks, what it keeps or walks again, what it refuses."""
+
+import math
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.prediction.draws import weight_draws
+from tests.oracles.memory import peak_allocated
+from tests.oracles.predictions import close_by_chance, enumerated, problem
+
+# --- how it runs ------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_repeats_and_leaves_the_random_state() -> None:
+    model, guide, x = problem()
+    before = torch.get_rng_state()
+    first, second = (pd.predict(model, guide, x, samples=9, seed=4).samples for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(pd.predict(model, guide, x, samples=9, seed=5).samples, first)
+    one, two = (pd.predict(model, guide, x, samples=9).samples for _ in range(2))
+    assert not torch.equal(one, two)
+    torch.set_rng_state(before)
+    assert torch.equal(pd.predict(model, guide, x, samples=9).samples, one)
+
+
+def test_networks_are_in_evaluation_mode_and_put_back() -> None:
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Dropout(0.9), nn.Linear(3, 1))
+    model = pd.BayesianNet(net)
+    net[2].eval()
+    modes = [module.training for module in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for shared in (False, True):
+        answer = pd.predict(model, pd.AutoDropout(model, keep=1.0), torch.randn(6, 2), samples=3, shared=shared)
+        assert answer.epistemic.max() < 1e-10  # nothing is dropped, by the guide or by the layer
+        assert not answer.mean.requires_grad
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_when_memory_runs_out_the_blocks_are_halved(monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    kind = weight_draws.WholeFunctions if shared else weight_draws.PerExample
+    enough, run, tried = 13, kind.outputs, []
+
+    def outputs(self: Any, weights: Any, x: Tensor, count: int) -> Tensor:
+        tried.append(count * len(x))
+        if tried[-1] > enough:
+            torch.rand(3)  # random numbers that were used in vain
+            raise torch.OutOfMemoryError("no memory")
+        return run(self, weights, x, count)
+
+    monkeypatch.setattr(kind, "outputs", outputs)
+    model = pd.BayesianNet(nn.Linear(2, 1))
+    guide, x, y = pd.AutoMeanField(model), torch.ones(7, 2), torch.zeros(7, 1)
+    options: Any = {"samples": 30, "shared": shared, "seed": 1}
+    answer = pd.predict(model, guide, x, chunk=64, **options)
+    assert max(tried) > enough
+    assert sum(rows for rows in tried if rows > enough) <= 2 * max(tried)  # what is left is not tried at full size
+    f = answer.samples
+    assert torch.allclose(answer.mean, f.mean(0), atol=1e-5)
+    assert torch.allclose(answer.epistemic, f.var(0, correction=0), atol=1e-5)
+    if shared:
+        assert torch.allclose(f, f[:, :1].expand_as(f), atol=1e-6)
+    assert len(f[:, 0].unique()) == 30
+    streamed = pd.predict(model, guide, x, chunk=64, keep_samples=False, **options)
+    assert torch.allclose(streamed.log_prob(y), answer.log_prob(y), atol=1e-6)
+    enough = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        pd.predict(model, guide, x, **options)
+
+
+def test_memory_does_not_grow_with_the_draws() -> None:
+    model, guide, _ = problem(pd.Categorical(), out=3)
+    x = torch.randn(100, 2)
+
+    def peak(samples: int) -> int:
+        options: Any = {"samples": samples, "keep_samples": False, "chunk": 1000}
+        y = torch.zeros(100, dtype=torch.long)
+        return peak_allocated(lambda: pd.predict(model, guide, x, **options).log_prob(y))
+
+    peak(10)
+    assert peak(400) <= 1.05 * peak(20)
+
+
+def test_a_bar_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    model, guide, x = problem()
+    pd.predict(model, guide, x, samples=4)
+    assert capsys.readouterr().err == ""
+    pd.predict(model, guide, x, samples=4, progress=True)
+    assert "predict" in capsys.readouterr().err
+
+
+def test_compiled_blocks_say_the_same() -> None:
+    """Both runs estimate the same mean and variance: their difference is tested at 5.5 standard errors."""
+    model, guide, x = problem()
+    count = 4_000
+    options: Any = {"samples": count, "compile": True, "seed": 2, "chunk": 10_000}
+    answer = pd.predict(model, guide, x, keep_samples=False, **options)
+    f, probs = enumerated(guide, x, 0.7)
+    f = f.squeeze(-1)
+    mean = probs @ f
+    variance, fourth = probs @ (f - mean) ** 2, probs @ (f - mean) ** 4
+    close_by_chance(answer.mean[:, 0], mean, (variance / count).sqrt())
+    close_by_chance(answer.epistemic[:, 0], variance, ((fourth - variance**2) / count).sqrt())
+    kept = pd.predict(model, guide, x, keep_samples=True, **options)
+    assert torch.equal(kept.mean, answer.mean)
+    assert len(kept.samples[:, 0].unique()) > 16  # masks are drawn anew by each draw, and by each block
+    assert not torch.equal(kept.samples[:2000], kept.samples[2000:])
+    y = torch.randn(5, 1)
+    assert torch.allclose(answer.log_prob(y), kept.log_prob(y), atol=1e-6)
+
+
+# --- what is kept, and what is walked again ---------------------------------------------------------------------------
+
+
+def test_samples_are_kept_when_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, guide, x = problem()
+    monkeypatch.setattr("pyro_dropout.prediction.predict._FEW", 50)
+    assert "samples kept" in repr(pd.predict(model, guide, x, samples=10))
+    assert "samples not kept" in repr(pd.predict(model, guide, x, samples=11))
+    assert "samples kept" in repr(pd.predict(model, guide, x, samples=11, keep_samples=True))
+
+
+def move_in_place(model: Any, guide: Any, x: Tensor) -> None:
+    with torch.no_grad():
+        guide.states["0/weight"].loc[0, 0] += 1e-6
+
+
+def move_data(model: Any, guide: Any, x: Tensor) -> None:
+    guide.states["0/weight"].loc.data[0, 0] += 1e-6  # which torch's version counter does not see
+
+
+def swap_data(model: Any, guide: Any, x: Tensor) -> None:
+    loc = guide.states["0/weight"].loc
+    loc.data = loc.data.flip(0)
+
+
+def swap_setting(model: Any, guide: Any, x: Tensor) -> None:
+    model.likelihood.log_tau = model.likelihood.log_tau + 1
+
+
+def move_points(model: Any, guide: Any, x: Tensor) -> None:
+    x[0, 0] += 1
+
+
+@pytest.mark.parametrize("change", [move_in_place, move_data, swap_data, swap_setting, move_points])
+def test_what_has_changed_is_not_walked_again(change: Any) -> None:
+    model, guide, x = problem()
+    y = torch.zeros(5, 1)
+    kept = pd.predict(model, guide, x, samples=10, seed=0)
+    answer = pd.predict(model, guide, x, samples=10, seed=0, keep_samples=False)
+    before = answer.log_prob(y)
+    guide.states["0/weight"].loc.data = guide.states["0/weight"].loc.data.clone()  # nothing but the place has changed
+    assert torch.equal(answer.log_prob(y), before)
+    change(model, guide, x)
+    with pytest.raises(pd.PyroDropoutError, match="changed since"):
+        answer.log_prob(y)
+    assert torch.allclose(kept.log_prob(y), before, atol=1e-6)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+X = torch.zeros(5, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"x": [[1.0]]}, pd.ShapeError, "x must be a tensor"),
+        ({"x": X.long()}, pd.RangeError, "x must be a floating-point"),
+        ({"x": X * math.nan}, pd.RangeError, "x must be finite"),
+        ({"x": X[:0]}, pd.ShapeError, "at least one data point"),
+        ({"x": torch.tensor(1.0)}, pd.ShapeError, "at least one data point"),
+        ({"samples": 0}, pd.RangeError, "samples"),
+        ({"samples": 1.5}, pd.RangeError, "samples"),
+        ({"chunk": 0}, pd.RangeError, "chunk"),
+        ({"method": "mean"}, pd.RangeError, "method must be 'mc' or 'standard'"),
+        ({"keep_samples": "no"}, pd.RangeError, "keep_samples must be"),
+        ({"seed": 0.5}, pd.RangeError, "seed must be"),
+        ({"model": lambda x: x}, pd.PyroDropoutError, "no sample site"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_mistakes_are_named(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    model, guide, _ = problem()
+    given = {"model": model, "posterior": guide, "x": X, **options}
+    with pytest.raises(error, match=message):
+        pd.predict(given.pop("model"), given.pop("posterior"), given.pop("x"), **given)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_targets_that_do_not_fit_are_named() -> None:
+    model, guide, x = problem()
+    for keep in (True, False):
+        answer = pd.predict(model, guide, x, samples=3, keep_samples=keep)
+        with pytest.raises(pd.ShapeError, match="unsqueeze"):
+            answer.log_prob(torch.zeros(5))
+        with pytest.raises(pd.ShapeError, match="y must be a tensor"):
+            answer.log_prob([0.0])  # type: ignore[arg-type]
+    for level in (0, 1, 95, True):
+        with pytest.raises(pd.RangeError, match="level"):
+            pd.predict(model, guide, x, samples=3).interval(level)
+    model, guide, x = problem(pd.Categorical(), out=3)
+    answer = pd.predict(model, guide, x, samples=3)
+    with pytest.raises(pd.RangeError, match="from 0 to 2"):
+        answer.log_prob(torch.tensor([0, 1, 2, 3, 0]))
+
+
+def test_a_model_that_has_nothing_left_to_predict() -> None:
+    def silent(x: Tensor) -> None:
+        pyro.sample("W", dist.Normal(0.0, 1.0).expand([1, 2]).to_event(2))
+
+    guide = pd.AutoDropout(silent)
+    guide(X)
+    with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model, W, so there is nothing"):
+        pd.predict(silent, guide, X)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_posterior_of_another_model_is_refused(shared: bool) -> None:
+    model = pd.BayesianNet(nn.Linear(2, 1))
+    other = pd.AutoMeanField(pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))))
+    sampled = pd.SampledPosterior({"bias": torch.randn(2, 50, 1)})
+    for posterior in (other, sampled):
+        with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'weight', which the model samples"):
+            pd.predict(model, posterior, torch.randn(4, 2), samples=5, shared=shared)

@@ -1,0 +1,469 @@
+"""Twenty Pyro models that know nothing of this package: what is said of them is what their own traces say.
+
+The oracle is a plain loop over draws that conditions the model and reads Pyro's own log_prob.
+"""
+
+import math
+import warnings
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer.autoguide import AutoDelta, AutoMultivariateNormal, AutoNormal
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.judging.diagnostics import arviz_export
+from tests.oracles.predictions import close_by_chance
+from tests.prediction.pyro_models import CASES, F64, Case, X, Y, line, unplated
+
+DRAWS = 40
+TOLD = pytest.mark.filterwarnings("ignore:k̂ is above 0.7", "ignore:Estimated shape parameter")
+GUIDES: dict[str, Any] = {
+    "AutoNormal": AutoNormal,
+    "AutoMultivariateNormal": AutoMultivariateNormal,
+    "AutoMeanField": pd.AutoMeanField,
+}
+EVERY = pytest.mark.parametrize("name", CASES)
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+@pytest.fixture
+def in_float64() -> None:
+    torch.set_default_dtype(F64)
+
+
+def posed(name: str, kind: str | None = None) -> tuple[Case, Any, Any]:
+    """A case, its model, and a guide that has met it; guides of three kinds take turns."""
+    pyro.clear_param_store()  # in which two guides of one class of Pyro's have the same names
+    case = CASES[name]
+    model = case.make()
+    kind = kind or list(GUIDES)[list(CASES).index(name) % len(GUIDES)]
+    guide = GUIDES[kind](model, init_scale=0.2)
+    guide(*case.args, **case.kwargs)
+    return case, model, guide
+
+
+def traced(model: Any, draw: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
+    trace = poutine.trace(poutine.condition(model, data=draw)).get_trace(*args, **kwargs)
+    trace.compute_log_prob()
+    return trace
+
+
+def drawn(data: Any, t: int) -> dict[str, Tensor]:
+    """The t-th draw in what went to ArviZ."""
+    return {str(name): torch.tensor(value.values[0, t]) for name, value in data["posterior"].data_vars.items()}
+
+
+def kept(guide: Any, case: Case, count: int = DRAWS) -> pd.SampledPosterior:
+    """Some draws of a guide, as a posterior that has these and no others."""
+    rows = [poutine.trace(guide).get_trace(*case.args, **case.kwargs) for _ in range(count)]
+    sites = {name: site for name, site in rows[0].nodes.items() if site["type"] == "sample"}
+    latent = [n for n, site in sites.items() if not site["infer"].get("is_auxiliary") and not site_is_subsample(site)]
+    return pd.SampledPosterior({n: torch.stack([r.nodes[n]["value"] for r in rows]).detach()[None] for n in latent})
+
+
+# --- densities --------------------------------------------------------------------------------------------------------
+
+
+@EVERY
+def test_log_likelihoods_and_lp_are_those_of_the_trace(name: str) -> None:
+    case, model, guide = posed(name)
+    data = pd.to_arviz(model, guide, *case.args, samples=DRAWS, seed=0, **case.kwargs)
+    assert set(data["log_likelihood"].data_vars) == set(case.observed)
+    assert set(data["posterior_predictive"].data_vars) == set(data["observed_data"].data_vars) == set(case.observed)
+    for t in range(DRAWS):
+        trace = traced(model, drawn(data, t), case.args, case.kwargs)
+        assert data["sample_stats"]["lp"].values[0, t] == pytest.approx(trace.log_prob_sum().item(), abs=1e-6)
+        for site in case.observed:
+            node = trace.nodes[site]
+            each = node["fn"].log_prob(node["value"])
+            each = each if node["mask"] is None else torch.where(node["mask"], each, 0.0)
+            found = data["log_likelihood"][site].values[0, t]
+            np.testing.assert_allclose(found, each.detach().numpy(), atol=1e-6)
+            assert data["observed_data"][site].shape == node["value"].shape
+            assert data["posterior_predictive"][site].shape == (1, DRAWS, *node["value"].shape)
+
+
+@EVERY
+def test_log_q_is_that_of_the_guide(name: str) -> None:
+    """In a coordinate where q is a Gaussian: ratios of two draws' densities, against scipy-free formulas of Pyro's."""
+    case, model, guide = posed(name, "AutoNormal")
+    data = pd.to_arviz(model, guide, *case.args, samples=5, seed=0, **case.kwargs)
+    for t in range(5):
+        draw, total = drawn(data, t), 0.0
+        with torch.no_grad():
+            for site, prior in guide.prototype_trace.iter_stochastic_nodes():
+                to = torch.distributions.biject_to(prior["fn"].support)
+                z = to.inv(draw[site])
+                loc, scale = getattr(guide.locs, site), getattr(guide.scales, site)
+                total += float(dist.Normal(loc, scale).log_prob(z).sum() - to.log_abs_det_jacobian(z, draw[site]).sum())
+        assert data["sample_stats"]["log_q"].values[0, t] == pytest.approx(total, abs=1e-6)
+
+
+@TOLD
+@EVERY
+def test_leave_one_out_is_arvizs(name: str) -> None:
+    """az.loo and pd.loo on the same draws; a masked point, whose density is a constant, has no tail in either."""
+    case, model, guide = posed(name)
+    options: Any = {"samples": 100, "seed": 3, **case.kwargs}
+    data = pd.to_arviz(model, guide, *case.args, **options)
+    az = arviz_export.arviz()
+    for site in case.observed:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # ArviZ warns of sites that are one point
+            theirs = az.loo(data, pointwise=True, var_name=site)
+        which = {} if len(case.observed) == 1 else {"site": site}
+        mine = pd.loo(model, guide, *case.args, approximate=False, **options, **which)
+        elpd = theirs.elpd_loo if hasattr(theirs, "elpd_loo") else theirs.elpd
+        each = theirs.loo_i if hasattr(theirs, "loo_i") else theirs.elpd_i
+        assert mine.elpd == pytest.approx(float(elpd), abs=1e-6)
+        assert mine.se == pytest.approx(float(theirs.se), abs=1e-6)
+        np.testing.assert_allclose(mine.pointwise.numpy(), np.asarray(each).ravel(), atol=1e-8)
+        khat = mine.khat.numpy()
+        tail = np.isfinite(khat)
+        np.testing.assert_allclose(khat[tail], np.asarray(theirs.pareto_k).ravel()[tail], rtol=1e-6)
+
+
+@EVERY
+def test_the_bound_is_the_mean_of_lp_less_log_q(name: str) -> None:
+    """Guides of Pyro: the very same draws, so to rounding; those of this package have formulas: 5.5 standard errors."""
+    for kind, samples in (("AutoNormal", 50), ("AutoMeanField", 20)):
+        case, model, guide = posed(name, kind)
+        stats = pd.to_arviz(model, guide, *case.args, samples=samples, seed=0, **case.kwargs)["sample_stats"]
+        ratios = (stats["lp"] - stats["log_q"]).values[0]
+        report = pd.elbo_report(model, guide, *case.args, samples=samples, seed=0, **case.kwargs)
+        assert report.elbo is not None
+        near = 1e-6 if kind == "AutoNormal" else 5.5 * (report.standard_error + ratios.std() / samples**0.5)
+        assert report.elbo == pytest.approx(ratios.mean(), abs=near)
+
+
+# --- predictions ------------------------------------------------------------------------------------------------------
+
+
+def replicated(model: Any, posterior: pd.SampledPosterior, case: Case, times: int) -> dict[str, Tensor]:
+    """Every observed site drawn ``times`` times with each draw: {site: (times, draws, ...)}."""
+    found: dict[str, list[Tensor]] = {site: [] for site in case.observed}
+    for _ in range(times):
+        for t in range(posterior.num_draws):
+            draw = {name: value[0, t] for name, value in posterior.weights.items()}
+            trace = poutine.trace(poutine.condition(model, data=draw)).get_trace(*case.question, **case.blind_kwargs)
+            for site in case.observed:
+                found[site].append(trace.nodes[site]["value"].detach())
+    return {site: torch.stack(values).unflatten(0, (times, -1)) for site, values in found.items()}
+
+
+@EVERY
+def test_moments_are_those_of_many_draws(name: str) -> None:
+    """Within 4 standard errors, some 300 numbers in all: about 2 % to fail on correct code, and this seed does not."""
+    case, model, guide = posed(name)
+    count, times = 20, 25
+    posterior = kept(guide, case, count)
+    found = pd.predict(model, posterior, *case.question, samples=count, seed=0, **case.blind_kwargs)
+    found = found if isinstance(found, dict) else {case.observed[0]: found}
+    assert set(found) == set(case.observed)
+    for site, y in replicated(model, posterior, case, times).items():
+        answer = found[site]
+        if name == "classes":
+            y = torch.nn.functional.one_hot(y, 3)
+        y = y.to(F64).flatten(0, 1)
+        n = len(y)
+        # Sites that come after drawn ones, and moments that are drawn themselves, have errors of their own.
+        own = n if name not in ("walk", "stretched") else count if name == "walk" else count * 64
+        variance, fourth = y.var(0), (y - y.mean(0)).pow(4).mean(0)
+        close_by_chance(answer.mean, y.mean(0), (variance * (1 / n + 1 / own)).sqrt(), 4)
+        error = ((fourth - variance**2).clamp_min(0) * (1 / n + 1 / own)).sqrt() + variance * 2 / count
+        close_by_chance(answer.variance, variance, error, 4)
+        torch.testing.assert_close(answer.variance, answer.epistemic + answer.aleatoric)
+        torch.testing.assert_close(answer.std.square(), answer.variance)
+        assert answer.samples.shape[0] == count
+
+
+@EVERY
+def test_log_prob_is_a_logsumexp_over_draws(name: str) -> None:
+    case, model, guide = posed(name)
+    posterior = kept(guide, case)
+    for blind in (True, False):
+        args, kwargs = (case.question, case.blind_kwargs) if blind else (case.args, case.kwargs)
+        found = pd.predict(model, posterior, *args, samples=DRAWS, seed=0, **kwargs)
+        site = case.observed[0]
+        answer = found[site] if isinstance(found, dict) else found
+        data = poutine.trace(model).get_trace(*case.args, **case.kwargs).nodes[site]["value"]
+        each = []
+        for t in range(DRAWS):
+            draw = {name: value[0, t] for name, value in posterior.weights.items()}
+            each.append(traced(model, draw, case.args, case.kwargs).nodes[site]["fn"].log_prob(data).detach())
+        expected = torch.logsumexp(torch.stack(each), 0) - math.log(DRAWS)
+        torch.testing.assert_close(answer.log_prob(data), expected, atol=1e-9, rtol=1e-9)
+
+
+def test_two_sites_are_two_predictions() -> None:
+    case, model, guide = posed("two_sites")
+    found = pd.predict(model, guide, X, samples=10, seed=0)
+    assert list(found) == ["first", "second"]
+    assert repr(found["second"]) == "SitePrediction('second', shape (12,), 10 draws, Laplace, samples kept)"
+    with pytest.raises(pd.PyroDropoutError, match=r"several sites, first, second: write loo\(\.\.\., site='first'\)"):
+        pd.loo(model, guide, *case.args, samples=50)
+    with pytest.raises(pd.PyroDropoutError, match="site must be one that the model observes, first, second; got 'y'"):
+        pd.loo(model, guide, *case.args, samples=50, site="y")
+
+
+def test_intervals_hold_their_share() -> None:
+    """Of mixtures of normals by their distribution function, exactly; of others by quantiles of the draws."""
+    case, model, guide = posed("line")
+    answer = pd.predict(model, guide, X, samples=200, seed=0)
+    for level, end in ((0.05, answer.interval(0.9)[0]), (0.95, answer.interval(0.9)[1])):
+        below = torch.stack([p.cdf(end) for p in answer.parts]).mean(0)
+        torch.testing.assert_close(below, torch.full_like(below, level), atol=1e-8, rtol=0)
+    case, model, guide = posed("counts")
+    answer = pd.predict(model, guide, X, samples=200, seed=0, **case.blind_kwargs)
+    low, high = answer.interval(0.9)
+    np.testing.assert_allclose(low.numpy(), np.quantile(answer.samples.numpy(), 0.05, axis=0))
+    np.testing.assert_allclose(high.numpy(), np.quantile(answer.samples.numpy(), 0.95, axis=0))
+
+
+def test_classes_have_what_classes_have() -> None:
+    case, model, guide = posed("classes")
+    answer = pd.predict(model, guide, X, samples=50, seed=0)
+    p = torch.stack([part.probs for part in answer.parts])
+    entropy = -(p.mean(0) * p.mean(0).log()).sum(-1)
+    torch.testing.assert_close(answer.probs, p.mean(0))
+    torch.testing.assert_close(answer.entropy, entropy)
+    torch.testing.assert_close(answer.mutual_information, entropy + (p * p.log()).sum(-1).mean(0))
+    votes = torch.nn.functional.one_hot(p.argmax(-1), 3).to(F64).mean(0)
+    torch.testing.assert_close(answer.variation_ratio, 1 - votes.amax(-1))
+    torch.testing.assert_close(pd.brier(answer, case.args[1]).shape, torch.Size([12]))
+    case, model, guide = posed("coins")
+    answer = pd.predict(model, guide, X, samples=50, seed=0)
+    assert answer.probs.shape == answer.entropy.shape == answer.mutual_information.shape == (12,)
+    torch.testing.assert_close(pd.brier(answer, case.args[1]), (answer.probs - case.args[1]).square())
+    assert 0 <= pd.ece(answer, case.args[1]) <= 1
+    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers, and site 'obs' is of Bernoulli"):
+        answer.interval()
+
+
+def test_covariances() -> None:
+    case, model, guide = posed("pairs")
+    posterior = kept(guide, case)
+    answer = pd.predict(model, posterior, X, samples=DRAWS, seed=0)
+    means, noises = (torch.stack([getattr(p, n) for p in answer.parts]) for n in ("mean", "covariance_matrix"))
+    apart = means - means.mean(0)
+    expected = noises.mean(0) + torch.einsum("tni,tnj->nij", apart, apart) / DRAWS
+    torch.testing.assert_close(answer.covariance, expected)
+    _, model, guide = posed("line")
+    answer = pd.predict(model, guide, X, samples=10)
+    torch.testing.assert_close(answer.covariance[:, 0, 0], answer.variance)
+
+
+def test_scores_take_them_too() -> None:
+    """The same numbers as of a network's prediction with the same parts."""
+    _, model, guide = posed("line")
+    answer = pd.predict(model, guide, X, samples=40, seed=0)
+    f = torch.stack([torch.stack([p.loc, -2 * p.scale.log()], -1) for p in answer.parts])
+    like = pd.HeteroscedasticGaussian()
+    from pyro_dropout.prediction.moments import block_sums
+
+    twin = pd.Prediction(like, block_sums(like, f), 40, f, f, None)
+    y = Y.unsqueeze(-1)
+    torch.testing.assert_close(pd.crps(answer, Y), pd.crps(twin, y)[:, 0])
+    torch.testing.assert_close(pd.pit(answer, Y), pd.pit(twin, y)[:, 0])
+    assert pd.coverage(answer, Y, 0.9) == pd.coverage(twin, y, 0.9)
+    assert pd.ece(answer, Y) == pytest.approx(pd.ece(twin, y))
+    torch.testing.assert_close(pd.crps(answer, Y, "gaussian"), pd.crps(twin, y, "gaussian")[:, 0])
+    near = pd.predictive_distance(answer, answer)
+    assert (near.mean, near.std) == (0.0, 0.0)
+    assert near.wasserstein == pytest.approx(0.0, abs=1e-9)
+
+
+def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -> None:
+    _, model, guide = posed("coins")
+    answer = pd.predict(model, guide, X, samples=20, seed=0)
+    for change in (lambda: pd.tempered(answer, 2.0), lambda: pd.refit_temperature(answer, (Y > 0).to(F64))):
+        with pytest.raises(pd.PyroDropoutError, match="reads the outputs of a network in another way, and site 'obs'"):
+            change()
+    handed = pd.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
+    assert int(handed.deferred.sum()) == 3
+    _, model, guide = posed("line")
+    answer = pd.predict(model, guide, X, samples=20, seed=0)
+    with pytest.raises(pd.PyroDropoutError, match="with_tau reads the outputs"):
+        pd.with_tau(answer, 2.0)
+    handed = pd.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
+    assert torch.equal(handed.uncertainty, answer.std)
+
+
+def test_a_seed_repeats_and_leaves_no_mark() -> None:
+    _, model, guide = posed("line")
+    state = torch.get_rng_state()
+    one, two, other = (pd.predict(model, guide, X, samples=20, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one.samples, two.samples)
+    assert not torch.equal(one.samples, other.samples)
+
+
+def test_samples_that_are_not_kept_and_means() -> None:
+    _, model, guide = posed("line", "AutoMeanField")
+    lean = pd.predict(model, guide, X, samples=20, seed=1, keep_samples=False)
+    torch.testing.assert_close(lean.mean, pd.predict(model, guide, X, samples=20, seed=1).mean)
+    for ask in (lambda: lean.samples, lambda: lean.log_prob(Y), lambda: lean.interval()):
+        with pytest.raises(pd.PyroDropoutError, match=r"call predict\(\.\.\., keep_samples=True\)"):
+            ask()
+    flat = pd.predict(model, guide, X, method="standard")
+    assert flat.epistemic.abs().max() == 0
+
+
+# --- what is refused, and what is not looked at -----------------------------------------------------------------------
+
+
+def test_a_likelihood_written_onto_a_function_is_not_looked_at() -> None:
+    """The advice that this package once gave: the numbers are those of the trace all the same."""
+    case, model, guide = posed("line")
+    ask: Any = {"samples": 30, "seed": 0}
+    before = pd.to_arviz(model, guide, *case.args, **ask)["log_likelihood"]["obs"].values
+    khat = pd.khat(model, guide, *case.args, **ask)
+    mean = pd.predict(model, guide, X, **ask).variance
+    model.likelihood = pd.Gaussian(tau=1e4)
+    try:
+        np.testing.assert_array_equal(
+            pd.to_arviz(model, guide, *case.args, **ask)["log_likelihood"]["obs"].values, before
+        )
+        assert pd.khat(model, guide, *case.args, **ask) == khat
+        assert torch.equal(pd.predict(model, guide, X, **ask).variance, mean)
+    finally:
+        del model.likelihood
+
+
+def test_a_module_whose_likelihood_is_not_used_is_asked_by_its_trace() -> None:
+    case, model, guide = posed("module", "AutoNormal")
+    before = pd.to_arviz(model, guide, *case.args, samples=30, seed=0)
+    model.likelihood = pd.Gaussian(tau=1e4)
+    after = pd.to_arviz(model, guide, *case.args, samples=30, seed=0)
+    np.testing.assert_array_equal(after["log_likelihood"]["obs"].values, before["log_likelihood"]["obs"].values)
+    assert pd.predict(model, guide, X, samples=10).mean.shape == (12,)
+
+
+def test_names_of_dimensions_are_those_of_the_plates() -> None:
+    case, model, guide = posed("nested")
+    data = pd.to_arviz(model, guide, *case.args, samples=30)
+    assert data["log_likelihood"]["obs"].dims == ("chain", "draw", "rows", "columns")
+    case, model, guide = posed("pairs")
+    data = pd.to_arviz(model, guide, *case.args, samples=30)
+    assert data["posterior_predictive"]["obs"].dims == ("chain", "draw", "data", "obs_dim_1")
+
+    def clash(y: Tensor) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("y", 12):
+            pyro.sample("obs", dist.Normal(mu, 1.0), obs=y)
+        with pyro.plate("mu_plate", 3):
+            pyro.sample("y_", dist.Normal(mu, 1.0), obs=y[:3])
+
+    guide = AutoNormal(clash)
+    data = pd.to_arviz(clash, guide, Y, samples=30)
+    assert data["log_likelihood"]["obs"].dims[2:] == ("y",)
+    assert data["log_likelihood"]["y_"].dims[2:] == ("mu_plate",)
+
+
+def test_data_may_be_wider_than_what_is_said_of_them() -> None:
+    def model(y: Tensor | None = None) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        pyro.sample("obs", dist.Normal(mu, 1.0), obs=y)
+
+    guide = AutoNormal(model)
+    data = pd.to_arviz(model, guide, Y, samples=30)
+    assert data["log_likelihood"]["obs"].shape == data["posterior_predictive"]["obs"].shape == (1, 30, 12)
+
+
+def test_mistakes_are_told() -> None:
+    case, model, guide = posed("line")
+    with pytest.raises(pd.PyroDropoutError, match=r"to_arviz has no option 'sample', .* Did you mean 'samples'\?"):
+        pd.to_arviz(model, guide, *case.args, sample=3)
+    with pytest.raises(pd.PyroDropoutError, match=r"got line, which takes \(x.*missing a required argument: 'x'"):
+        pd.to_arviz(model, guide)
+    with pytest.raises(pd.PyroDropoutError, match="the model observes nothing with these arguments"):
+        pd.khat(model, guide, X, samples=30)
+    with pytest.raises(pd.PyroDropoutError, match="AutoNormal has not seen its model yet"):
+        pd.predict(model, AutoNormal(model), X)
+    blind = AutoNormal(model)
+    blind(X)
+    with pytest.raises(pd.PyroDropoutError, match="site 'obs' is observed here, and the posterior has it as a latent"):
+        pd.to_arviz(model, blind, *case.args, samples=30)
+    with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model"):
+        pd.predict(model, blind, X, samples=3)
+    other = posed("unplated")[2]
+    with pytest.raises(pd.PyroDropoutError, match="the model samples none of the posterior's sites, "):
+        pd.predict(model, other, X, samples=3)
+    with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'slope', which the model samples"):
+        pd.to_arviz(model, other, *case.args, samples=30)
+    with pytest.raises(pd.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, and \(5,\) in the"):
+        pd.predict(posed("schools")[1], posed("schools")[2], X[:5] + 2, samples=3)
+    for option in ("compile", "distributed"):
+        with pytest.raises(pd.PyroDropoutError, match=f"{option}=True is for networks"):
+            pd.predict(model, guide, X, samples=3, **{option: True})
+    answer = pd.predict(model, guide, X, samples=3)
+    with pytest.raises(pd.ShapeError, match=r"y must have the shape of site 'obs', \(12,\); got \(12, 1\)"):
+        answer.log_prob(Y.unsqueeze(-1))
+    with pytest.raises(pd.PyroDropoutError, match="probs is for classes, and this prediction is of Normal"):
+        answer.probs  # noqa: B018
+    counts = posed("counts")
+    with pytest.raises(pd.RangeError, match="y must lie in the support of site 'obs', Poisson"):
+        pd.predict(counts[1], counts[2], X, samples=3, **counts[0].blind_kwargs).log_prob(Y - 10)
+    with pytest.raises(pd.SingularError, match="'slope': it is a point"):
+        pd.khat(model, AutoDelta(model), *case.args, samples=30)
+
+
+def test_a_plate_that_draws_a_subsample_is_refused() -> None:
+    def model(y: Tensor) -> None:
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y), subsample_size=4) as rows:
+            pyro.sample("obs", dist.Normal(mu, 1.0), obs=y[rows])
+
+    guide = AutoNormal(model)
+    for ask in (lambda: pd.to_arviz(model, guide, Y), lambda: pd.nuts(model, Y, progress=False)):
+        with pytest.raises(pd.PyroDropoutError, match="plate 'data' draws 4 of 12 points; here all of them are needed"):
+            ask()
+
+
+def test_single_precision_and_several_chains(tmp_path: Any) -> None:
+    torch.set_default_dtype(torch.float32)
+
+    def model(x: Tensor, y: Tensor | None = None) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("obs", dist.Normal(slope * x, 0.5), obs=y)
+
+    chains = SimpleNamespace(weights={"slope": 1.5 + 0.2 * torch.randn(3, 80)})
+    data = pd.to_arviz(model, chains, X.float(), Y.float())
+    assert data["posterior"]["slope"].shape == (3, 80)
+    assert data["posterior_predictive"]["obs"].dtype == np.float32
+    assert data["log_likelihood"]["obs"].dtype == np.float64
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = arviz_export.arviz().loo(data, pointwise=True)
+        mine = pd.loo(model, chains, X.float(), Y.float())
+    assert mine.elpd == pytest.approx(float(theirs.elpd_loo if hasattr(theirs, "elpd_loo") else theirs.elpd), abs=1e-9)
+    assert not mine.corrected
+
+
+def test_results_are_compared_by_arviz_as_they_are() -> None:
+    az = arviz_export.arviz()
+
+    def flat(x: Tensor, y: Tensor | None = None) -> None:
+        unplated(y)
+
+    _, model, guide = posed("line", "AutoMultivariateNormal")
+    level = AutoNormal(flat, init_scale=0.2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {"line": pd.loo(model, guide, X, Y, seed=0), "level": pd.loo(flat, level, X, Y, seed=0)}
+        table = az.compare(found)
+    assert set(table.index) == {"line", "level"}
+    assert isinstance(found["line"], pd.LOO)
+    assert repr(found["line"]).startswith("LOO(elpd=")
+    elpd = table["elpd_loo"] if "elpd_loo" in table else table["elpd"]
+    assert float(elpd["line"]) == pytest.approx(found["line"].elpd)
+    assert line is model

@@ -1,0 +1,205 @@
+"""The sampler and simulation-based calibration on Pyro models that are not networks."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.references.nuts import nuts as reference
+from tests.prediction.pyro_models import CASES, F64, X, Y, line, normal, schools
+
+QUICK: Any = {"chains": 2, "samples": 60, "warmup": 60, "compile": False, "progress": False}
+LOST = pytest.mark.filterwarnings("ignore:.*trajectories diverged")
+ROUGH = pytest.mark.filterwarnings("ignore:chains disagree", "ignore:.*trajectories diverged")
+
+
+@pytest.fixture(autouse=True)
+def in_float64() -> None:
+    torch.set_default_dtype(F64)
+
+
+# --- nuts -------------------------------------------------------------------------------------------------------------
+
+
+@ROUGH
+@pytest.mark.parametrize("name", ["line", "schools", "counts", "table", "module", "unplated", "penalised"])
+def test_any_signature_any_site_and_any_return_value(name: str) -> None:
+    case = CASES[name]
+    model = case.make()
+    found = pd.nuts(model, *case.args, **QUICK, **case.kwargs)
+    assert all(value.shape[:2] == (2, 60) and value.dtype == F64 for value in found.weights.values())
+    answer = pd.predict(model, found, *case.question, samples=50, seed=0, **case.blind_kwargs)
+    assert torch.isfinite(answer.mean).all()
+    data = pd.to_arviz(model, found, *case.args, **case.kwargs)
+    assert data["posterior"].sizes["chain"] == 2
+
+
+def test_a_mean_of_normals_has_its_posterior() -> None:
+    """y ~ N(mu, 0.7²), mu ~ N(0, 1): mean and variance within 5 standard errors of some 300 draws: below 1e-5."""
+
+    def model(y: Tensor) -> Tensor:
+        mu = pyro.sample("mu", normal())
+        with pyro.plate("data", len(y)):
+            return pyro.sample("obs", normal(mu, 0.7), obs=y)
+
+    found = pd.nuts(model, Y, **{**QUICK, "samples": 400, "chains": 2, "warmup": 150})
+    precision = 1 + 12 / 0.49
+    mean, std = float(Y.sum() / 0.49) / precision, precision**-0.5
+    draws = found.weights["mu"]
+    worth = float(found.ess_of(draws))
+    assert abs(float(draws.mean()) - mean) < 5 * std / worth**0.5
+    assert float(draws.std()) == pytest.approx(std, rel=5 / worth**0.5)
+
+
+@ROUGH
+def test_a_module_is_left_as_it_was() -> None:
+    model = CASES["module"].make().train()
+    before = model.log_scale.detach().clone()
+    pd.nuts(model, X, Y, **{**QUICK, "samples": 5, "warmup": 5})
+    assert model.training
+    assert torch.equal(model.log_scale, before)
+
+
+@LOST
+def test_what_r_hat_is_of() -> None:
+    """Values that the model returns where they depend on the draws; sites where it returns nothing, or its data."""
+
+    def returns(what: str) -> Any:
+        def model(x: Tensor, y: Tensor | None = None) -> Any:
+            slope = pyro.sample("slope", normal())
+            with pyro.plate("data", len(x)):
+                seen = pyro.sample("obs", dist.Normal(slope * x, 0.5), obs=y)
+            return {"nothing": None, "data": seen, "function": slope * x, "names": "slope"}[what]
+
+        return model
+
+    few: Any = {**QUICK, "samples": 6, "warmup": 2}
+    for what, told in (("nothing", "site 'slope'"), ("data", "site 'slope'"), ("names", "site 'slope'")):
+        with pytest.warns(UserWarning, match=f"chains disagree about {told}"):
+            pd.nuts(returns(what), X, Y, **few)
+    with pytest.warns(UserWarning, match="chains disagree about the values that the model returns"):
+        pd.nuts(returns("function"), X, Y, **few)
+
+
+@LOST
+def test_whatever_goes_wrong_after_sampling_the_draws_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise RuntimeError("no R-hat today")
+
+    monkeypatch.setattr(reference, "_disagreement", broken)
+    with pytest.warns(UserWarning, match=r"R-hat could not be computed \(RuntimeError: no R-hat today\); the draws"):
+        found = pd.nuts(line, X, Y, **QUICK)
+    assert found.num_draws == 60
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="R-hat could not be computed"):
+        found = pd.nuts(schools, 1 + X.square(), Y, points=torch.zeros(3), **{**QUICK, "samples": 10, "warmup": 10})
+    assert found.num_draws == 10
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(pd.PyroDropoutError, match=r"nuts has no option 'chain', and line.* Did you mean 'chains'\?"):
+        pd.nuts(line, X, Y, chain=3)
+    with pytest.raises(pd.PyroDropoutError, match=r"got line, which takes .*: missing a required argument: 'x'"):
+        pd.nuts(line)
+
+
+# --- simulation-based calibration -------------------------------------------------------------------------------------
+
+
+def conjugate(model: Any, y: Tensor) -> pd.SampledPosterior:
+    precision = 1 + len(y) / 0.49
+    return pd.SampledPosterior({"mu": float(y.sum() / 0.49) / precision + precision**-0.5 * torch.randn(1, 99)})
+
+
+def level(y: Tensor | None = None) -> None:
+    mu = pyro.sample("mu", normal())
+    with pyro.plate("data", 12):
+        pyro.sample("y", normal(mu, 0.7), obs=y)
+
+
+@pytest.mark.parametrize("given", [(), (torch.zeros(12),)], ids=["left out", "placeholder"])
+def test_the_exact_posterior_is_calibrated_and_a_narrow_one_is_not(given: tuple[Tensor, ...]) -> None:
+    """A 99 % band: with another seed this fails with a probability of 1 %; the seed is set."""
+    right = pd.sbc(level, conjugate, *given, replications=200, progress=False)
+    assert right.inside_band(0.99) == {"mu": True}
+
+    def narrow(model: Any, y: Tensor) -> pd.SampledPosterior:
+        exact = conjugate(model, y).weights["mu"]
+        return pd.SampledPosterior({"mu": exact.mean() + 0.3 * (exact - exact.mean())})
+
+    assert pd.sbc(level, narrow, *given, replications=200, progress=False).inside_band(0.99) == {"mu": False}
+
+
+def test_data_that_the_model_takes_apart_are_simulated_too() -> None:
+    """The site observes a part of an argument: the model that is fitted has the simulated values all the same."""
+    met: list[Tensor] = []
+
+    def fit(model: Any, batch: dict[str, Tensor]) -> Any:
+        trace = pyro.poutine.trace(model).get_trace(batch)
+        met.append(trace.nodes["obs"]["value"])
+        assert trace.nodes["obs"]["is_observed"]
+        return AutoNormal(model)
+
+    def model(batch: dict[str, Tensor]) -> None:
+        slope = pyro.sample("slope", normal())
+        with pyro.plate("data", 12):
+            pyro.sample("obs", normal(slope * batch["x"], 0.5), obs=2 * batch["y"])
+
+    found = pd.sbc(model, fit, {"x": X, "y": Y}, replications=3, samples=9, progress=False)
+    assert list(found.ranks) == ["slope"]
+    assert len({float(value[0]) for value in met}) == 3
+    assert not any(torch.equal(value, 2 * Y) for value in met)
+
+
+def test_every_site_is_ranked_by_a_few_numbers() -> None:
+    case = CASES["schools"]
+    asked: list[Any] = []
+
+    def fit(model: Any, errors: Tensor, effects: Tensor) -> Any:
+        asked.append(effects)
+        pyro.clear_param_store()
+        guide = AutoNormal(model)
+        guide(errors, effects)
+        return guide
+
+    found = pd.sbc(case.make(), fit, *case.args, replications=2, samples=9, progress=False)
+    assert list(found.ranks) == ["mu", "tau", "theta[0]", "theta[6]", "theta[11]"]
+    assert not torch.equal(asked[0], case.args[1])
+    assert asked[0].dtype == case.args[1].dtype
+
+
+def test_what_cannot_be_simulated_is_told() -> None:
+    case = CASES["penalised"]
+    with pytest.raises(pd.PyroDropoutError, match=r"'penalty' is a pyro\.factor.*cannot be simulated"):
+        pd.sbc(case.make(), conjugate, *case.args, replications=1, progress=False)
+    with pytest.raises(pd.PyroDropoutError, match="line observes nothing with these arguments: give it data"):
+        pd.sbc(line, conjugate, X, replications=1, progress=False)
+
+
+# --- types ------------------------------------------------------------------------------------------------------------
+
+
+def test_constants_that_want_single_precision_are_sampled_in_it() -> None:
+    torch.set_default_dtype(torch.float32)
+    weights = torch.ones(2, 2)
+
+    def model(x: Tensor, y: Tensor) -> None:
+        slope = pyro.sample("slope", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("obs", dist.Normal((x @ weights) @ slope, 1.0), obs=y)
+
+    x = torch.stack([X, X], -1).float()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = pd.nuts(model, x, Y.float(), **{**QUICK, "samples": 10, "warmup": 10})
+    assert found.weights["slope"].dtype == torch.float32
+    assert np.isfinite(found.weights["slope"].numpy()).all()
+    assert ModelCall(model, (x,)).dtype == torch.float32

@@ -1,0 +1,120 @@
+"""The energy of weights, against Pyro's own log density and its differences, for networks and for other models."""
+
+from typing import Any
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.references.nuts.energy import Energy
+
+F64 = torch.float64
+
+
+class Recurrent(nn.Module):
+    """One number from a sequence; its kernel cannot be mapped over weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.RNN(2, 3, batch_first=True), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.out(self.rnn(x)[0][:, -1])
+        return result
+
+
+def scaled(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A model with a site that is positive, one on a simplex, and no network."""
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+    shares = pyro.sample("shares", dist.Dirichlet(torch.ones(3, dtype=x.dtype)))
+    f = x * scale + shares[0] - shares[1] ** 2
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(f, 0.5).to_event(1), obs=y)
+    return f
+
+
+def cases() -> list[Any]:
+    points, targets = torch.randn(6, 2), torch.randn(6, 1)
+    tanh = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    classes = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
+    return [
+        pytest.param(pd.BayesianNet(tanh, pd.Prior(0.5), pd.Gaussian(tau=4.0)), points, targets, id="net"),
+        pytest.param(classes, points, torch.tensor([0, 1, 2, 0, 1, 2]), id="classes"),
+        pytest.param(pd.BayesianNet(Recurrent()), torch.randn(6, 4, 2), targets, id="recurrent"),
+        pytest.param(pd.DeepGP(2, [3], 1, nonlinearity="tanh"), points, targets, id="deep-gp"),
+        pytest.param(scaled, points[:, :1].double(), targets.double(), id="constrained"),
+    ]
+
+
+def joint(model: Any, weights: dict[str, Tensor], x: Tensor, y: Tensor) -> float:
+    return float(poutine.trace(poutine.condition(model, data=weights)).get_trace(x, y).log_prob_sum())
+
+
+@pytest.mark.parametrize(("model", "x", "y"), cases())
+@pytest.mark.parametrize("chains", [1, 3])
+def test_it_is_minus_the_log_density_and_its_gradient(model: Any, x: Tensor, y: Tensor, chains: int) -> None:
+    energy = Energy(ModelCall(model, (x, y)), compile=False)
+    z = np.stack([energy.start() for _ in range(chains)])
+    values, slopes = energy(z)
+    assert values.shape == (chains,)
+    assert slopes.shape == z.shape
+    step = 1e-5
+    for k in range(z.shape[1]):
+        shift = np.zeros_like(z)
+        shift[:, k] = step
+        numeric = (energy(z + shift)[0] - energy(z - shift)[0]) / (2 * step)
+        np.testing.assert_allclose(slopes[:, k], numeric, rtol=1e-5, atol=1e-5)
+    own = energy.weights(torch.from_numpy(z))
+    if model is scaled:  # densities change with the way to measure: dw = |dw/dz| dz, here by torch's own transforms
+        for chain in range(chains):
+            one = {name: value[chain] for name, value in own.items()}
+            stick = torch.distributions.StickBreakingTransform()
+            change = one["scale"].log() + stick.log_abs_det_jacobian(stick.inv(one["shares"]), one["shares"])
+            assert values[chain] == pytest.approx(-joint(model, one, x, y) - float(change), rel=1e-6)
+        return
+    for chain in range(chains):
+        one = {name: value[chain] for name, value in own.items()}
+        exact = -joint(energy.model, one, x.double(), y.double() if y.is_floating_point() else y)
+        assert values[chain] == pytest.approx(exact, rel=1e-9)
+
+
+def test_the_model_itself_is_left_alone() -> None:
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x = torch.randn(5, 1)
+    energy = Energy(ModelCall(model, (x, x)), compile=False)
+    energy(energy.start()[None])
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert next(model.parameters()).dtype == torch.float32
+    assert len(pyro.get_param_store()) == 0
+
+
+def test_a_compiled_energy_is_the_same() -> None:
+    x = torch.randn(6, 2)
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))
+    eager, compiled = (Energy(ModelCall(model, (x, x[:, :1])), compile=c) for c in (False, True))
+    z = np.stack([eager.start() for _ in range(2)])
+    for left, right in zip(eager(z), compiled(z), strict=True):
+        np.testing.assert_allclose(left, right, rtol=1e-10)
+    np.testing.assert_allclose(eager(z + 1)[0], compiled(z + 1)[0], rtol=1e-10)
+
+
+def test_what_has_no_gradient_is_told() -> None:
+    def coin(x: Tensor, y: Tensor) -> None:
+        pyro.sample("z", dist.Bernoulli(0.5))
+
+    def nothing(x: Tensor, y: Tensor) -> None:
+        pyro.sample("y", dist.Normal(x, 1.0).to_event(2), obs=y)
+
+    x = torch.zeros(2, 1)
+    with pytest.raises(pd.PyroDropoutError, match=r"'z'.*discrete"):
+        Energy(ModelCall(coin, (x, x)))
+    with pytest.raises(pd.PyroDropoutError, match="no random weights"):
+        Energy(ModelCall(nothing, (x, x)))

@@ -1,0 +1,165 @@
+"""The no-U-turn sampler on models, against posteriors in closed form and by quadrature; what it warns about."""
+
+import warnings
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.references.nuts.nuts import function_rhat
+
+QUIET: Any = {"progress": False}
+
+
+def mcse(values: Tensor) -> float:
+    return np.asarray(az.mcse(values.double().numpy())).item()  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:
+    """Within 3 Monte Carlo standard errors, 6 numbers: one seed in 60 fails on correct code, and this one does not."""
+    x = torch.randn(20, 2, dtype=dtype)
+    y = x @ torch.tensor([[1.0], [-2.0]], dtype=dtype) + 0.5
+    model = pd.BayesianNet(nn.Linear(2, 1).to(dtype), likelihood=pd.Gaussian(tau=2.0))
+    found = pd.nuts(model, x, y, samples=300, warmup=150, seed=0, compile=False, **QUIET)
+    exact = pd.conjugate(model, x, y)
+    assert found.weights["weight"].shape == (4, 300, 1, 2)
+    assert found.weights["weight"].dtype == dtype
+    assert found.divergences == 0
+    draws = torch.cat([found.weights["weight"].flatten(2), found.weights["bias"]], -1).double()
+    mean = torch.cat([exact.mean()["weight"].flatten(), exact.mean()["bias"]]).double()
+    for k in range(3):
+        square = (draws[..., k] - mean[k]) ** 2
+        assert abs(draws[..., k].mean() - mean[k]) < 3 * mcse(draws[..., k])
+        assert abs(square.mean() - exact.covariance[k, k]) < 3 * mcse(square)
+    assert function_rhat(model, found, x).max() < 1.01
+
+
+def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
+    """A scale with a log-normal prior: 2 numbers within 5.5 standard errors, 1e-7 to fail on correct code."""
+
+    def model(x: Tensor, y: Tensor | None = None) -> Tensor:
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(torch.zeros_like(x), scale).to_event(1), obs=y)
+        return scale * torch.ones_like(x)
+
+    x = torch.zeros(5, 1, dtype=torch.float64)
+    y = torch.tensor([[0.5], [-1.0], [2.0], [-0.3], [1.2]], dtype=torch.float64)
+    draws = pd.nuts(model, x, y, chains=4, samples=500, warmup=200, compile=False, **QUIET).weights["scale"]
+    grid = np.exp(np.linspace(-4, 4, 4001))
+    density = stats.lognorm.pdf(grid, 1.0) * np.prod([stats.norm.pdf(t, 0, grid) for t in y[:, 0].numpy()], 0)
+    density /= np.trapezoid(density, grid)
+    for power in (1, 2):
+        exact = np.trapezoid(density * grid**power, grid)
+        assert abs(float((draws**power).mean()) - exact) < 5.5 * mcse(draws**power)
+    assert draws.min() > 0
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_weights_may_disagree_where_functions_agree() -> None:
+    """f = u·v·x is the same with both signs turned, so chains may sit at either; R-hat of f does not mind."""
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+    model = pd.BayesianNet(net, pd.Prior(width_scaled=False), pd.Gaussian(tau=1.0))
+    x = torch.linspace(-2, 2, 12).unsqueeze(-1)
+    found = pd.nuts(model, x, 2 * x, chains=4, samples=1000, warmup=500, seed=2, target_accept=0.98, **QUIET)
+    signs = found.weights["0.weight"].sign().mean(1).flatten()
+    assert torch.equal(signs.abs(), torch.ones(4))
+    assert len(signs.unique()) == 2
+    assert found.rhat_of(found.weights["0.weight"]).max() > 1.5
+    assert function_rhat(model, found, x).max() < 1.01
+
+
+def test_a_seed_repeats_and_torchs_numbers_are_not_touched() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1))
+    x = torch.randn(5, 1)
+    state = torch.get_rng_state()
+    options = {"chains": 2, "samples": 3, "warmup": 10, "compile": False, **QUIET}
+    one, two, other = (pd.nuts(model, x, x, seed=seed, **options) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(one.weights["bias"], two.weights["bias"])
+    assert not torch.equal(one.weights["bias"], other.weights["bias"])
+    assert one.seconds > 0
+
+
+def test_chains_that_disagree_are_told_with_what_to_do() -> None:
+    net = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=100.0))
+    x = torch.linspace(-1, 1, 10).unsqueeze(-1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pd.nuts(model, x, x**2, samples=10, warmup=20, max_tree_depth=2, compile=False, **QUIET)
+    told = [str(warning.message) for warning in caught if "R-hat" in str(warning.message)]
+    assert len(told) == 1
+    assert "more samples" in told[0]
+    assert "max_tree_depth" in told[0]
+
+
+def test_trajectories_that_are_lost_are_told_with_what_to_do() -> None:
+    def funnel(x: Tensor, y: Tensor | None = None) -> Tensor:
+        width = pyro.sample("width", dist.Normal(0.0, 3.0))
+        value = pyro.sample("value", dist.Normal(0.0, torch.exp(width)).expand([4]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x, 1.0).to_event(1), obs=y)
+        return x + value[0]
+
+    x = torch.zeros(1, 1, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = pd.nuts(
+            funnel, x, x, chains=2, samples=50, warmup=30, target_accept=0.6, max_tree_depth=6, compile=False, **QUIET
+        )
+    assert found.divergences > 0
+    told = [str(warning.message) for warning in caught]
+    assert any("diverged" in text and "target_accept" in text for text in told)
+    assert f"{found.divergences} divergence" in repr(found)
+
+
+@pytest.mark.filterwarnings("ignore:.*diverged")
+def test_the_bar_counts_all_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1))
+    x = torch.randn(5, 1)
+    pd.nuts(model, x, x, chains=2, samples=3, warmup=2, compile=False, progress=True)
+    shown = capsys.readouterr().err
+    assert "nuts" in shown
+    assert "10/10" in shown
+
+
+def test_mistakes_are_told() -> None:
+    model, x = pd.BayesianNet(nn.Linear(1, 1)), torch.randn(5, 1)
+    for name, value in {"chains": 0, "samples": 0, "warmup": -1, "seed": -1, "target_accept": 1.0}.items():
+        with pytest.raises(pd.RangeError, match=name):
+            pd.nuts(model, x, x, **{name: value})
+    with pytest.raises(pd.ShapeError, match="same number"):
+        pd.nuts(model, x, x[:3])
+    with pytest.raises(pd.ShapeError, match="y must have shape"):
+        pd.nuts(model, x, x[:, 0], **QUIET)
+    with pytest.raises(pd.RangeError, match="finite"):
+        pd.nuts(model, x / 0, x)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("unchecked_shapes")  # a million calls, each of them checked, take three times as long
+def test_a_network_with_ten_hidden_units_is_sampled() -> None:
+    """A 1-10-1 tanh net on 30 points; no warning of disagreement or of lost trajectories, which would be an error."""
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 30).unsqueeze(-1)
+    y = torch.sin(2 * x) + 0.2 * torch.randn(30, 1)
+    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+    found = pd.nuts(model, x, y, seed=0, **QUIET)
+    worst = float(function_rhat(model, found, x).max())
+    print(f"largest R-hat of f {worst:.4f}, {found.divergences} divergences, {found.seconds:.0f} s")
+    assert worst < 1.01
+    answer = pd.predict(model, found, x, samples=2000)
+    f = model.evaluate(found.draws_at(torch.arange(2000)), x).detach()
+    assert found.ess_of(f.reshape(4, 500, 30)).min() > 400
+    assert torch.allclose(answer.mean, f.mean(0), atol=1e-5)
+    assert ((answer.mean - torch.sin(2 * x)).square().mean().sqrt()) < 0.2

@@ -1,0 +1,391 @@
+"""The scikit-learn estimators: scikit-learn's own checks, calibrated answers, and manners towards the process."""
+
+import copy
+import pickle
+import random
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas
+import pyro
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import pyro_dropout as pd
+from pyro_dropout.sklearn import estimators as module
+from pyro_dropout.sklearn.estimators import DropoutClassifier, DropoutRegressor
+from pyro_dropout.sklearn.inputs import held_back
+from pyro_dropout.sklearn.network import POSTERIORS
+
+QUICK: Any = {"hidden_layer_sizes": (8,), "max_steps": 5, "learning_rate": 0.1, "samples": 20, "random_state": 0}
+FAMILIES = {
+    "dropout": pd.AutoDropout,
+    "concrete": pd.AutoConcreteDropout,
+    "multiplicative": pd.AutoMultiplicative,
+    "mean-field": pd.AutoMeanField,
+    "row-mixture": pd.AutoRowMixture,
+    "low-rank": pd.AutoLowRank,
+}
+
+
+def plane(count: int = 60, noise: float = 0.5, seed: int = 0) -> tuple[Any, Any]:
+    """Rows of two features, and y = 2a - b with Gaussian noise."""
+    draw = np.random.default_rng(seed)
+    X = draw.normal(size=(count, 2))
+    return X, 2 * X[:, 0] - X[:, 1] + noise * draw.normal(size=count)
+
+
+def sides(count: int = 60) -> tuple[Any, Any]:
+    X, _ = plane(count)
+    return X, np.where(X[:, 0] > X[:, 1], "right", "left")
+
+
+@pytest.fixture(scope="module")
+def fitted() -> Any:
+    """A linear model with Gaussian weights, whose posterior is narrow: most of the predicted spread is noise."""
+    X, y = plane(500)
+    return DropoutRegressor((), guide="mean-field", max_steps=60, learning_rate=0.05, refit=False, random_state=0).fit(
+        X, 30 * y
+    )
+
+
+# --- scikit-learn's own checks ----------------------------------------------------------------------------------------
+
+
+SMALL: Any = {"hidden_layer_sizes": (), "max_steps": 5, "learning_rate": 0.2, "samples": 10}
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize("estimator", [DropoutRegressor(**SMALL, tau=1.0), DropoutClassifier(**SMALL)])
+def test_scikit_learn_checks_pass(estimator: Any) -> None:
+    results = check_estimator(estimator, on_skip=None)
+    assert len(results) > 45
+    # The estimators convert to tensors of their own, and claim no support of foreign arrays.
+    assert [r["check_name"] for r in results if r["status"] != "passed"] in ([], ["check_array_api_input"])
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def test_intervals_cover_what_they_say_on_diabetes() -> None:
+    # If the 90 % interval is right, 142 points are covered at a rate of 0.9 ± 0.025; choosing τ on 60 held-back rows
+    # adds as much again. Outside ± 0.1 (2.8 standard errors) falls a correct estimator with probability 0.5 %.
+    X, y = load_diabetes(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, train_size=300, random_state=0)
+    regressor = DropoutRegressor(max_steps=60, learning_rate=0.05, random_state=0).fit(X, y)
+    lower, upper = regressor.interval(X_test, level=0.9)
+    assert 0.8 <= np.mean((lower < y_test) & (y_test < upper)) < 1.0
+    mean, std = regressor.predict(X_test, return_std=True)
+    assert 0.6 < np.mean(((y_test - mean) / std) ** 2) < 1.6
+    assert regressor.score(X_test, y_test) > 0.3
+
+
+def test_digits_are_told_apart() -> None:
+    X, y = load_digits(return_X_y=True)
+    X, X_test, y, y_test = train_test_split(X, y, train_size=500, test_size=500, random_state=0)
+    classifier = DropoutClassifier(max_steps=40, learning_rate=0.05, random_state=0).fit(X, y)
+    assert classifier.score(X_test, y_test) > 0.88
+    probs = classifier.predict_proba(X_test)
+    assert -np.log(probs[np.arange(500), y_test]).mean() < 0.5  # ten equal classes have 2.3
+    doubt = 1 - probs.max(1)
+    wrong = classifier.predict(X_test) != y_test
+    assert doubt[wrong].mean() > 2 * doubt[~wrong].mean()
+
+
+def test_auto_tau_is_that_of_the_noise(fitted: Any) -> None:
+    # 100 held-back rows: log τ has a standard error of √(2/100) = 0.14, and a correct choice is off by more than 0.45
+    # with probability 0.2 %.
+    assert abs(np.log(fitted.tau_ * (30 * 0.5) ** 2)) < 0.45
+
+
+def test_a_given_tau_is_in_the_units_of_y() -> None:
+    X, y = plane()
+    regressor = DropoutRegressor(**QUICK, tau=0.04).fit(X, 100 * y)
+    assert regressor.tau_ == pytest.approx(0.04)
+    _, std = regressor.predict(X, return_std=True)
+    assert std.min() > 5
+
+
+def test_samples_are_functions_and_noise(fitted: Any) -> None:
+    X = np.array([[0.5, 1.0], [0.5, 1.0], [3.0, -3.0]])
+    drawn = fitted.sample_y(X, n_samples=2000, random_state=1)
+    assert drawn.shape == (3, 2000)
+    # At the same point one function has one value: what differs is noise. √(2/2000) = 3.2 %, so 4 standard errors.
+    assert np.var(drawn[0] - drawn[1]) == pytest.approx(2 / fitted.tau_, rel=0.13)
+    mean, std = fitted.predict(X, return_std=True)
+    assert drawn.mean(1) == pytest.approx(mean, abs=5 * std.max() / np.sqrt(200))
+    assert drawn.std(1) == pytest.approx(std, rel=0.1)
+    lower, upper = fitted.interval(X, level=0.8)
+    inside = (drawn > lower[:, None]) & (drawn < upper[:, None])
+    assert inside.mean(1) == pytest.approx(0.8, abs=0.05)
+    assert np.array_equal(drawn, fitted.sample_y(X, n_samples=2000, random_state=1))
+    assert not np.array_equal(fitted.sample_y(X), fitted.sample_y(X))
+
+
+def test_noise_differs_from_piece_to_piece(fitted: Any) -> None:
+    drawn = fitted.sample_y(np.zeros((1024, 2)), n_samples=2, random_state=0)
+    assert not np.allclose(drawn[:512], drawn[512:])
+
+
+def test_classes_are_drawn_as_often_as_they_are_probable() -> None:
+    X, y = sides()
+    classifier = DropoutClassifier(**QUICK).fit(X, y).set_params(samples=500)
+    drawn = classifier.sample_y(X[:5], n_samples=2000, random_state=0)
+    assert drawn.shape == (5, 2000)
+    assert set(drawn.ravel()) <= set(classifier.classes_)
+    # 500 functions for the probabilities, 2000 throws: a standard error of at most 0.025 at each of five points.
+    assert (drawn == "right").mean(1) == pytest.approx(classifier.predict_proba(X[:5])[:, 1], abs=0.1)
+
+
+def test_a_point_is_answered_alike_alone_and_among_many(fitted: Any) -> None:
+    X, _ = plane(1100, seed=3)
+    mean, std = fitted.predict(X, return_std=True)
+    for rows in (slice(700, 701), slice(300, 900)):
+        alone = fitted.predict(X[rows], return_std=True)
+        assert alone[0] == pytest.approx(mean[rows], rel=1e-9)
+        assert alone[1] == pytest.approx(std[rows], rel=1e-9)
+
+
+def test_several_targets_have_a_noise_each() -> None:
+    X, y = plane(400)
+    both = np.stack([y, 1000 * (X[:, 1] + 0.1 * np.random.default_rng(1).normal(size=400))], 1)
+    regressor = DropoutRegressor(
+        (), guide="mean-field", max_steps=50, learning_rate=0.1, refit=False, random_state=0
+    ).fit(X, both)
+    mean, std = regressor.predict(X, return_std=True)
+    assert mean.shape == std.shape == (400, 2)
+    assert regressor.sample_y(X, n_samples=3).shape == (400, 2, 3)
+    # 160 held-back numbers for one factor, and 320 trained ones for each ratio: 4 standard errors of 0.14
+    assert abs(np.log(regressor.tau_ * np.array([0.5, 100.0]) ** 2)).max() < 0.56
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("guide", FAMILIES)
+def test_every_guide_fits(guide: str) -> None:
+    X, y = plane()
+    regressor = DropoutRegressor(**QUICK, guide=guide, keep=0.8, tau=4.0).fit(X, y)
+    mean, std = regressor.predict(X, return_std=True)
+    assert np.isfinite(mean).all()
+    assert (std > 0.5).all()
+    model, posterior = regressor.model_and_guide()
+    assert type(posterior) is FAMILIES[guide]
+    answer = pd.predict(model, posterior, torch.tensor(X), samples=2000, shared=True, seed=0)
+    assert answer.mean[:, 0].numpy() == pytest.approx(mean, abs=6 * answer.std.max().item() / np.sqrt(20))
+    assert set(FAMILIES) == set(POSTERIORS)
+
+
+def test_keep_is_given_for_each_layer() -> None:
+    X, y = plane()
+    _, guide = DropoutRegressor(**QUICK, keep=(1.0, 0.6), tau=1.0).fit(X, y).model_and_guide()
+    assert isinstance(guide.posterior("0.weight"), pyro.distributions.Delta)
+    assert guide.posterior("2.weight").keep.unique().item() == pytest.approx(0.6)
+    _, guide = DropoutRegressor(**QUICK, keep=0.6, tau=1.0).fit(X[:, :1], y).model_and_guide()
+    assert isinstance(guide.posterior("0.weight"), pyro.distributions.Delta)  # the only input
+
+
+def test_early_stopping_stops() -> None:
+    X, y = np.random.default_rng(0).normal(size=(2, 40, 1))  # nothing can be learned here
+    noise: Any = {**QUICK, "hidden_layer_sizes": (30,), "max_steps": 50, "tau": 5.0}
+    stopped = DropoutRegressor(**noise, early_stopping=True, patience=3, refit=False).fit(X, y[:, 0])
+    assert stopped.n_iter_ == stopped.validation_curve_[-1, 0] < 50
+    steps, values = stopped.validation_curve_.T
+    assert len(values) == values.argmin() + 4  # the best, and three that were borne
+    again = DropoutRegressor(**noise, early_stopping=True, patience=3).fit(X, y[:, 0])
+    assert again.n_iter_ == steps[values.argmin()] == len(again.loss_curve_)
+    assert len(stopped.loss_curve_) == stopped.n_iter_
+
+
+def test_what_is_held_back_is_not_trained_on_unless_refitted() -> None:
+    X, y = plane()
+    far = np.where(held_back(60, 0.2, _first_seed(0)).numpy(), y + 1e4, y)
+    linear: Any = {**QUICK, "hidden_layer_sizes": (), "tau": 1.0, "early_stopping": True}
+    assert abs(DropoutRegressor(**linear, refit=False).fit(X, far).predict(X)).max() < 100
+    assert DropoutRegressor(**linear).fit(X, far).predict(X).max() > 500
+
+
+def _first_seed(state: int) -> int:
+    return int(np.random.RandomState(state).randint(2**31 - 1, size=3)[0])
+
+
+def test_classes_are_held_back_in_proportion() -> None:
+    classes = torch.tensor([0] * 80 + [1] * 20)[torch.randperm(100)]
+    held = held_back(100, 0.25, seed=4, classes=classes)
+    assert held.sum() == 25
+    assert classes[held].sum() == 5
+    with pytest.raises(pd.RangeError, match="holds back 2 of 3 rows"):
+        held_back(3, 0.5, seed=0)
+
+
+def test_warm_start_goes_on() -> None:
+    X, y = plane()
+    regressor = DropoutRegressor(**{**QUICK, "hidden_layer_sizes": (), "max_steps": 20}, warm_start=True).fit(X, y)
+    before, tau, first = regressor.predict(X), regressor.tau_, regressor.loss_curve_[:5].mean()
+    regressor.set_params(learning_rate=1e-9, max_steps=4).fit(X, y)
+    assert regressor.predict(X) == pytest.approx(before, abs=1e-5)
+    assert regressor.tau_ == pytest.approx(tau)
+    assert regressor.loss_curve_.mean() < first
+    regressor.set_params(tau=9.0).fit(X, y)
+    assert regressor.tau_ == pytest.approx(9.0)
+    with pytest.raises(pd.PyroDropoutError, match="warm_start=True goes on with the network"):
+        regressor.set_params(guide="mean-field").fit(X, y)
+    with pytest.raises(ValueError, match="features"):
+        regressor.set_params(guide="dropout").fit(X[:, :1], y)
+    classifier = DropoutClassifier(**QUICK, warm_start=True).fit(*sides())
+    with pytest.raises(pd.PyroDropoutError, match="y has 'middle' too"):
+        classifier.fit(X, np.repeat(["left", "middle"], 30))
+
+
+def test_long_trainings_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def note(*args: Any, **options: Any) -> Any:
+        asked.append(options["compile"])
+        raise InterruptedError
+
+    monkeypatch.setattr(module, "train", note)
+    for settings in ({}, {"max_steps": 5000}, {"max_steps": 5000, "compile": False}, {"compile": True}):
+        with pytest.raises(InterruptedError):
+            DropoutClassifier(**settings).fit(*sides())
+    assert asked == [False, "auto", False, True]
+
+
+def test_verbose_shows_a_bar(capfd: pytest.CaptureFixture[str]) -> None:
+    DropoutClassifier(**QUICK).fit(*sides())
+    assert capfd.readouterr().err == ""
+    DropoutClassifier(**QUICK, verbose=True).fit(*sides())
+    assert "5/5" in capfd.readouterr().err
+
+
+# --- manners ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("unchecked_shapes")  # the checks throw dice of their own
+def test_nothing_leaks_into_the_process() -> None:
+    X, y = plane()
+    pyro.param("mine", torch.ones(2))
+    states = torch.get_rng_state(), np.random.mtrand._rand.get_state()[1], random.getstate()
+    regressor = DropoutRegressor(**QUICK, early_stopping=True).fit(X, y)
+    regressor.predict(X)
+    regressor.sample_y(X, random_state=1)
+    with pytest.raises(pd.RangeError, match="level"):
+        regressor.interval(X, level=2)
+    assert list(pyro.get_param_store()) == ["mine"]
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.array_equal(np.random.mtrand._rand.get_state()[1], states[1])
+    assert random.getstate() == states[2]
+
+
+def test_a_random_state_decides_everything() -> None:
+    X, y = plane()
+    settings = {**QUICK, "guide": "row-mixture", "tau": 1.0}
+    first = DropoutRegressor(**settings).fit(X, y)
+    torch.rand(3)
+    second = DropoutRegressor(**settings).fit(X, y)
+    assert np.array_equal(first.predict(X), second.predict(X))
+    other = DropoutRegressor(**{**settings, "random_state": 1}).fit(X, y)
+    assert not np.allclose(first.predict(X), other.predict(X))
+
+
+def test_fitted_estimators_travel() -> None:
+    X, y = sides()
+    classifier = DropoutClassifier(**QUICK, guide="low-rank").fit(X, y)
+    for copied in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier)):
+        assert np.array_equal(copied.predict_proba(X), classifier.predict_proba(X))
+    with pytest.raises(NotFittedError):
+        clone(classifier).predict(X)
+
+
+def test_data_frames_bring_their_names() -> None:
+    X, y = plane()
+    frame = pandas.DataFrame(X, columns=["a", "b"])
+    regressor = DropoutRegressor(**QUICK, tau=1.0).fit(frame, pandas.Series(y))
+    assert regressor.feature_names_in_.tolist() == ["a", "b"]
+    assert regressor.n_features_in_ == 2
+    assert np.array_equal(regressor.predict(frame), DropoutRegressor(**QUICK, tau=1.0).fit(X, y).predict(X))
+    with pytest.raises(ValueError, match="feature names"):
+        regressor.predict(frame[["b", "a"]])
+
+
+def test_pipelines_and_cross_validation() -> None:
+    X, y = plane(200)
+    pipeline = make_pipeline(StandardScaler(), DropoutRegressor((), **_without(QUICK), tau=4.0, keep=0.95))
+    scores = cross_val_score(pipeline, 1000 * X, y, cv=2)
+    assert (scores > 0.7).all()  # noise of 0.5 leaves 0.95
+    mean, std = pipeline.fit(X, y).predict(X, return_std=True)
+    assert mean.shape == std.shape == (200,)
+
+
+def _without(settings: Any) -> Any:
+    return {**{k: v for k, v in settings.items() if k != "hidden_layer_sizes"}, "max_steps": 20, "learning_rate": 0.2}
+
+
+@pytest.mark.parametrize("backend", ["threading", pytest.param("loky", marks=pytest.mark.deep)])
+def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) -> None:
+    X, y = sides()
+    search = GridSearchCV(
+        DropoutClassifier(**QUICK), {"guide": ["dropout", "mean-field"]}, cv=2, scoring="neg_log_loss", refit=False
+    )
+    expected = clone(search).fit(X, y).cv_results_["mean_test_score"]
+    assert len(set(expected)) == 2
+    with joblib.parallel_config(backend=backend, n_jobs=2):
+        found = clone(search).fit(X, y).cv_results_["mean_test_score"]
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"hidden_layer_sizes": (50, 0)}, r"hidden_layer_sizes must hold whole numbers .* got \(50, 0\)"),
+        ({"hidden_layer_sizes": "50"}, "hidden_layer_sizes must hold"),
+        ({"hidden_layer_sizes": 2.5}, "hidden_layer_sizes must hold"),
+        ({"activation": "gelu"}, "activation must be one of 'relu', 'tanh'; got 'gelu'"),
+        ({"guide": "normal"}, "guide must be one of 'dropout', .*; got 'normal'"),
+        ({"guide": None}, "guide must be one of"),
+        ({"keep": 0.0}, r"keep must lie in \(0, 1\]; got 0.0"),
+        ({"keep": (0.9, 1.2)}, r"keep\[1\] must lie in"),
+        ({"keep": (0.9, 0.9, 0.9)}, "one for each of the 2 weight layers.* got 3 numbers"),
+        ({"keep": "most"}, "keep must be a real number"),
+        ({"guide": "concrete", "keep": 1.0}, "must start below 1 to be learned"),
+        ({"length_scale": -1.0}, "length_scale must be positive"),
+        ({"tau": -1.0}, "tau must be positive"),
+        ({"tau": "best"}, "tau must be 'auto' or a positive number.* got 'best'"),
+        ({"max_steps": 0}, "max_steps must be a whole number of at least 1"),
+        ({"batch_size": 1.5}, "batch_size must be a whole number"),
+        ({"samples": 0}, "samples must be a whole number"),
+        ({"patience": 0}, "patience must be a whole number"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+        ({"validation_fraction": 1.0}, "validation_fraction must lie strictly between 0 and 1; got 1.0"),
+        ({"validation_fraction": 0.99}, "holds back 59 of 60 rows"),
+        ({"compile": "always"}, "compile must be 'auto', True or False; got 'always'"),
+        ({"device": "nowhere"}, "device must be a torch device that can be used here.* got 'nowhere'"),
+    ],
+    ids=str,
+)
+def test_a_bad_setting_is_named(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        DropoutRegressor(**{**QUICK, **settings}).fit(*plane())
+
+
+def test_bad_data_is_named(fitted: Any) -> None:
+    X, y = plane()
+    with pytest.raises(pd.PyroDropoutError, match="y must have at least two classes; got one class"):
+        DropoutClassifier(**QUICK).fit(X, np.ones(60, dtype=int))
+    with pytest.raises(ValueError, match="Unknown label type: continuous"):
+        DropoutClassifier(**QUICK).fit(X, y)
+    with pytest.raises(pd.RangeError, match="n_samples must be a whole number"):
+        fitted.sample_y(X, n_samples=0)
+    with pytest.raises(ValueError, match="features"):
+        fitted.predict(X[:, :1])

@@ -1,0 +1,72 @@
+"""Two trainings that differ are told apart, and two that do not are not."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.training.checkpoints.fingerprint import told_layers, told_update
+from pyro_dropout.training.optimisers import named
+
+
+def rms(**options: Any) -> Any:
+    return told_update(torch.optim.RMSprop([torch.zeros(2, requires_grad=True)], **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": 0.05}, {"lr": torch.tensor(0.05)}, {"momentum": 0.5}, {"alpha": 0.5}, {"weight_decay": 0.1}],
+    ids=str,
+)
+def test_options_of_torchs_optimisers_are_told(options: dict[str, Any]) -> None:
+    base = {"lr": 1e-3} | ({"lr": torch.tensor(1e-3)} if isinstance(options.get("lr"), Tensor) else {})
+    assert rms(**base) == rms(**base)
+    assert rms(**base) != rms(**(base | options))
+
+
+def test_facts_are_the_same_after_json() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    groups = [{"params": [w], "betas": (0.5, torch.tensor(0.75))}, {"params": [w.clone().detach()], "lr": 1.0}]
+    for update in (torch.optim.NAdam(groups, lr=torch.tensor(0.5)), named("adam", 0.1, schedule=pd.inverse_decay())):
+        assert json.loads(json.dumps(told_update(update))) == told_update(update)
+
+
+def late(step: int) -> Any:
+    return lambda t: torch.where(t < step, 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (late(30), late(31)),
+        (late(20_000), late(30_000)),
+        (lambda t: 0.5 * (1 + torch.cos(t / 100)), lambda t: 0.5 * (1 + torch.cos(t / 101))),
+        (lambda t: 1.0 if t < 500 else 0.5, lambda t: 1.0 if t < 501 else 0.5),
+        (None, late(4)),
+    ],
+)
+def test_schedules_are_told_apart(first: Any, second: Any) -> None:
+    told = [told_update(named("sgd", 0.1, schedule=schedule)) for schedule in (first, second)]
+    assert told[0] != told[1]
+    assert told[0] == told_update(named("sgd", 0.1, schedule=first))
+
+
+def test_a_schedule_that_ends_is_told_up_to_its_end() -> None:
+    def table(*values: float) -> Any:
+        return told_update(named("sgd", 0.1, schedule=lambda t: torch.tensor(values)[t.long()]))
+
+    assert table(1.0, 0.5) == table(1.0, 0.5)
+    assert len({json.dumps(each) for each in (table(1.0, 0.5), table(1.0, 0.4), table(1.0, 0.5, 0.5))}) == 3
+
+
+def test_modules_of_others_are_told_by_their_kind_alone() -> None:
+    class Counting(torch.nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(1, 1)
+            self.calls = 3
+
+    assert told_layers(Counting()) == {"model": {"kind": "Counting"}}
+    assert told_layers(lambda x: x) == {}

@@ -1,0 +1,180 @@
+"""Saving and loading what was learned: the same posterior comes back, and into nothing else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.guides import GUIDES
+from pyro_dropout.training.checkpoints.posterior_file import read_extra, tensors_of
+from pyro_dropout.training.checkpoints.tensor_file import write_tensors
+
+
+def net(width: int = 4, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, width), nn.ReLU(), nn.Linear(width, 1)).to(dtype)
+
+
+def pair(seed: int = 0, keep: float = 0.9, tau: float = 4.0, **options: Any) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    model = pd.BayesianNet(net(**options), likelihood=pd.Gaussian(tau))
+    return model, pd.AutoDropout(model, keep=keep)
+
+
+@pytest.mark.parametrize("kind", GUIDES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_guide_comes_back(tmp_path: Path, kind: Any, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    pairs = [(model := pd.BayesianNet(net(dtype=dtype)), kind(model)) for _ in range(2)]
+    pd.save(tmp_path / "q", *pairs[0])
+    assert pd.load(tmp_path / "q", *pairs[1]) == {}
+    x = torch.randn(5, 2, dtype=dtype)
+    first, second = (pd.predict(*each, x, samples=7, seed=1, keep_samples=True).samples for each in pairs)
+    assert torch.equal(first, second)
+
+
+def test_what_is_learned_beside_the_guide_comes_back(tmp_path: Path) -> None:
+    x = torch.randn(30, 2)
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        body = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
+        model = pd.Standardised(pd.BayesianNet(body, likelihood=pd.Gaussian(1.0, learn=True)), x, x[:, :1])
+        made.append((model, pd.AutoMeanField(model)))
+    pd.fit(*made[0], x, x[:, :1], steps=5, compile=False, progress=False)
+    pd.save(tmp_path / "q", *made[0], extra={"columns": ["a", "b"]})
+    assert read_extra(tmp_path / "q") == {"columns": ["a", "b"]} == pd.load(tmp_path / "q", *made[1])
+    for name, tensor in made[0][0].state_dict().items():
+        assert torch.equal(tensor, made[1][0].state_dict()[name]), name
+
+
+DIFFERENT = {
+    "another width": ({"width": 5}, r"guide.states.0/weight.loc: \(4, 2\) in the file, \(5, 2\) here"),
+    "another type": ({"dtype": torch.float64}, "torch.float32 in the file, torch.float64 here"),
+    "another keep": ({"keep": 0.8}, "keep: 0.9 in the file, 0.8 here"),
+    "another tau": ({"tau": 9.0}, "model.likelihood.log_tau: 1.38629 in the file, 2.19722 here"),
+    "a point in place of a mixture": ({"keep": 1.0}, "keep: 0.9 in the file, 1 here"),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_another_model_is_refused_with_what_differs(tmp_path: Path, name: str) -> None:
+    options, words = DIFFERENT[name]
+    pd.save(tmp_path / "q", *pair())
+    model, guide = pair(1, **options)
+    before = {key: value.clone() for key, value in guide.state_dict().items()}
+    with pytest.raises(pd.DifferentModelError, match=words):
+        pd.load(tmp_path / "q", model, guide)
+    assert all(torch.equal(value, before[key]) for key, value in guide.state_dict().items())
+
+
+def test_another_guide_and_another_likelihood_are_named(tmp_path: Path) -> None:
+    model, _ = pair()
+    pd.save(tmp_path / "q", model, pd.AutoMeanField(model))
+    with pytest.raises(pd.DifferentModelError, match="guide: AutoMeanField in the file, AutoDropout here"):
+        pd.load(tmp_path / "q", *pair())
+    other = pd.BayesianNet(net(), likelihood=pd.Poisson())
+    with pytest.raises(pd.DifferentModelError, match="likelihood: Gaussian in the file, Poisson here"):
+        pd.load(tmp_path / "q", other, pd.AutoMeanField(other))
+
+
+def test_bad_places_and_extras(tmp_path: Path) -> None:
+    with pytest.raises(pd.PyroDropoutError, match="cannot be written"):
+        pd.save(tmp_path / "no" / "folder", *pair())
+    with pytest.raises(pd.PyroDropoutError, match="extra must be what JSON can hold"):
+        pd.save(tmp_path / "q", *pair(), extra={"x": object()})
+    with pytest.raises(pd.PyroDropoutError, match="has not seen its model"):
+        pd.save(tmp_path / "q", lambda x: None, pd.AutoDropout(lambda x: None))
+    with pytest.raises(pd.PyroDropoutError, match="nothing to save"):
+        pd.save(tmp_path / "q", lambda x: None, lambda x: None)
+    with pytest.raises(pd.PyroDropoutError, match="there is no file"):
+        pd.load(tmp_path / "q", *pair())
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what a model was told ------------------------------------------------------------------------------------------
+
+
+def told(
+    length_scale: float = 1.0,
+    activation: nn.Module | None = None,
+    wrapped: bool = False,
+    learned: bool = False,
+    double: bool = False,
+) -> tuple[Any, Any]:
+    body = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), activation or nn.ReLU(), nn.Linear(4, 1))
+    likelihood = pd.Gaussian(torch.rand(()) + 1, learn=True) if learned else None
+    model: Any = pd.BayesianNet(body, pd.Prior(length_scale=length_scale), likelihood)
+    if double:
+        model = model.double()
+    if wrapped:
+        model = pd.Standardised(model, torch.randn(9, 2), torch.randn(9, 1))
+    return model, pd.AutoDropout(model)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_another_prior_is_refused_and_stays(tmp_path: Path, wrapped: bool) -> None:
+    pd.save(tmp_path / "q", *told(1.0, wrapped=wrapped))
+    model, guide = told(10.0, wrapped=wrapped)
+    with pytest.raises(pd.DifferentModelError, match=r"prior_scale/0/weight: 1 in the file, 0\.1 here"):
+        pd.load(tmp_path / "q", model, guide)
+    assert model.prior_of("0.weight").stddev.flatten()[0].item() == pytest.approx(0.1)
+
+
+def test_another_prior_of_a_deep_process_is_refused(tmp_path: Path) -> None:
+    def deep(**options: Any) -> tuple[Any, Any]:
+        model = pd.DeepGP(2, [5], 1, **options)
+        guide = pd.AutoDropout(model)
+        guide(torch.zeros(3, 2))
+        return model, guide
+
+    pd.save(tmp_path / "q", *deep())
+    assert pd.load(tmp_path / "q", *deep()) == {}
+    with pytest.raises(pd.DifferentModelError, match=r"model.W1_std: 1 in the file, 0\.5 here"):
+        pd.load(tmp_path / "q", *deep(length_scale=2.0))
+    with pytest.raises(pd.DifferentModelError, match=r"model.activations: \['relu'\] in the file, \['tanh'\] here"):
+        pd.load(tmp_path / "q", *deep(nonlinearity="tanh"))
+
+
+OTHER_LAYERS = {
+    "kind": (nn.Tanh(), "model.net.2: ReLU in the file, Tanh here"),
+    "setting": (nn.LeakyReLU(0.3), r"model.net.2.negative_slope: 0\.01 in the file, 0\.3 here"),
+    "more": (nn.Sequential(nn.ReLU()), "model.net.2.0: not in the file"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_LAYERS)
+def test_other_layers_are_refused(tmp_path: Path, name: str) -> None:
+    other, words = OTHER_LAYERS[name]
+    pd.save(tmp_path / "q", *told(activation=nn.LeakyReLU() if name == "setting" else None))
+    with pytest.raises(pd.DifferentModelError, match=words):
+        pd.load(tmp_path / "q", *told(activation=other))
+
+
+@pytest.mark.parametrize("options", [{"wrapped": True}, {"learned": True}, {"double": True}], ids=str)
+def test_what_a_model_learned_or_gathered_is_no_difference(tmp_path: Path, options: dict[str, Any]) -> None:
+    """Data's means, a learned τ, running means, the mode of a network, an activation in place."""
+    first, second = told(**options), told(activation=nn.ReLU(inplace=True), **options)
+    with torch.no_grad():
+        for buffer in first[0].buffers():
+            if buffer.shape == (4,):
+                buffer.add_(1.0)
+    first[0].eval()
+    pd.save(tmp_path / "q", *first)
+    assert pd.load(tmp_path / "q", *second) == {}
+
+
+def test_a_network_with_dropout_layers_comes_back(tmp_path: Path) -> None:
+    def read() -> tuple[Any, Any]:
+        return pd.from_dropout(nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Dropout(0.2), nn.Linear(4, 1)))
+
+    pd.save(tmp_path / "q", *read())
+    assert pd.load(tmp_path / "q", *read()) == {}
+
+
+def test_a_file_that_does_not_tell_of_layers_is_loaded(tmp_path: Path) -> None:
+    model, guide = told()
+    write_tensors(tmp_path / "q", tensors_of(model, guide), {"kind": "posterior", "extra": {"old": True}})
+    assert pd.load(tmp_path / "q", *told()) == {"old": True}

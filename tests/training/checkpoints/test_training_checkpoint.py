@@ -1,0 +1,373 @@
+"""A training that was stopped goes on as if it had not been: bit by bit, whatever stopped it."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.training.checkpoints import training_checkpoint as resumption
+from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
+from tests.training.kills import train
+
+ROOT = Path(__file__).parents[3]
+X = torch.linspace(-1, 1, 24).unsqueeze(-1)
+
+
+class PulledPlugError(BaseException):
+    """Ends a training without asking it."""
+
+
+def stopped_after(step: int) -> Any:
+    """A keeper whose process dies once, right after the checkpoint of a step."""
+    real, died = Keeper.write, []
+
+    def write(self: Keeper, at: int, losses: torch.Tensor) -> None:
+        real(self, at, losses)
+        if at >= step and not died:
+            died.append(at)
+            raise PulledPlugError
+
+    return mock.patch.object(Keeper, "write", write)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(0, id="adam", marks=pytest.mark.deep),
+        pytest.param(1, id="early stopping"),
+        pytest.param(2, id="NAdam", marks=pytest.mark.deep),
+        pytest.param(5, id="NAdam, early stopping"),
+    ],
+)
+def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) -> None:
+    whole = train(None, False, case)
+    with stopped_after(40):
+        with pytest.raises(PulledPlugError):
+            train(tmp_path, False, case)
+        assert train(tmp_path, False, case) == whole
+    assert len(list(tmp_path.iterdir())) == 2  # the last ones, as asked
+
+
+@pytest.mark.deep
+def test_a_compiled_training_goes_on_too(tmp_path: Path) -> None:
+    whole = train(None, True, 0)
+    with stopped_after(40):
+        with pytest.raises(PulledPlugError):
+            train(tmp_path, True, 0)
+        assert train(tmp_path, True, 0) == whole
+
+
+def test_a_longer_training_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
+    short(tmp_path / "a", steps=7)
+    longer, history = short(tmp_path / "a", steps=50)
+    whole, once = short(tmp_path / "b", steps=50)
+    assert torch.equal(history.losses, once.losses)
+    assert torch.equal(longer, whole)
+
+
+def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
+    first = train(tmp_path, False, 0)
+    with mock.patch.object(resumption.Run, "advance", side_effect=AssertionError):
+        assert train(tmp_path, False, 0) == first
+
+
+def kills(*words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.training.kills", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("10",),
+        pytest.param(("150", "--seed", "100"), marks=pytest.mark.deep),
+        pytest.param(("50", "--seed", "300", "--compiled"), marks=pytest.mark.deep),
+    ],
+    ids=" ".join,
+)
+def test_kills_at_random_moments(words: tuple[str, ...]) -> None:
+    found = kills(*words)
+    assert found["kills"] >= int(words[0])
+    assert [ending for ending in found["endings"] if not ending["same"]] == []
+
+
+# --- what stops a training gently -------------------------------------------------------------------------------------
+
+
+def short(folder: Any, **options: Any) -> Any:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(torch.nn.Linear(1, 1))
+    guide = pd.AutoDropout(model)
+    settings = {"steps": 60, "batch_size": 8, "compile": False, "progress": False, "seed": 0, **options}
+    data = settings.pop("data", (X, X))
+    history = pd.fit(model, guide, *data, checkpoint=folder, **settings)
+    return guide.mean()["weight"], history
+
+
+@pytest.mark.parametrize(
+    ("number", "ending", "code"), [(signal.SIGTERM, SystemExit, 143), (signal.SIGINT, KeyboardInterrupt, None)]
+)
+def test_a_signal_is_answered_with_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int, ending: Any, code: int | None
+) -> None:
+    handler = signal.getsignal(number)
+    whole, _ = short(tmp_path / "whole")
+    real = resumption.Run.advance
+
+    def advance(self: Any, steps: int) -> Any:
+        if self.t.item() > 30:
+            signal.raise_signal(number)
+        return real(self, steps)
+
+    with mock.patch.object(resumption.Run, "advance", advance), pytest.raises(ending) as raised:
+        short(tmp_path / "part")
+    if code is not None:
+        assert raised.value.code == code
+    assert f"stopped at step 60; training can go on from there (checkpoints in {tmp_path / 'part'})" in (
+        capsys.readouterr().err
+    )
+    assert signal.getsignal(number) is handler
+    assert torch.equal(short(tmp_path / "part")[0], whole)
+
+
+def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path: Path) -> None:
+    whole, _ = short(tmp_path / "whole")
+    full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with full, pytest.warns(UserWarning, match="cannot be written: No space left on device. Training goes on"):
+        assert torch.equal(short(pd.Checkpoint(tmp_path / "part", every=20))[0], whole)
+    assert list((tmp_path / "part").iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    whole, _ = short(pd.Checkpoint(tmp_path, every=20))
+    last = max(tmp_path.iterdir())
+    last.write_bytes(last.read_bytes()[:-5])
+    with pytest.warns(UserWarning, match="step-000000000060.safetensors cannot be used.*goes on from the one before"):
+        assert torch.equal(short(pd.Checkpoint(tmp_path, every=20))[0], whole)
+
+
+def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
+    real = resumption.Run.advance
+
+    def advance(self: Any, steps: int) -> Any:
+        losses = real(self, steps)
+        return losses * (float("nan") if self.t.item() > 30 else 1.0)
+
+    with mock.patch.object(resumption.Run, "advance", advance), pytest.raises(pd.DivergedError, match="at step 21"):
+        short(pd.Checkpoint(tmp_path, every=20))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000020.safetensors"]
+
+
+OTHER = {
+    "data": ({"data": (X, X + 1)}, "these differ: y"),
+    "inputs": ({"data": (X * 2, X)}, "these differ: x"),
+    "batch": ({"batch_size": 6}, "these differ: batch"),
+    "rate": ({"lr": 0.5}, "these differ: update"),
+    "optimiser": ({"optim": "sgd"}, "these differ: update"),
+    "schedule": ({"schedule": pd.inverse_decay()}, "these differ: update"),
+    "clipping": ({"clip_norm": 1.0}, "these differ: update"),
+    "seed": ({"seed": 1}, "these differ: seed"),
+    "loss": ({"loss": pd.ELBO(num_particles=2)}, "these differ: loss.num_particles"),
+    "validation": ({"validation": (X, X)}, "these differ: validation"),
+    "fewer steps": ({"steps": 40}, "is of step 60, beyond the 40 asked for"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
+    short(tmp_path)
+    options, words = OTHER[name]
+    before = sorted(path.read_bytes() for path in tmp_path.iterdir())
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        short(tmp_path, **options)
+    assert sorted(path.read_bytes() for path in tmp_path.iterdir()) == before
+
+
+def test_a_posterior_is_no_checkpoint_of_a_training(tmp_path: Path) -> None:
+    model = pd.BayesianNet(torch.nn.Linear(1, 1))
+    pd.save(tmp_path / "step-000000000010.safetensors", model, pd.AutoDropout(model))
+    with pytest.raises(pd.PyroDropoutError, match="is no checkpoint of a training"):
+        short(tmp_path)
+
+
+def test_an_optimiser_whose_state_is_no_tensors_is_refused(tmp_path: Path) -> None:
+    model = pd.BayesianNet(torch.nn.Linear(1, 1))
+    guide = pd.AutoDropout(model)
+    optim = torch.optim.NAdam(guide.parameters(), lr=0.1)
+    real = torch.optim.NAdam.step
+
+    def step(self: Any, *args: Any) -> Any:
+        found = real(self, *args)
+        self.state[next(guide.parameters())]["memory"] = [1, 2]
+        return found
+
+    with (
+        mock.patch.object(torch.optim.NAdam, "step", step),
+        pytest.raises(pd.PyroDropoutError, match=r"state of NAdam \('memory' is a list\) cannot be written"),
+    ):
+        pd.fit(model, guide, X, X, steps=3, optim=optim, compile=False, progress=False, checkpoint=tmp_path)
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(pd.PyroDropoutError, match="checkpoint must be a folder"):
+        short(tmp_path / "file")
+    for options in ({"every": 0}, {"seconds": 0.0}, {"keep": 0}):
+        with pytest.raises(pd.RangeError):
+            pd.Checkpoint(tmp_path, **options)
+
+
+def test_checkpoints_by_time(tmp_path: Path) -> None:
+    with warnings.catch_warnings(), mock.patch.object(Keeper, "write") as write:
+        short(pd.Checkpoint(tmp_path, seconds=1e-9))
+    assert [call.args[0] for call in write.call_args_list] == [20, 40, 60]
+
+
+# --- what is on the disk, and what is said of it --------------------------------------------------------------------
+
+
+def two_of_which_the_last_is_damaged(folder: Path) -> None:
+    """Leave the checkpoints of steps 40 and 60."""
+    short(pd.Checkpoint(folder, every=20, keep=2), steps=60)
+    last = max(folder.iterdir())
+    last.write_bytes(last.read_bytes()[:-5])
+
+
+def test_the_checkpoints_that_are_written_outlive_a_damaged_later_one(tmp_path: Path) -> None:
+    two_of_which_the_last_is_damaged(tmp_path)
+    with pytest.warns(UserWarning, match="cannot be used"):
+        short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=55)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000000055.safetensors",
+        "step-000000000060.safetensors",
+    ]
+    with pytest.warns(UserWarning, match="cannot be used"):
+        assert short(pd.Checkpoint(tmp_path, every=5, keep=1), steps=70)[1].steps == 70
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000000070.safetensors"]
+
+
+def test_a_damaged_checkpoint_is_the_first_to_go(tmp_path: Path) -> None:
+    two_of_which_the_last_is_damaged(tmp_path)
+    with pytest.warns(UserWarning, match="cannot be used"):
+        short(pd.Checkpoint(tmp_path, every=1000, keep=2), steps=70)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "step-000000000040.safetensors",
+        "step-000000000070.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("first", [0, 20])
+def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
+    if first:
+        short(tmp_path, steps=first)
+    real = resumption.Run.advance
+
+    def advance(self: Any, steps: int) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return real(self, steps)
+
+    full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    with (
+        full,
+        mock.patch.object(resumption.Run, "advance", advance),
+        pytest.warns(UserWarning, match="cannot be written"),
+        pytest.raises(SystemExit),
+    ):
+        short(tmp_path)
+    said = capsys.readouterr().err
+    assert "go on from there" not in said
+    if first:
+        assert (
+            f"stopped at step 40; its checkpoint could not be written, and training can go on from step {first}" in said
+        )
+    else:
+        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of it is left" in said
+
+
+# --- longer trainings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("every", "seed"), [(13, 0), (30, 0), (13, None)])
+def test_a_longer_training_with_validation_goes_on_from_a_shorter_one(
+    tmp_path: Path, every: int, seed: int | None
+) -> None:
+    watched: Any = {"validation": (X, X), "patience": 50, "check_every": every, "seed": seed, "lr": 0.03}
+    _, part = short(tmp_path / "a", steps=50, **watched)
+    longer, history = short(tmp_path / "a", steps=100, **watched)
+    whole, once = short(tmp_path / "b", steps=100, **watched)
+    assert part.validation[-1][0] == 50
+    assert torch.equal(history.losses, once.losses)
+    assert history.validation == once.validation
+    assert torch.equal(longer, whole)
+    again, same = short(tmp_path / "b", steps=100, **watched)  # which is done: only the last check is made again
+    assert same.validation == once.validation
+    assert torch.equal(again, whole)
+
+
+def test_training_does_not_depend_on_how_often_it_is_checked(tmp_path: Path) -> None:
+    checked = [short(None, validation=(X, X), patience=99, check_every=every)[1].losses for every in (7, 20)]
+    assert torch.equal(*checked)
+    assert torch.equal(checked[0], short(None)[1].losses)
+
+
+# --- torch's own optimisers -----------------------------------------------------------------------------------------
+
+
+def beside(folder: Any, lr: Any, steps: int = 10, **options: Any) -> torch.Tensor:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(torch.nn.Linear(1, 1))
+    guide = pd.AutoDropout(model)
+    optim = torch.optim.RMSprop(guide.parameters(), lr=lr, **options)
+    pd.fit(model, guide, X, X, steps=steps, optim=optim, seed=0, compile=False, progress=False, checkpoint=folder)
+    assert type(optim.param_groups[0]["lr"]) is type(lr)
+    return guide.mean()["weight"]
+
+
+def test_another_setting_of_torchs_optimisers_is_refused(tmp_path: Path) -> None:
+    beside(tmp_path, 1e-3)
+    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.groups.0.lr\."):
+        beside(tmp_path, 0.05, steps=20)
+    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.groups.0.momentum\."):
+        beside(tmp_path, 1e-3, steps=20, momentum=0.9)
+
+
+def test_a_learning_rate_may_be_a_tensor(tmp_path: Path) -> None:
+    beside(tmp_path, torch.tensor(1e-3))
+    whole = beside(None, torch.tensor(1e-3), steps=20)
+    assert torch.equal(beside(tmp_path, torch.tensor(1e-3), steps=20), whole)
+
+
+def test_another_schedule_is_refused(tmp_path: Path) -> None:
+    def falling(step: int) -> Any:
+        return lambda t: torch.where(t < step, 1.0, 0.1)
+
+    short(tmp_path, schedule=falling(30))
+    with pytest.raises(pd.PyroDropoutError, match=r"these differ: update.schedule\."):
+        short(tmp_path, schedule=falling(45))
+
+
+def test_another_prior_or_activation_is_refused(tmp_path: Path) -> None:
+    def train(activation: Any, length_scale: float, steps: int) -> None:
+        net = torch.nn.Sequential(torch.nn.Linear(1, 3), activation, torch.nn.Linear(3, 1))
+        model = pd.BayesianNet(net, pd.Prior(length_scale=length_scale))
+        how: Any = {"compile": False, "progress": False, "checkpoint": tmp_path}
+        pd.fit(model, pd.AutoDropout(model), X, X, steps=steps, **how)
+
+    train(torch.nn.ReLU(), 1.0, 3)
+    with pytest.raises(pd.DifferentModelError, match="prior_scale/0/weight: 1 in the file"):
+        train(torch.nn.ReLU(), 10.0, 6)
+    with pytest.raises(pd.DifferentModelError, match="ReLU in the file, Tanh here"):
+        train(torch.nn.Tanh(), 1.0, 6)

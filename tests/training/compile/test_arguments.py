@@ -1,0 +1,269 @@
+"""Trees of arguments: every tensor in them is an input of a compiled step, whatever holds it."""
+
+import collections
+import dataclasses
+import itertools
+import os
+from typing import Any, NamedTuple
+
+import hypothesis.strategies as st
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import pyro_dropout as pd
+from pyro_dropout.training.compile import program as compiled
+from pyro_dropout.training.compile.arguments import Arguments
+
+F64 = torch.float64
+
+
+@dataclasses.dataclass
+class Batch:
+    x: Any
+    rest: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    rest: Any
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def fill(template: Any, step: int) -> Any:
+    """A tree of the template's structure with the values of one step."""
+    if template == "tensor":
+        return torch.linspace(-1, 1, 6, dtype=F64).reshape(2, 3) * (1 + step)
+    if template == "float":
+        return 0.1 * (step + 1)
+    if isinstance(template, dict):
+        return type(template)((key, fill(value, step + k)) for k, (key, value) in enumerate(template.items()))
+    if isinstance(template, Pair | Batch | Frozen):
+        parts = template if isinstance(template, Pair) else (template.x, template.rest)
+        return type(template)(*(fill(part, step + k) for k, part in enumerate(parts)))
+    if isinstance(template, list | tuple):
+        return type(template)(fill(part, step + k) for k, part in enumerate(template))
+    return template
+
+
+def leaves(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return [leaf for key in tree for leaf in leaves(tree[key])]
+    if isinstance(tree, Batch | Frozen):
+        return leaves(tree.x) + leaves(tree.rest)
+    if isinstance(tree, list | tuple):
+        return [leaf for part in tree for leaf in leaves(part)]
+    return [tree]
+
+
+def model(*args: Any, **kwargs: Any) -> None:
+    w = pyro.sample("w", dist.Normal(torch.zeros(3, dtype=F64), 1.0).to_event(1))
+    total, weight = w.sum(), torch.ones((), dtype=F64)
+    for leaf in leaves([list(args), kwargs]):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            total = total + (leaf @ w).sum() / 7
+        elif isinstance(leaf, float | Tensor):
+            weight = weight + leaf
+        elif isinstance(leaf, int):
+            total = total * leaf
+    pyro.sample("y", dist.Normal(total, weight), obs=torch.ones((), dtype=F64))
+
+
+LEAVES = st.sampled_from(["tensor", "tensor", "float", None, "text", 2, True])
+
+
+def nodes(children: Any) -> Any:
+    keys = st.sampled_from(["a", "b", "c", 3])
+    return st.one_of(
+        st.dictionaries(keys, children, max_size=3),
+        st.dictionaries(keys, children, max_size=3).map(collections.OrderedDict),
+        st.lists(children, max_size=3),
+        st.lists(children, max_size=3).map(tuple),
+        st.builds(Pair, children, children),
+        st.builds(Batch, children, children),
+        st.builds(Frozen, children, children),
+    )
+
+
+TREES = st.recursive(LEAVES, nodes, max_leaves=8)
+
+
+def steps_of(trees: list[Any], compile: bool) -> tuple[list[float], list[Tensor], int]:
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+    guide = pd.AutoMeanField(model)
+    guide(*trees[0])
+    svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), pd.ELBO(per_example=False), compile=compile)
+    losses = []
+    for k, tree in enumerate(trees):
+        torch.manual_seed(k)
+        losses.append(svi.step(*tree))
+    return losses, [value.detach().clone() for value in guide.parameters()], svi._built
+
+
+@pytest.fixture(scope="module")
+def as_traced() -> Any:
+    """Programs run as the graphs that they were traced into; a C++ compiler takes seconds to build each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+        yield
+
+
+@settings(max_examples=100 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 12)
+@given(st.lists(TREES, min_size=1, max_size=3))
+def test_compiled_steps_on_any_tree_are_the_eager_ones(as_traced: Any, templates: list[Any]) -> None:
+    """Twenty steps, each with other values, end at the same numbers in float64."""
+    trees = [[fill(template, step) for template in templates] for step in range(20)]
+    eager, compiled_ = steps_of(trees, False), steps_of(trees, True)
+    assert compiled_[0] == pytest.approx(eager[0], rel=1e-10, abs=1e-10)
+    for one, other in zip(eager[1], compiled_[1], strict=True):
+        assert torch.allclose(one, other, rtol=1e-10, atol=1e-10)
+    assert compiled_[2] == 1  # one program for one structure
+
+
+@pytest.mark.deep
+def test_compiled_steps_on_a_tree_are_the_eager_ones_when_they_are_built() -> None:
+    template = {"a": ["tensor", Frozen("tensor", "float")], "b": Pair("float", {"c": Batch("tensor", 2)})}
+    trees = [[fill(template, step)] for step in range(20)]
+    eager, built = steps_of(trees, False), steps_of(trees, True)
+    assert built[0] == pytest.approx(eager[0], rel=1e-10)
+
+
+def on_batches(b: dict[str, Tensor]) -> None:
+    weight = pyro.sample("W", dist.Normal(0.0, 1.0).expand([1, 3]).to_event(2))
+    with pyro.plate("d", len(b["y"])):
+        pyro.sample("y", dist.Normal((b["x"] @ weight.mT).squeeze(-1), 1.0), obs=b["y"])
+
+
+EXPECTED = [(10.0 * k) ** 2 / 2 for k in range(12)]
+
+
+def test_batches_of_a_loader_are_all_met(as_traced: Any) -> None:
+    data = [{"x": torch.zeros(3), "y": torch.tensor(10.0 * k)} for k in range(12)]
+    svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
+    losses = [svi.step(batch) for batch in DataLoader(data, batch_size=1)]
+    assert [value - losses[0] for value in losses] == pytest.approx(EXPECTED, abs=0.01)
+    assert svi._built == 1
+
+
+def test_a_dict_that_is_changed_in_place_is_read_again(as_traced: Any) -> None:
+    batch = {"x": torch.zeros(1, 3), "y": torch.zeros(1)}
+    svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
+    losses = []
+    for k in range(12):
+        batch["y"] = torch.tensor([10.0 * k])
+        losses.append(svi.step(batch))
+    assert [value - losses[0] for value in losses] == pytest.approx(EXPECTED, abs=0.01)
+
+
+def annealed(x: Tensor, y: Tensor, beta: float) -> None:
+    with pyro.poutine.scale(scale=beta):
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("d", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def test_a_float_that_changes_is_compiled_once(as_traced: Any) -> None:
+    x = torch.randn(5, 3)
+    found = []
+    for compile in (False, True):
+        pyro.clear_param_store()
+        guide = pd.AutoMeanField(annealed)
+        pyro.set_rng_seed(1)
+        guide(x, x.sum(1), 1.0)
+        svi = pd.SVI(annealed, guide, pyro.optim.Adam({"lr": 0.1}), pd.ELBO(per_example=False), compile=compile)
+        found.append([])
+        for k in range(10):
+            torch.manual_seed(k)
+            found[-1].append(svi.step(x, x.sum(1), 0.1 * (k + 1)))
+    assert found[1] == pytest.approx(found[0], rel=1e-4)
+    assert svi._built == 1
+
+
+def thresholded(x: Tensor, y: Tensor, beta: float) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with pyro.plate("d", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, 1.0 if beta > 0.5 else 2.0), obs=y)
+
+
+def told_apart(x: Tensor, y: Tensor, beta: float) -> None:
+    thresholded(x, y, 1.0 if isinstance(beta, float) else 0.0)
+
+
+@pytest.mark.parametrize("program", [thresholded, told_apart])
+def test_a_float_that_the_model_looks_at_is_part_of_the_program(program: Any, as_traced: Any) -> None:
+    x = torch.randn(5, 3)
+    svi = pd.SVI(program, pd.AutoMeanField(program), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), True)
+    found = []
+    for beta in (0.2, 0.8, 0.2):
+        torch.manual_seed(0)
+        found.append((svi.step(x, x.sum(1), beta), svi.evaluate_loss(x, x.sum(1), beta)))
+    torch.manual_seed(0)
+    expected = [pd.ELBO(per_example=False).loss(program, svi.guide, x, x.sum(1), beta) for beta in (0.2,)]
+    assert found[0][0] == pytest.approx(expected[0], rel=1e-5)
+    assert found[2][0] == found[0][0]
+    if program is thresholded:
+        assert found[1][0] != found[0][0]
+
+
+class Opaque:
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+
+def on_objects(batch: Any) -> None:
+    x, y = (torch.as_tensor(part) for part in (batch.x, batch.y))
+    annealed(x, y, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("batch", "word"),
+    [
+        (lambda k: Opaque(torch.zeros(2, 3), torch.full((2,), float(k))), "Opaque"),
+        (lambda k: Batch(np.ones((2, 3), np.float32), None), "ndarray"),
+    ],
+)
+def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: str) -> None:
+    program = on_objects if word == "Opaque" else lambda b: annealed(torch.as_tensor(b.x), torch.ones(2), 1.0)
+    svi = pd.SVI(program, pd.AutoMeanField(program), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False))
+    with pytest.warns(UserWarning, match=f"{word}, which cannot be looked into") as said:
+        losses = [svi.step(batch(k)) for k in range(4)]
+    assert len(said) == 1
+    if word == "Opaque":
+        assert [round(b - a) for a, b in itertools.pairwise(losses)] == [1, 3, 5]
+    with pytest.raises(pd.PyroDropoutError, match=word):
+        pd.SVI(program, svi.guide, svi.optim, pd.ELBO(per_example=False), compile=True).step(batch(0))
+
+
+def test_shapes_that_never_stop_changing_end_in_eager_steps(as_traced: Any) -> None:
+    svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
+    with pytest.warns(UserWarning, match="16 programs were compiled for it already"):
+        losses = [svi.step({"x": torch.zeros(n, 3), "y": torch.zeros(n)}) for n in range(1, 22)]
+    assert len(losses) == 21
+    assert svi._built == 16
+
+
+def test_structure_and_values_are_told_apart() -> None:
+    key = Arguments(({"x": torch.zeros(2), "k": 1},), {"flag": True}).key
+    assert key == Arguments(({"x": torch.ones(2), "k": 1},), {"flag": True}).key
+    others = [
+        Arguments(({"x": torch.zeros(3), "k": 1},), {"flag": True}),
+        Arguments(({"x": torch.zeros(2), "k": 2},), {"flag": True}),
+        Arguments(({"x": torch.zeros(2), "k": True},), {"flag": True}),
+        Arguments(({"x": torch.zeros(2, dtype=F64), "k": 1},), {"flag": True}),
+        Arguments(([torch.zeros(2), 1],), {"flag": True}),
+        Arguments(({"x": torch.zeros(2), "k": 1},), {"flag": False}),
+        Arguments(({"x": torch.zeros(2), "k": 1},), {"other": True}),
+    ]
+    assert all(other.key != key for other in others)
+    assert Arguments((nn.Linear(1, 1),), {}).unknown == ""

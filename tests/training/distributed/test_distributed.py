@@ -1,0 +1,348 @@
+"""Several processes train one model: nothing is left out, nothing is counted twice, and none waits for ever.
+
+One launch of torchrun does most of it, for most of its time is imports; the tests read what each rank has written.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.prediction.sharded import Shards
+from pyro_dropout.training.distributed.process_group import Group, join
+from pyro_dropout.training.distributed.torchrun import local_device
+from tests.training.ranks import WITHOUT_NOISE, dropout_line, fleet_of, line, line_data, wave, without_noise
+
+ROOT = Path(__file__).parents[3]
+CASES = ("exactness", "long_run", "masks", "mistakes", "checkpoints", "fleets", "predictions", "commands")
+Found = dict[str, list[Any]]
+
+
+def torchrun(*words: str, processes: int = 2) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::FutureWarning:pyro_dropout"}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as running:
+        try:
+            said, complained = running.communicate(timeout=900)
+        except subprocess.TimeoutExpired:
+            running.terminate()  # by which torchrun ends its workers, who would outlive a kill
+            raise
+    return subprocess.CompletedProcess(command, running.returncode, said, complained)
+
+
+def ranks(folder: Path, *cases: str, options: tuple[str, ...] = (), processes: int = 2) -> Found:
+    """What every rank found in each case."""
+    done = torchrun(*options, "-m", "tests.training.ranks", str(folder), *cases, processes=processes)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return {
+        case: [json.loads((folder / f"{case}.{rank}.json").read_text()) for rank in range(processes)] for case in cases
+    }
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> Found:
+    return ranks(folder, *CASES)
+
+
+# --- one training on two ranks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [case for case in WITHOUT_NOISE if case != "batch norm"])
+def test_without_noise_two_ranks_take_the_steps_of_one(found: Found, case: str) -> None:
+    first, second = (each[case] for each in found["exactness"])
+    alone = without_noise(case, distributed=False)
+    assert first["hash"] == second["hash"]
+    torch.testing.assert_close(first["losses"], alone["losses"], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(first["validation"], alone["validation"], rtol=1e-12, atol=1e-12)
+    for name, value in alone["seen"].items():
+        torch.testing.assert_close(first["seen"][name], value, rtol=1e-11, atol=1e-11)
+
+
+def test_running_means_are_those_of_all_shares(found: Found) -> None:
+    first, second = (each["batch norm"] for each in found["exactness"])
+    assert first["hash"] == second["hash"]
+    alone = without_noise("batch norm", distributed=False)
+    # Each rank normalises by its own half of a batch, so the trainings part; what they saw of the data does not.
+    torch.testing.assert_close(
+        first["seen"]["net.1.running_mean"], alone["seen"]["net.1.running_mean"], rtol=0, atol=0.1
+    )
+    assert first["seen"]["net.1.num_batches_tracked"] == 20
+
+
+def dropout_optimum(keep: float, tau: float, length_scale: float) -> torch.Tensor:
+    """Where dropout on a linear function ends: E‖y - X(z∘m)‖² = ‖y - pXm‖² + p(1-p) Σ_j m_j² ‖x_j‖² is quadratic."""
+    x, y = (part.double() for part in line_data())
+    gram = x.T @ x
+    quadratic = tau * (keep**2 * gram + keep * (1 - keep) * gram.diag().diag())
+    return torch.linalg.solve(quadratic + keep * length_scale**2 * torch.eye(3), tau * keep * x.T @ y).flatten()
+
+
+def test_after_many_steps_all_ranks_are_one_and_at_the_optimum(found: Found) -> None:
+    first, second = found["long_run"]
+    assert first["hash"] == second["hash"]
+    assert first["unseeded"] == second["unseeded"]
+    assert first["dice"] != second["dice"]
+    exact = dropout_optimum(0.8, 2.0, 3.0)
+    # The error has a standard deviation of some 0.02; with two KLs in place of one the optimum is 0.19 away.
+    assert (torch.tensor(first["weights"]) - exact).abs().max() < 0.1
+
+
+@pytest.mark.deep
+def test_over_seeds_two_ranks_end_where_one_does(tmp_path: Path) -> None:
+    exact = dropout_optimum(0.8, 2.0, 3.0)
+    first, second = ranks(tmp_path, "seeds")["seeds"]
+    assert first["hash"] == second["hash"]  # after a thousand steps
+    shared = torch.tensor(first["weights"])
+    alone = torch.tensor([line(False, 400, seed)[0] for seed in range(8)])
+    for weights in (shared, alone):
+        errors = weights.double() - exact
+        # Three weights, 8 seeds: Student's t with 7 degrees of freedom is beyond 7 with probability 2e-4.
+        assert (errors.mean(0) / (errors.std(0) / 8**0.5)).abs().max() < 7
+    assert 0.2 < (shared.std(0) / alone.std(0)).max() < 5
+
+
+def test_each_rank_has_masks_of_its_own(found: Found) -> None:
+    first, second = (each["parts"] for each in found["masks"])
+    assert all(a != b for a, b in zip(first, second, strict=True))
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("small batch", "RangeError: a batch has 1 points, fewer than the 2 processes"),
+        ("few points", "RangeError: a batch has 1 points, fewer than the 2 processes"),
+        ("compile", "PyroDropoutError: compile=True and distributed=True do not go together"),
+        ("other data", "PyroDropoutError: the 2 processes were not given the same: y differ"),
+        ("other steps", "PyroDropoutError: the 2 processes were not given the same: steps differ"),
+        ("diverged", "DivergedError: the loss is nan at step 1"),
+        ("no folder", "PyroDropoutError: checkpoint must be a folder"),
+        ("all well", ""),
+    ],
+)
+def test_a_mistake_is_told_by_all_ranks(found: Found, case: str, words: str) -> None:
+    first, second = (each[case] for each in found["mistakes"])
+    assert first.startswith(words)
+    assert second.startswith(words)
+    assert bool(words) == bool(first)
+
+
+def environment(monkeypatch: pytest.MonkeyPatch, **given: str) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "lacks RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT: start the script with torchrun"),
+        ({**TORCHRUN, "MASTER_ADDR": ""}, "lacks MASTER_ADDR"),
+        ({**TORCHRUN, "WORLD_SIZE": "two"}, "WORLD_SIZE in the environment must be a whole number; got 'two'"),
+        ({**TORCHRUN, "RANK": "2"}, "RANK must lie between 0 and WORLD_SIZE - 1 = 1; got 2"),
+    ],
+)
+def test_a_process_that_torchrun_did_not_start(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], words: str
+) -> None:
+    environment(monkeypatch, **given)
+    model, guide = dropout_line()
+    x, y = torch.ones(4, 1), torch.ones(4, 2)
+    for call in (
+        lambda: pd.fit(model, guide, x, y, steps=2, progress=False, distributed=True),
+        lambda: pd.predict(model, guide, x, samples=2, distributed=True),
+        lambda: fleet_of(2, True),
+    ):
+        with pytest.raises(pd.PyroDropoutError, match=words):
+            call()
+
+
+def test_only_the_cpu_and_cuda_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, **TORCHRUN)
+    with pytest.raises(pd.PyroDropoutError, match="the device is 'mps'"):
+        join("mps")
+
+
+def test_a_process_takes_the_gpu_of_its_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment(monkeypatch, **{**TORCHRUN, "LOCAL_RANK": "1"})
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert local_device("cuda", "cpu") == local_device(None, "cuda:0") == torch.device("cuda:1")
+    assert local_device("cuda:0", "cpu") == torch.device("cuda:0")  # named by number
+    assert local_device(None, "cpu") == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(pd.PyroDropoutError, match="at most 1 processes"):
+        local_device("cuda", "cpu")
+
+
+@pytest.mark.parametrize("count", [2, 3, 7, 16])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_shares_leave_nothing_out(count: int, world: int) -> None:
+    everything = list(range(count))
+    groups = [Group(rank, world) for rank in range(world)]
+    assert [each for group in groups for each in everything[group.share(count)]] == everything
+    walked = []
+    for rank in range(world):
+        points, doubled = Shards(groups[0], "points", count, 10).own_points(rank)
+        walked += everything[points][doubled:]
+        assert len(everything[points]) == -(-count // world)
+    assert walked == everything
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_stopped_trainings_end_as_whole_ones_do(found: Found, folder: Path) -> None:
+    first, second = found["checkpoints"]
+    assert first == second
+    assert first["cut"] == first["terminated"] == first["interrupted"] == first["whole"]
+    assert first["cut at"] == ["step-000000000010.safetensors", "step-000000000020.safetensors"]
+    assert first["terminated by"] == "SystemExit 143"
+    assert first["interrupted by"] == "KeyboardInterrupt"
+
+
+@pytest.mark.deep
+def test_a_rank_that_is_killed_is_started_again(found: Found, tmp_path: Path) -> None:
+    options = ("--max-restarts", "3")
+    first, second = ranks(tmp_path, "elastic", options=options)["elastic"]
+    assert first == second == {"hash": found["checkpoints"][0]["whole"], "restarts": "1"}
+
+
+def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) -> None:
+    x, y = wave(50)
+    torch.manual_seed(100)
+    net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True))
+    guide = pd.AutoDropout(model, keep=0.9)
+    words = "a distributed training on 2 processes, and this is a training in one process"
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        pd.fit(model, guide, x, y, steps=40, compile=False, progress=False, checkpoint=folder / "cut")
+
+
+# --- fleets, predictions, commands ------------------------------------------------------------------------------------
+
+
+def test_a_fleet_is_shared_out_and_comes_back(found: Found) -> None:
+    first, second = found["fleets"]
+    assert first["five"] == second["five"]
+    alone = fleet_of(5, False)
+    # Almost without noise: with keep = 1 - 1e-6, any of the 5·4·30·20 rows is dropped with probability 0.012.
+    torch.testing.assert_close(first["five"]["losses"], alone["losses"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(first["five"]["means"], alone["means"], rtol=1e-4, atol=1e-4)
+    assert second["one"]["means"] == first["one"]["means"]  # the second rank had none to train
+    torch.testing.assert_close(second["one"]["means"][0], alone["means"][0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_fleet_goes_on_and_bears_losses(found: Found) -> None:
+    first, second = found["fleets"]
+    assert first["longer"] == second["longer"] == first["five"]
+    assert first["folders"] == ["rank-000", "rank-001"]
+    for each in (first, second):
+        losses = torch.tensor(each["lost"]["losses"])
+        assert bool(losses[:, 0].isfinite().all())
+        assert not bool(losses[-1, 1].isfinite())
+        assert ["1 of 2 replicas" in text for text in each["lost"]["said"]] == [True]
+        assert each["all lost"].startswith("the loss is")
+
+
+@pytest.mark.parametrize("shard", ["points", "samples"])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("keep", [False, True])
+def test_predictions_are_those_of_one_process(found: Found, shard: str, shared: bool, keep: bool) -> None:
+    first, second = (each[f"{shard} {shared} {keep}"] for each in found["predictions"])
+    assert first == second
+    x = torch.linspace(-1, 1, 7, dtype=torch.float64).unsqueeze(-1)
+    weights, keeps, draws = torch.tensor([[1.0, 2.0]], dtype=torch.float64), 0.7, 2001
+    mean, variance = keeps * x * weights, keeps * (1 - keeps) * (x * weights).square()
+    # Seven points of which three differ in size: 5.5 standard errors are exceeded with probability below 1e-6.
+    error = 5.5 * (variance / draws).sqrt() + 1e-6
+    assert bool(((torch.tensor(first["mean"]) - mean).abs() <= error).all())
+    share = torch.tensor(first["mean"], dtype=torch.float64)[-1, 0]  # of draws that kept the row, at the last point
+    epistemic = torch.tensor(first["epistemic"], dtype=torch.float64)[-1]
+    torch.testing.assert_close(epistemic, share * (1 - share) * weights[0].square(), rtol=1e-5, atol=1e-6)
+    covariance = torch.tensor(first["covariance"], dtype=torch.float64)[-1]
+    exact = share * (1 - share) * weights.T @ weights + torch.eye(2, dtype=torch.float64) / 4
+    torch.testing.assert_close(covariance, exact, rtol=1e-5, atol=1e-6)
+    density = torch.distributions.Normal(torch.stack([weights[0], 0 * weights[0]]), 0.5).log_prob(
+        torch.zeros(2, dtype=torch.float64)
+    )
+    both = torch.logsumexp(density.sum(-1) + torch.stack([share, 1 - share]).log(), 0)
+    torch.testing.assert_close(torch.tensor(first["log_prob"]).double()[-1], both, rtol=1e-5, atol=1e-6)
+    if keep:
+        assert first["shape"] == [draws, 7, 2]
+        # A whole function through the origin has opposite values at -1 and 1, which lie on different ranks.
+        assert (first["ends apart"] == 0.0) is shared
+
+
+def test_predictions_without_draws_to_share(found: Found) -> None:
+    first, second = found["predictions"]
+    assert first == second
+    model, guide = dropout_line()
+    x = torch.linspace(-1, 1, 7).unsqueeze(-1)
+    torch.testing.assert_close(first["standard"], pd.predict(model, guide, x, method="standard").mean.tolist())
+    assert len(first["still"]) == 7
+    assert len(first["one point"]) == 1
+    assert first["one draw"] == [1, 7, 2]
+    assert "the parameters of model and posterior differ" in first["other parameters"]
+    assert first["no such shard"] == "shard must be 'points' or 'samples'; got 'rows'."
+
+
+def test_the_commands_notice_torchrun(found: Found, folder: Path) -> None:
+    first, second = found["commands"]
+    assert first["codes"] == second["codes"] == [0, 0, 0], first["complained"]
+    assert "dropout: 30 steps" in first["said"]
+    assert '"steps": 40' in first["said"]
+    assert second["said"] == second["complained"] == ""
+    assert len((folder / "answers.csv").read_text().splitlines()) == 42
+    assert sorted(path.name for path in (folder / "run").iterdir()) == [
+        "checkpoints",
+        "posterior.safetensors",
+        "run.json",
+    ]
+
+
+@pytest.mark.deep
+def test_torchrun_starts_the_command(tmp_path: Path) -> None:
+    x, y = wave(40)
+    rows = [f"{a:.6f},{b:.6f}" for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
+    (tmp_path / "wave.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    words = ["-m", "pyro_dropout", "fit", str(tmp_path / "wave.csv"), "--target", "y", "--steps", "200"]
+    done = torchrun(*words, "--out", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("200 steps, loss") == 1
+    assert (tmp_path / "run" / "posterior.safetensors").exists()
+    done = torchrun(*words, "--out", str(tmp_path / "run"))
+    assert done.returncode != 0
+    assert "holds a run already" in done.stderr
+
+
+@pytest.mark.deep
+def test_three_ranks_too(tmp_path: Path) -> None:
+    found = ranks(tmp_path, "exactness", "long_run", "checkpoints", "predictions", "fleets", processes=3)
+    for case in WITHOUT_NOISE:
+        alone = without_noise(case, distributed=False)
+        assert len({each[case]["hash"] for each in found["exactness"]}) == 1
+        if case != "batch norm":
+            torch.testing.assert_close(found["exactness"][2][case]["losses"], alone["losses"], rtol=1e-12, atol=1e-12)
+    assert len({each["hash"] for each in found["long_run"]}) == 1
+    ends = found["checkpoints"][1]
+    assert ends["cut"] == ends["terminated"] == ends["interrupted"] == ends["whole"]
+    assert found["predictions"][0] == found["predictions"][1] == found["predictions"][2]
+    assert found["fleets"][2]["longer"] == found["fleets"][0]["five"]

@@ -1,0 +1,229 @@
+"""Fleets: every replica is what it would have been alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.optimisers import sgd
+
+QUIET: dict[str, Any] = {"compile": False, "progress": False}
+GUIDES: dict[str, Any] = {
+    "dropout": lambda m: pd.AutoDropout(m, keep=0.8),
+    "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1),
+    "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
+    "mean field": pd.AutoMeanField,
+    "row mixture": lambda m: pd.AutoRowMixture(m, weights="learned"),
+    "low rank": lambda m: pd.AutoLowRank(m, rank=3),
+    "low rank, whole net": lambda m: pd.AutoLowRank(m, rank=3, per="net"),
+    "concrete": pd.AutoConcreteDropout,
+}
+
+
+def net(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 1))
+
+
+def build(seed: int = 0, keep: float = 0.9, tau: float = 4.0, length_scale: float = 1.0) -> Any:
+    model = pd.BayesianNet(net(seed), pd.Prior(length_scale=length_scale), pd.Gaussian(tau))
+    return model, pd.AutoDropout(model, keep=keep)
+
+
+def data(points: int = 40) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(points, 2, generator=generator)
+    return x, x.prod(1, keepdim=True)
+
+
+def test_where_nothing_is_random_a_fleet_is_its_solo_runs() -> None:
+    """keep=1, all data at every step: seeds, τ, length-scales, learning rates and splits are each replica's own."""
+    x, y = data()
+    settings = {"seed": [0, 1, 2], "keep": [1.0] * 3, "tau": [1.0, 4.0, 16.0], "length_scale": [0.5, 1.0, 2.0]}
+    rates, splits = [0.01, 0.02, 0.005], torch.stack([torch.arange(30), torch.arange(10, 40), torch.arange(5, 35)])
+    fleet = pd.Fleet(build, settings)
+    history = fleet.fit(x, y, indices=splits, steps=60, lr=torch.tensor(rates), **QUIET)
+    assert history.losses.shape == (60, 3)
+    for k, (model, guide) in enumerate(fleet):
+        alone, lonely = build(**{name: values[k] for name, values in settings.items()})
+        solo = pd.fit(alone, lonely, x[splits[k]], y[splits[k]], steps=60, lr=rates[k], **QUIET)
+        torch.testing.assert_close(history.losses[:, k], solo.losses, rtol=1e-4, atol=1e-3)
+        torch.testing.assert_close(guide.mean(), lonely.mean(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(guide(x), lonely(x), rtol=1e-3, atol=1e-4)
+        assert model.likelihood.tau.item() == pytest.approx(settings["tau"][k])
+
+
+def test_replicas_are_distributed_as_solo_runs() -> None:
+    """24 replicas against 24 solo runs, by a two-sample test at 1e-6 on two numbers, so it fails at 2e-6."""
+    x, y = data()
+    fleet = pd.Fleet(build, {"seed": [0] * 24, "keep": [0.7] * 24})
+    fleet.fit(x, y, steps=20, batch_size=10, lr=0.02, seed=1, **QUIET)
+    together = torch.stack([guide.mean()["0.weight"].flatten()[:2] for _, guide in fleet])
+    alone = []
+    pyro.set_rng_seed(2)
+    for _ in range(24):
+        state = torch.get_rng_state()
+        model, guide = build(0, 0.7)
+        torch.set_rng_state(state)
+        pd.fit(model, guide, x, y, steps=20, batch_size=10, lr=0.02, **QUIET)
+        alone.append(guide.mean()["0.weight"].flatten()[:2])
+    for column in range(2):
+        ours, theirs = together[:, column].numpy(), torch.stack(alone)[:, column].numpy()
+        assert ours.std() > 1e-3  # masks and batches differ between replicas
+        assert stats.ks_2samp(ours, theirs).pvalue > 1e-6
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_guide_sails_in_a_fleet(guide: str) -> None:
+    def make(seed: int) -> Any:
+        model = pd.BayesianNet(net(seed), likelihood=pd.Gaussian(4.0))
+        return model, GUIDES[guide](model)
+
+    x, y = data()
+    fleet = pd.Fleet(make, {"seed": [0, 1, 2]})
+    history = fleet.fit(x, y, steps=60, lr=0.03, seed=0, **QUIET)
+    assert not history.diverged.any()
+    assert history.losses[-10:].mean() < history.losses[:5].mean()
+    means = torch.stack([q.mean()["0.weight"] for _, q in fleet])
+    assert not torch.equal(means[0], means[1])
+
+
+def test_a_fleet_says_what_it_is() -> None:
+    assert repr(pd.Fleet(build, {"seed": [0, 1]})) == "Fleet(2 replicas of BayesianNet with AutoDropout)"
+
+
+def test_classes_fly_too() -> None:
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical())
+        return model, pd.AutoDropout(model, keep=0.9)
+
+    x, _ = data()
+    labels = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    fleet = pd.Fleet(make, {"seed": [0, 1]})
+    history = fleet.fit(x, labels, epochs=20, batch_size=10, lr=0.05, **QUIET)
+    assert (history.losses[-4:].mean(0) < history.losses[:4].mean(0)).all()
+
+
+def test_a_compiled_fleet_repeats_with_its_seed_and_goes_on_training() -> None:
+    x, y = data()
+    losses = []
+    for _ in range(2):
+        fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.7, 0.8, 0.9]})
+        losses.append(fleet.fit(x, y, steps=45, batch_size=16, lr=0.02, seed=5, compile=True, progress=False).losses)
+    assert torch.equal(*losses)
+    learned = [guide.mean()["0.weight"].clone() for _, guide in fleet]
+    history = fleet.fit(x, y, steps=1, lr=1e-12, **QUIET)
+    assert history.steps == 1
+    assert len(set(losses[0].flatten().tolist())) == losses[0].numel()
+    for weight, (_, guide) in zip(learned, fleet, strict=True):
+        torch.testing.assert_close(guide.mean()["0.weight"], weight)  # training goes on from here, not the start
+
+
+def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
+    x, y = data()
+    fleet = pd.Fleet(build, {"seed": [0, 1], "keep": [1.0, 1.0]})
+    before = {name: value.clone() for name, value in fleet[1][1].mean().items()}
+    with pytest.warns(UserWarning, match="1 of 2 replicas met a loss that is not a number"):
+        history = fleet.fit(x, y, steps=60, optim="sgd", lr=torch.tensor([1e-4, 1e6]), **QUIET)
+    assert history.diverged.tolist() == [False, True]
+    torch.testing.assert_close(fleet[1][1].mean(), before)
+    alone, guide = build(0, 1.0)
+    pd.fit(alone, guide, x, y, steps=60, optim="sgd", lr=1e-4, **QUIET)
+    torch.testing.assert_close(fleet[0][1].mean(), guide.mean(), rtol=1e-3, atol=1e-5)
+    with pytest.raises(pd.DivergedError, match="the loss is nan at step"):
+        pd.Fleet(build, {"seed": [0, 1]}).fit(x, y * float("nan"), steps=20, **QUIET)
+
+
+def test_replicas_of_other_structure_are_refused() -> None:
+    with pytest.raises(pd.PyroDropoutError, match=r"the replica with \{'keep': 1.0\} has another structure"):
+        pd.Fleet(build, {"keep": [0.9, 1.0]})
+
+    def wider(width: int) -> Any:
+        model = pd.BayesianNet(nn.Linear(2, width))
+        return model, pd.AutoDropout(model)
+
+    with pytest.raises(pd.PyroDropoutError, match="Put them in two fleets"):
+        pd.Fleet(wider, {"width": [2, 3]})
+
+
+def test_layers_that_change_their_buffers_are_refused() -> None:
+    def make(seed: int) -> Any:
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+        return model, pd.AutoDropout(model)
+
+    x, y = data()
+    with pytest.raises(pd.PyroDropoutError, match="BatchNorm in train"):
+        pd.Fleet(make, {"seed": [0, 1]}).fit(x, y, steps=1, **QUIET)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input() -> None:
+    x, y = data()
+    for settings in ({}, {"seed": []}, {"seed": [0, 1], "keep": [0.5]}):
+        with pytest.raises(pd.ShapeError, match="settings must have one value for each replica"):
+            pd.Fleet(build, settings)
+    with pytest.raises(pd.PyroDropoutError, match=r"build must return \(model, guide\)"):
+        pd.Fleet(lambda seed: nn.Linear(1, 1), {"seed": [0]})
+    fleet = pd.Fleet(build, {"seed": [0, 1]})
+    long = {"dtype": torch.long}
+    for indices in (torch.zeros(3, 4, **long), torch.zeros(2, 4), torch.zeros(4, **long), torch.ones(2, 40) > 0, [[0]]):
+        with pytest.raises(pd.ShapeError, match=r"indices must be a tensor of whole numbers, \(E, n\) = \(2, n\)"):
+            fleet.fit(x, y, indices=indices, steps=1)
+    with pytest.raises(pd.RangeError, match="indices must lie between 0 and 39"):
+        fleet.fit(x, y, indices=torch.full((2, 3), 40), steps=1)
+    with pytest.raises(pd.ShapeError, match="lr must be a number, or one for each of 2 replicas"):
+        fleet.fit(x, y, lr=torch.ones(3), steps=1)
+    with pytest.raises(pd.RangeError, match="lr must be positive"):
+        fleet.fit(x, y, lr=torch.tensor([0.1, 0.0]), steps=1)
+    with pytest.raises(pd.RangeError, match="give either steps or epochs"):
+        fleet.fit(x, y)
+
+
+@pytest.mark.parametrize("layers", [(nn.ReLU(), nn.Tanh()), (nn.LeakyReLU(0.1), nn.LeakyReLU(0.2))], ids=str)
+def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Module]) -> None:
+    def build(k: int) -> Any:
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), layers[k], nn.Linear(4, 1)))
+        return model, pd.AutoDropout(model)
+
+    with pytest.raises(pd.PyroDropoutError, match=r"another structure.*other layers"):
+        pd.Fleet(build, {"k": [0, 1]})
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path: Path, compile: bool) -> None:
+    x, y = data()
+
+    def trained(folder: Path | None, steps: int, keep: float = 0.8) -> pd.Fleet:
+        fleet = pd.Fleet(build, {"seed": [0, 1, 2], "keep": [0.9, keep, 0.95]})
+        how = {"steps": steps, "batch_size": 16, "lr": 0.01, "schedule": pd.inverse_decay(), "seed": 5}
+        fleet.fit(x, y, checkpoint=folder, compile=compile, progress=False, **how)
+        return fleet
+
+    whole, _, resumed = trained(None, 50), trained(tmp_path, 23), trained(tmp_path, 50)
+    for (_, mine), (_, theirs) in zip(whole, resumed, strict=True):
+        for name, value in mine.mean().items():
+            assert torch.equal(value, theirs.mean()[name])
+    with pytest.raises(pd.PyroDropoutError, match="these differ: settings"):
+        trained(tmp_path, 60, keep=0.7)
+
+
+def test_an_update_brings_its_own_learning_rate() -> None:
+    x, y = data()
+    how: Any = {"steps": 3, "seed": 1, **QUIET}
+
+    def learned(**options: Any) -> Tensor:
+        fleet = pd.Fleet(build, {"seed": [0, 1]})
+        fleet.fit(x, y, **how, **options)
+        return torch.stack([guide.mean()["0.weight"] for _, guide in fleet])
+
+    given = learned(optim=sgd(0.02))
+    assert torch.equal(given, learned(optim=sgd(0.7), lr=0.02))
+    for own in ({"schedule": pd.inverse_decay()}, {"clip_norm": 1.0}):
+        with pytest.raises(pd.PyroDropoutError, match="an Update has a schedule and a clip_norm of its own"):
+            learned(optim=sgd(0.02), **own)

@@ -1,0 +1,394 @@
+"""What one of several processes does: ``torchrun --nproc-per-node 2 -m tests.training.ranks FOLDER CASE ...``.
+
+Every case is a function below. What it found is written by every rank, as JSON, to FOLDER/CASE.RANK.json.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.checkpoints import training_checkpoint as resumption
+from pyro_dropout.training.distributed.process_group import Group, join
+
+QUIET: Any = {"progress": False, "lr": 1e-2}
+SEED = 5
+
+
+def here() -> int:
+    """The rank of this process; 0 where there is only one."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def hash_of(*parts: nn.Module) -> str:
+    """A hash of every tensor of some modules."""
+    found = hashlib.sha256()
+    for part in parts:
+        for name, value in sorted(part.state_dict().items()):
+            found.update(name.encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def wave(points: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """A curve with noise, the same on every rank."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.linspace(-1, 1, points, dtype=dtype).unsqueeze(-1)
+    return x, torch.sin(3 * x) + 0.1 * torch.randn(points, 1, generator=generator).to(dtype)
+
+
+def network(norm: bool = False, dtype: torch.dtype = torch.float32) -> pd.BayesianNet:
+    """A network whose weights every rank draws for itself: the first rank's are to win."""
+    torch.manual_seed(100 + here())
+    middle = [nn.BatchNorm1d(8)] if norm else []
+    net = nn.Sequential(nn.Linear(1, 8), *middle, nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+    return pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True)).to(dtype)
+
+
+# --- trainings that are compared with one process ---------------------------------------------------------------------
+
+
+def without_noise(case: str, distributed: bool) -> dict[str, Any]:
+    """A training in which nothing is random but the order of the data: sharing it must change nothing."""
+    x, y = wave(51, torch.float64)
+    model = network(norm=case == "batch norm", dtype=torch.float64)
+    guide = pd.AutoDropout(model, keep=1.0)
+    options: dict[str, Any] = {
+        "full batch": {},  # 26 and 25 points
+        "mini-batches": {"batch_size": 15},  # 8 and 7 points
+        "sgd": {"optim": "sgd", "lr": 1e-4, "batch_size": 20, "clip_norm": 50.0, "schedule": pd.inverse_decay(0.1)},
+        "adamw": {"optim": "adamw", "batch_size": 20},
+        "batch norm": {"batch_size": 50},
+        "validation": {"batch_size": 20, "validation": wave(9, torch.float64), "patience": 2, "check_every": 7},
+    }.get(case, {})
+    if case == "beside":
+        guide(x, y)
+        options = {"optim": torch.optim.NAdam([*guide.parameters(), *model.likelihood.parameters()], lr=1e-2)}
+    history = pd.fit(
+        model, guide, x, y, **{**QUIET, "steps": 20, "seed": SEED, "compile": False} | options, distributed=distributed
+    )
+    seen = {name: value.tolist() for name, value in (*guide.mean().items(), *model.named_buffers())}
+    seen["tau"] = [p.tolist() for p in model.likelihood.parameters()]
+    shown = [list(pair) for pair in history.validation]
+    return {"losses": history.losses.tolist(), "seen": seen, "hash": hash_of(model, guide), "validation": shown}
+
+
+WITHOUT_NOISE = ("full batch", "mini-batches", "sgd", "adamw", "batch norm", "validation", "beside")
+
+
+def exactness() -> dict[str, Any]:
+    """All of them."""
+    return {case: without_noise(case, True) for case in WITHOUT_NOISE}
+
+
+def line(distributed: bool, steps: int, seed: int | None) -> tuple[list[float], str]:
+    """Dropout on a linear model under a strong prior; its optimum is known."""
+    x, y = line_data()
+    torch.manual_seed(here())
+    model = pd.BayesianNet(nn.Linear(3, 1, bias=False), pd.Prior(length_scale=3.0), likelihood=pd.Gaussian(2.0))
+    guide = pd.AutoDropout(model, keep=0.8)
+    pd.fit(
+        model,
+        guide,
+        x,
+        y,
+        steps=steps,
+        batch_size=10,
+        lr=0.05,
+        schedule=lambda t: (1 - t / steps).clamp_min(0.0),
+        seed=seed,
+        progress=False,
+        compile="auto" if distributed else False,
+        distributed=distributed,
+    )
+    return (guide.mean()["weight"] / 0.8).flatten().tolist(), hash_of(model, guide)
+
+
+def line_data() -> tuple[Tensor, Tensor]:
+    """Thirty points of a linear function of three inputs."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(30, 3, generator=generator)
+    return x, x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.3 * torch.randn(30, 1, generator=generator)
+
+
+def long_run() -> dict[str, Any]:
+    """Many steps with a seed; and a few without, where only the first rank's dice count."""
+    weights, end = line(True, 300, 0)
+    return {"weights": weights, "hash": end, "unseeded": line(True, 20, None)[1], "dice": torch.rand(()).item()}
+
+
+def seeds() -> dict[str, Any]:
+    """Some steps for several seeds, and a thousand for one."""
+    weights = [line(True, 400, seed)[0] for seed in range(8)]
+    return {"weights": weights, "hash": line(True, 1000, 0)[1]}
+
+
+def masks() -> dict[str, Any]:
+    """Ranks with the same data, whose losses differ by their masks alone."""
+    parts: list[Tensor] = []
+    real = Group.mean
+
+    def noted(self: Group, tensor: Tensor) -> Tensor:
+        parts.append(tensor)
+        return real(self, tensor)
+
+    model = network()
+    with mock.patch.object(Group, "mean", noted):
+        x = torch.ones(8, 1)
+        pd.fit(model, pd.AutoDropout(model, keep=0.5), x, x, steps=3, seed=SEED, distributed=True, **QUIET)
+    return {"parts": parts[0].tolist()}
+
+
+# --- what goes wrong, and what is asked wrongly -----------------------------------------------------------------------
+
+
+def mistakes() -> dict[str, Any]:
+    """What is said on every rank."""
+
+    def said(**options: Any) -> str:
+        model = network()
+        x, y = options.pop("data", None) or wave(20)
+        try:
+            pd.fit(
+                model,
+                pd.AutoDropout(model),
+                x,
+                y,
+                **{"steps": 3, "seed": SEED, "distributed": True, **QUIET, **options},
+            )
+        except pd.PyroDropoutError as mistake:
+            return f"{type(mistake).__name__}: {mistake}"
+        return ""
+
+    x, y = wave(20)
+    broken = y.clone()
+    broken[-1] = float("nan")  # in the last rank's share
+    here_only = y + here()
+    return {
+        "small batch": said(batch_size=1),
+        "few points": said(data=(x[:1], y[:1])),
+        "compile": said(compile=True),
+        "other data": said(data=(x, here_only)),
+        "other steps": said(steps=3 + here()),
+        "diverged": said(data=(x, broken), steps=30),
+        "no folder": said(checkpoint="/dev/null/checkpoints"),
+        "all well": said(),
+    }
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def resumable(folder: Path | None, schedule: Callable[[Tensor], Tensor] | None = None, steps: int = 40) -> str:
+    """A training on two ranks with checkpoints; a hash of what it learned and how."""
+    x, y = wave(50)
+    model = network(norm=True)
+    guide = pd.AutoDropout(model, keep=0.9)
+    how = None if folder is None else pd.Checkpoint(folder, every=10, seconds=1e9, keep=2)
+    flat = schedule or (lambda t: torch.ones_like(t))
+    history = pd.fit(
+        model, guide, x, y, steps=steps, batch_size=16, seed=SEED, schedule=flat, checkpoint=how, distributed=True,
+        validation=wave(9), patience=99, check_every=10, **QUIET
+    )  # fmt: skip
+    return hash_of(model, guide) + hashlib.sha256(history.losses.numpy().tobytes()).hexdigest()
+
+
+class PulledPlugError(BaseException):
+    """Ends a training without asking it."""
+
+
+def checkpoints(folder: Path) -> dict[str, Any]:
+    """A training that nobody stops, one that is cut off, and one in which a single rank is asked to end."""
+    found: dict[str, Any] = {"whole": resumable(None)}
+    real = resumption.Keeper.write
+
+    def cut(self: resumption.Keeper, step: int, losses: Tensor) -> None:
+        real(self, step, losses)
+        if step == 20:
+            raise PulledPlugError
+
+    with mock.patch.object(resumption.Keeper, "write", cut):
+        try:
+            resumable(folder / "cut")
+        except PulledPlugError:
+            found["cut at"] = sorted(path.name for path in (folder / "cut").iterdir())
+    found["cut"] = resumable(folder / "cut")
+
+    def ask(place: Path, number: int) -> Callable[[Tensor], Tensor]:
+        def schedule(t: Tensor) -> Tensor:
+            if int(t) == 25 and here() == 1 and place.exists():  # and is not only asked what it would do
+                os.kill(os.getpid(), number)
+            return torch.ones_like(t)
+
+        return schedule
+
+    for name, number in (("terminated", signal.SIGTERM), ("interrupted", signal.SIGINT)):
+        try:
+            resumable(folder / name, ask(folder / name, number))
+        except (SystemExit, KeyboardInterrupt) as end:
+            found[f"{name} by"] = f"{type(end).__name__} {end}".strip()
+        found[name] = resumable(folder / name)
+    return found
+
+
+def elastic(folder: Path) -> dict[str, Any]:
+    """A training of which one rank is killed once, for torchrun to start again."""
+    marker = folder / "killed"
+
+    def schedule(t: Tensor) -> Tensor:
+        begun = (folder / "elastic").exists()  # and it is not only asked what it would do
+        if int(t) == 25 and here() == 1 and begun and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones_like(t)
+
+    return {"hash": resumable(folder / "elastic", schedule), "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"]}
+
+
+# --- fleets, predictions, commands ------------------------------------------------------------------------------------
+
+
+def replica(seed: int, keep: float) -> tuple[Any, Any]:
+    """One replica of a fleet; in one of them nothing is random."""
+    torch.manual_seed(seed)
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)), likelihood=pd.Gaussian(10.0))
+    return model, pd.AutoDropout(model, keep={"0.weight": 1.0, "2.weight": keep})
+
+
+def fleet_of(replicas: int, distributed: bool, folder: Path | None = None, **options: Any) -> dict[str, Any]:
+    """A fleet with learning rates and rows of its own for each replica, all but free of noise."""
+    x, y = wave(40)
+    fleet = pd.Fleet(replica, {"seed": list(range(replicas)), "keep": [1 - 1e-6] * replicas})
+    rows = torch.stack([torch.arange(k, k + 30) for k in range(replicas)])
+    rates = torch.linspace(0.005, 0.02, replicas)
+    asked = {"steps": 20, "indices": rows, "lr": rates, "compile": False, "progress": False, "seed": SEED, **options}
+    if folder is not None:
+        asked["checkpoint"] = pd.Checkpoint(folder, every=10, seconds=1e9)
+    history = fleet.fit(x, y, distributed=distributed, **asked)
+    means = [guide.mean()["0.weight"].flatten().tolist() for _, guide in fleet]
+    return {"losses": history.losses.tolist(), "means": means, "steps": history.steps}
+
+
+def fleets(folder: Path) -> dict[str, Any]:
+    """More replicas than ranks, fewer, some that are lost, and a fleet that is taken up again."""
+    found: dict[str, Any] = {"five": fleet_of(5, True), "one": fleet_of(1, True)}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        lost = fleet_of(2, True, optim="sgd", lr=torch.tensor([1e-4, 1e9]))
+    found["lost"] = {**lost, "said": [str(each.message) for each in said]}
+    try:
+        fleet_of(2, True, optim="sgd", lr=1e9)
+    except pd.DivergedError as stop:
+        found["all lost"] = str(stop)
+    fleet_of(5, True, folder / "fleet", steps=10)
+    found["longer"] = fleet_of(5, True, folder / "fleet")
+    found["folders"] = sorted(path.name for path in (folder / "fleet").iterdir())
+    return found
+
+
+def dropout_line() -> tuple[Any, Any]:
+    """A linear function without bias, dropped as a whole or not."""
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Linear(1, 2, bias=False), likelihood=pd.Gaussian(4.0))
+    guide = pd.AutoDropout(model, keep=0.7)
+    x = torch.ones(2, 1)
+    guide(x, torch.zeros(2, 2))
+    with torch.no_grad():
+        for k, parameter in enumerate(guide.parameters()):
+            parameter.copy_(torch.arange(1.0, 1 + parameter.numel()).reshape(parameter.shape) + k)
+    return model, guide
+
+
+def predictions() -> dict[str, Any]:
+    """Points and draws in shares that are not equal, kept or walked again, and more ranks than there are of either."""
+    model, guide = dropout_line()
+    x, y = torch.linspace(-1, 1, 7).unsqueeze(-1), torch.zeros(7, 2)
+    found: dict[str, Any] = {}
+    for shard in ("points", "samples"):
+        for shared in (False, True):
+            for keep in (False, True):
+                asked = {"samples": 2001, "shared": shared, "keep_samples": keep, "seed": 3, "chunk": 500}
+                answer = pd.predict(model, guide, x, distributed=True, shard=shard, **asked)  # type: ignore[arg-type]
+                parts: dict[str, Any] = {
+                    name: getattr(answer, name) for name in ("mean", "variance", "epistemic", "covariance")
+                }
+                parts["log_prob"] = answer.log_prob(y)
+                if keep:
+                    parts["ends apart"] = (answer.samples[:, 0] + answer.samples[:, -1]).abs().max()
+                    parts["shape"] = torch.tensor(answer.samples.shape)
+                    low, high = answer.interval(0.9)
+                    parts["interval"] = torch.cat([low, high])
+                found[f"{shard} {shared} {keep}"] = {name: part.tolist() for name, part in parts.items()}
+    still = pd.AutoDropout(model, keep=1.0)
+    still(x, y)
+    found["still"] = pd.predict(model, still, x, samples=3, distributed=True).mean.tolist()
+    found["standard"] = pd.predict(model, guide, x, method="standard", distributed=True).mean.tolist()
+    found["one point"] = pd.predict(model, guide, x[:1], samples=2, distributed=True, seed=0).mean.tolist()
+    one = pd.predict(model, guide, x, samples=1, distributed=True, shard="samples", seed=0, keep_samples=True)
+    found["one draw"] = list(one.samples.shape)
+    found["unseeded"] = pd.predict(model, guide, x, samples=5, distributed=True).mean.tolist()
+    with torch.no_grad():
+        next(iter(guide.parameters())).add_(here())
+    for name, options in (("other parameters", {}), ("no such shard", {"shard": "rows"})):
+        try:
+            pd.predict(model, guide, x, samples=3, distributed=True, **options)
+        except pd.PyroDropoutError as mistake:
+            found[name] = str(mistake)
+    return found
+
+
+def commands(folder: Path) -> dict[str, Any]:
+    """The command line as torchrun starts it."""
+    from pyro_dropout.cli.main import main as command
+
+    x, y = wave(41)
+    if here() == 0:
+        rows = [f"{a:.6f},{b:.6f}" for a, b in zip(x.flatten().tolist(), y.flatten().tolist(), strict=True)]
+        (folder / "wave.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    join("cpu").any(0)  # until the table is there
+    said, complained = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+        table, out, answers = (str(folder / name) for name in ("wave.csv", "run", "answers.csv"))
+        codes = []
+        for words in (
+            ["fit", table, "--target", "y", "--out", out, "--steps", "30", "--held-back", "0.2"],
+            ["resume", out, "--steps", "40", "--json"],
+            ["predict", out, table, "--out", answers, "--samples", "50"],
+        ):
+            codes.append(command([*words, "--quiet"]))
+            join("cpu").any(0)  # until the first rank has written
+    return {"codes": codes, "said": said.getvalue(), "complained": complained.getvalue()}
+
+
+# --- all together -----------------------------------------------------------------------------------------------------
+
+WITHOUT_FOLDER = {each.__name__: each for each in (exactness, long_run, seeds, masks, mistakes, predictions)}
+WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, commands)}
+
+
+def main() -> None:
+    """Run the cases that are named."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    group = join("cpu")
+    for name in sys.argv[2:]:
+        start = time.perf_counter()
+        found = WITHOUT_FOLDER[name]() if name in WITHOUT_FOLDER else WITH_FOLDER[name](folder)
+        (folder / f"{name}.{group.rank}.json").write_text(json.dumps(found))
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

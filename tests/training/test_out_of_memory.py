@@ -1,0 +1,53 @@
+"""Memory that runs out in training: a message with the mini-batch that fits, and nothing lost."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.out_of_memory import OutOfMemoryError
+
+X = torch.linspace(-1, 1, 1000).unsqueeze(-1)
+
+
+def pair() -> Any:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(4.0))
+    guide = pd.AutoDropout(model, keep=0.9)
+    guide(X, X)
+    return model, guide
+
+
+def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """Make a device of which a step of more than ``most`` points would ask too much."""
+    real = pd.ELBO.differentiable_loss
+
+    def loss(self: pd.ELBO, model: Any, guide: Any, x: Tensor, *rest: Any) -> Tensor:
+        if len(x) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return real(self, model, guide, x, *rest)
+
+    monkeypatch.setattr(pd.ELBO, "differentiable_loss", loss)
+
+
+@pytest.mark.parametrize(("most", "fits"), [(999, 512), (100, 64), (80, 64), (79, 32), (1, 1)])
+def test_the_message_names_a_batch_with_a_quarter_to_spare(
+    monkeypatch: pytest.MonkeyPatch, most: int, fits: int
+) -> None:
+    model, guide = pair()
+    before = {name: value.clone() for name, value in guide.state_dict().items()}
+    short_of_memory(monkeypatch, most)
+    quiet: Any = {"compile": False, "progress": False, "steps": 2}
+    with pytest.raises(OutOfMemoryError, match=rf"a step of 1000 points.* fit\(batch_size={fits}\)"):
+        pd.fit(model, guide, X, X, **quiet)
+    assert all(torch.equal(value, before[name]) for name, value in guide.state_dict().items())
+    assert pd.fit(model, guide, X, X, batch_size=fits, **quiet).steps == 2
+
+
+def test_where_one_point_is_too_much_the_remedy_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, guide = pair()
+    short_of_memory(monkeypatch, 0)
+    with pytest.raises(pd.PyroDropoutError, match=r"a single point: CUDA out of memory\. Use a smaller network"):
+        pd.fit(model, guide, X, X, steps=2, compile=False, progress=False)

@@ -1,0 +1,266 @@
+"""Compiled steps against eager ones, draw for draw; and what happens where nothing can be compiled."""
+
+import copy
+import os
+import random
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.compile import program as compiled
+from pyro_dropout.training.compile.functional import Parameters, loss_and_gradients
+from pyro_dropout.training.compile.program import Program
+
+F64 = torch.float64
+GUIDES: dict[str, Callable[[Any], Any]] = {
+    "dropout": lambda m: pd.AutoDropout(m, keep=0.8),
+    "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian"),
+    "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
+    "mean field": pd.AutoMeanField,
+    "row mixture": lambda m: pd.AutoRowMixture(m, weights="learned"),
+    "low rank": lambda m: pd.AutoLowRank(m, rank=3),
+    "low rank, whole net": lambda m: pd.AutoLowRank(m, rank=3, per="net"),
+    "concrete": pd.AutoConcreteDropout,
+}
+
+
+def problem(dtype: torch.dtype = torch.float32) -> tuple[pd.BayesianNet, Tensor, Tensor]:
+    net = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, 1)).to(dtype)
+    x = torch.randn(16, 3, dtype=dtype)
+    return pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0)), x, x[:, :1] ** 2
+
+
+@pytest.fixture
+def eager_draws() -> Iterator[None]:
+    """Make inductor draw its random numbers as eager code does, so that the two can be compared draw for draw."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own modules, when they are first imported
+        import torch._inductor.config as inductor
+    with inductor.patch(fallback_random=True):
+        yield
+
+
+def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run a program as the graph that it was traced into; a C++ compiler takes seconds to build it."""
+    monkeypatch.setattr(compiled, "_compile", lambda graph, inputs: graph)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run programs as they were traced, but in the deep tests, which build them."""
+    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
+        run_as_traced(monkeypatch)
+
+
+DEEP = pytest.mark.deep
+BUILT = ("dropout with width",)  # by a C++ compiler in every run of the tests: the others take minutes more
+
+
+@pytest.mark.usefixtures("eager_draws")
+@pytest.mark.parametrize(
+    ("guide", "built"),
+    [
+        *((guide, False) for guide in GUIDES),
+        *(pytest.param(guide, True, marks=[] if guide in BUILT else DEEP) for guide in GUIDES),
+    ],
+    ids=[*(f"{guide}, traced" for guide in GUIDES), *GUIDES],
+)
+@pytest.mark.parametrize(
+    ("per_example", "dtype"),
+    [
+        (True, F64),
+        pytest.param(True, torch.float32, marks=DEEP),
+        pytest.param(False, F64, marks=DEEP),
+        pytest.param(False, torch.float32, marks=DEEP),
+    ],
+    ids=["per-example-64", "per-example-32", "shared-64", "shared-32"],
+)
+def test_the_compiled_loss_and_gradient_are_the_eager_ones(
+    monkeypatch: pytest.MonkeyPatch, guide: str, built: bool, per_example: bool, dtype: torch.dtype
+) -> None:
+    """As the graph that Pyro was traced into, and as the program that inductor builds of it."""
+    if not built:
+        run_as_traced(monkeypatch)
+    model, x, y = problem(dtype)
+    q = GUIDES[guide](model)
+    loss = pd.ELBO(per_example=per_example)
+    parameters = Parameters(model, q, loss, (x, y, 100), {})
+
+    def both(values: list[Tensor], x: Tensor, y: Tensor) -> Any:
+        return loss_and_gradients(model, q, loss, parameters, values, (x, y, 100), {})
+
+    program = Program(both, parameters.values, x, y)
+    torch.manual_seed(7)
+    value, gradients = program(parameters.values, x, y)
+    torch.manual_seed(7)
+    expected, expected_gradients = both(parameters.values, x, y)
+    tolerance = 1e-10 if dtype == F64 else 1e-5
+    torch.testing.assert_close(value, expected, rtol=tolerance, atol=tolerance)
+    size = max(float(g.abs().max()) for g in expected_gradients)
+    torch.testing.assert_close(gradients, expected_gradients, rtol=tolerance, atol=tolerance * max(1.0, size))
+
+
+@pytest.mark.usefixtures("eager_draws")
+def test_steps_are_the_steps_of_pyros_svi() -> None:
+    """Same seed, same draws: 20 compiled steps end where 20 of Pyro's own do, on batches of two sizes."""
+    model, x, y = problem(F64)
+    guide = pd.AutoDropout(model, keep=0.8)
+    twin_model = copy.deepcopy(model)
+    twin = pd.AutoDropout(twin_model, keep=0.8)
+    ours = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}), compile=True)
+    theirs = pyro.infer.SVI(twin_model, twin, pyro.optim.Adam({"lr": 0.01}), pd.ELBO())
+    sizes = [16, 16, 8] * 7
+    pyro.set_rng_seed(3)
+    losses = [ours.step(x[:n], y[:n], 16) for n in sizes]
+    pyro.set_rng_seed(3)
+    assert losses == pytest.approx([theirs.step(x[:n], y[:n], 16) for n in sizes], rel=1e-9)
+    torch.testing.assert_close(guide.mean(), twin.mean(), rtol=1e-9, atol=1e-9)
+    assert len(ours._programs) == 2
+    assert ours.evaluate_loss(x, y) > 0
+
+
+def test_masks_differ_from_step_to_step_and_a_seed_repeats_them() -> None:
+    runs = []
+    for _ in range(2):
+        pyro.set_rng_seed(5)
+        model, x, y = problem()
+        svi = pd.SVI(model, pd.AutoDropout(model, keep=0.5), pyro.optim.SGD({"lr": 1e-12}), compile=True)
+        runs.append([svi.step(x, y) for _ in range(6)])
+    assert len(set(runs[0])) == 6
+    assert runs[0] == runs[1]
+
+
+@pytest.mark.usefixtures("traced")
+def test_batch_norm_statistics_move_as_eager_ones_do() -> None:
+    def run(compile: bool) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 1))
+        model = pd.BayesianNet(net)
+        x = torch.randn(16, 3)
+        svi = pd.SVI(model, pd.AutoDropout(model, keep=1.0), pyro.optim.Adam({"lr": 0.01}), compile=compile)
+        for _ in range(3):
+            svi.step(x, x[:, :1])
+        return net[1].running_mean, net[1].weight.detach()
+
+    torch.testing.assert_close(run(True), run(False), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("eager_draws", "traced")
+def test_settings_changed_between_steps_are_seen() -> None:
+    """τ in place, keep by another buffer: a compiled step is the eager one after either."""
+    model, x, y = problem(F64)
+    guide = pd.AutoDropout(model, keep=0.8)
+    svi = pd.SVI(model, guide, pyro.optim.SGD({"lr": 1e-12}), compile=True)
+    svi.step(x, y)
+    model.likelihood.log_tau.add_(1.0)
+    guide.states["0/weight"].keep = torch.tensor(0.3, dtype=F64)
+    for _ in range(2):
+        pyro.set_rng_seed(3)
+        compiled_loss = svi.step(x, y)
+        pyro.set_rng_seed(3)
+        assert compiled_loss == pytest.approx(pd.ELBO().loss(model, guide, x, y), rel=1e-9)
+    assert len(svi._programs) == 1
+
+
+@pytest.mark.usefixtures("traced")
+def test_other_optimisers_run_beside_compiled_gradients() -> None:
+    model, x, y = problem()
+    guide = pd.AutoMeanField(model)
+    before = {k: v.clone() for k, v in guide.mean().items()}
+    svi = pd.SVI(model, guide, pyro.optim.Adagrad({"lr": 0.1}), compile=True)
+    losses = [svi.step(x, y) for _ in range(30)]
+    assert losses[-1] < losses[0]
+    assert all(not torch.equal(v, before[k]) for k, v in guide.mean().items())
+
+
+@pytest.mark.usefixtures("traced")
+def test_plain_pyro_models_compile_too() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([3, 1]).to_event(2))
+        scale = pyro.param("noise", torch.tensor(1.0), constraint=dist.constraints.positive)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, scale).to_event(1), obs=y)
+
+    x = torch.randn(64, 3)
+    y = x.sum(1, keepdim=True) + 0.1 * torch.randn(64, 1)
+    svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.05}), compile=True)
+    for _ in range(300):
+        svi.step(x, y)
+    assert pyro.param("noise").item() == pytest.approx(0.1, abs=0.1)
+
+
+def stepped_by_value(x: Tensor) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+    if (x @ w).sum() > 0:  # control flow that depends on a value
+        pyro.sample("a", dist.Normal(0.0, 1.0), obs=torch.tensor(0.0))
+
+
+def test_what_cannot_be_traced_runs_eagerly_with_one_warning() -> None:
+    loss, x = pd.ELBO(per_example=False), torch.ones(3, 2)
+    svi = pd.SVI(stepped_by_value, pd.AutoMeanField(stepped_by_value), pyro.optim.Adam({"lr": 0.01}), loss)
+    with pytest.warns(UserWarning, match=r"cannot be compiled, and runs eagerly.*control flow that depends on values"):
+        svi.step(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svi.step(x)
+    strict = pd.SVI(stepped_by_value, pd.AutoMeanField(stepped_by_value), pyro.optim.Adam({}), loss, compile=True)
+    with pytest.raises(RuntimeError, match="data-dependent"):
+        strict.step(x)
+
+
+def test_randomness_that_a_tracer_would_freeze_is_noticed() -> None:
+    def model(x: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 1]).to_event(2))
+        pyro.sample("a", dist.Normal(random.random(), 1.0), obs=(x @ w).mean())
+
+    svi = pd.SVI(model, pd.AutoMeanField(model), pyro.optim.Adam({"lr": 0.01}), pd.ELBO(per_example=False))
+    with pytest.warns(UserWarning, match="traced twice and gave two different programs"):
+        svi.step(torch.ones(3, 2))
+
+
+def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(*args: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found")
+
+    monkeypatch.setattr(compiled, "_compile", no_compiler)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    model, x, y = problem()
+    svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}))
+    with pytest.warns(UserWarning, match=r"no C\+\+ compiler on this machine: install one"):
+        assert svi.step(x, y) > 0
+
+
+def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The eager step of an odd batch and the compiled ones are one training: as if all had been eager."""
+    model, x, y = problem(F64)
+    guide = pd.AutoDropout(model, keep=1.0)
+    twin = pd.AutoDropout(copy.deepcopy(model), keep=1.0)
+    svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.01}))
+    theirs = pyro.infer.SVI(twin.model, twin, pyro.optim.Adam({"lr": 0.01}), pd.ELBO())
+    svi.step(x, y, 16)
+
+    def refuse(*args: Any) -> Any:
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled, "_compile", refuse)
+        with pytest.warns(UserWarning, match="this step cannot be compiled"):
+            svi.step(x[:5], y[:5], 16)
+    svi.step(x, y, 16)
+    for n in (16, 5, 16):
+        theirs.step(x[:n], y[:n], 16)
+    torch.testing.assert_close(guide.mean(), twin.mean(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+def test_bad_input() -> None:
+    model, _, _ = problem()
+    with pytest.raises(pd.RangeError, match="compile must be 'auto', True or False; got 'maybe'"):
+        pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({}), compile="maybe")

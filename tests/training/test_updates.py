@@ -1,0 +1,114 @@
+"""Optimiser updates against torch's own optimisers, step by step."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pytest
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.training.optimisers import adam, clock, from_optimiser, from_pyro, inverse_decay, named, sgd
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize(
+    ("update", "make"),
+    [
+        (adam(0.02, (0.8, 0.99), 1e-6, 0.1), lambda p: torch.optim.Adam(p, 0.02, (0.8, 0.99), 1e-6, 0.1)),
+        (adam(0.02, weight_decay=0.1, decoupled=True), lambda p: torch.optim.AdamW(p, 0.02, weight_decay=0.1)),
+        (sgd(0.05, 0.9, 0.1, nesterov=True), lambda p: torch.optim.SGD(p, 0.05, 0.9, weight_decay=0.1, nesterov=True)),
+        (sgd(0.05), lambda p: torch.optim.SGD(p, 0.05)),
+    ],
+    ids=["adam", "adamw", "nesterov", "sgd"],
+)
+def test_updates_are_torchs(update: pd.Update, make: Callable[..., Any]) -> None:
+    start = [torch.randn(4, 3, dtype=F64), torch.randn(5, dtype=F64)]
+    leaves = [p.clone().requires_grad_() for p in start]
+    optimiser = make(leaves)
+    values, state = start, update.start(start)
+    for taken in range(1, 8):
+        gradients = [torch.randn_like(p) for p in start]
+        for leaf, gradient in zip(leaves, gradients, strict=True):
+            leaf.grad = gradient.clone()
+        optimiser.step()
+        t, lr = clock(update, values, taken)
+        values, state = update.step(values, gradients, state, t, lr)
+        torch.testing.assert_close(values, [leaf.detach() for leaf in leaves], rtol=1e-12, atol=1e-12)
+
+
+def test_schedule_and_clipping_act_inside_the_update() -> None:
+    update = sgd(1.0, schedule=inverse_decay(gamma=1.0, power=0.5), clip_norm=1.0)
+    values, gradient = [torch.zeros(2)], torch.tensor([3.0, 4.0])
+    for taken in (1, 4):
+        new, _ = update.step(values, [gradient], update.start(values), *clock(update, values, taken))
+        torch.testing.assert_close(new[0], -torch.tensor([0.6, 0.8]) * taken**-0.5)  # (1 + (t - 1))^-½
+
+
+def test_clipping_is_torchs() -> None:
+    parameters = [torch.randn(3, dtype=F64, requires_grad=True), torch.randn(2, 2, dtype=F64, requires_grad=True)]
+    gradients = [torch.randn_like(p) * 5 for p in parameters]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    values = [p.detach().clone() for p in parameters]
+    torch.nn.utils.clip_grad_norm_(parameters, 0.7)
+    torch.optim.SGD(parameters, 0.1).step()
+    update = sgd(0.1, clip_norm=0.7)
+    new, _ = update.step(values, gradients, update.start(values), *clock(update, values, 1))
+    torch.testing.assert_close(new, [p.detach() for p in parameters], rtol=1e-12, atol=0)
+
+
+def test_the_papers_schedule() -> None:
+    """lr 0.01·(1 + 1e-4·t)^-0.25 has fallen to 0.01·101^-¼ after a million steps."""
+    rate = 0.01 * inverse_decay(gamma=1e-4, power=0.25)(torch.tensor(1e6, dtype=F64))
+    assert rate.item() == pytest.approx(0.01 * math.exp(-0.25 * math.log(101)))
+
+
+def test_pyros_optimisers_are_read_with_their_options() -> None:
+    found = from_pyro(pyro.optim.Adam({"lr": 0.3, "betas": (0.5, 0.6)}, {"clip_norm": 2.0}))
+    assert found is not None
+    assert (found.name, found.lr, found.clip_norm) == ("adam", 0.3, 2.0)
+    assert from_pyro(pyro.optim.ClippedAdam({"lr": 0.3})) is None  # its decay of the learning rate is its own
+    assert from_pyro(pyro.optim.Adam(lambda name: {"lr": 0.1})) is None
+    assert from_pyro(pyro.optim.Adam({"lr": 0.1, "amsgrad": True})) is None
+
+
+def test_torch_optimisers_are_read_from_their_one_group() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    assert from_optimiser(torch.optim.SGD([w], 0.2, momentum=0.5)).slots == 1
+    assert from_optimiser(torch.optim.SGD([w], 0.2, dampening=0.1, momentum=0.5)) is None
+    assert from_optimiser(torch.optim.RMSprop([w], 0.2)) is None
+    two = torch.optim.Adam([{"params": [w], "lr": 0.1}, {"params": [torch.zeros(1, requires_grad=True)]}], 0.2)
+    assert from_optimiser(two) is None
+
+
+def test_bad_input() -> None:
+    with pytest.raises(pd.RangeError, match="lr must be positive; got 0"):
+        named("adam", 0.0)
+    with pytest.raises(pd.PyroDropoutError, match="optim must be 'adam', 'adamw', 'sgd'"):
+        named("lion", 0.1)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adam_decays_weights_as_it_is_told(decoupled: bool) -> None:
+    leaf = torch.ones(3, dtype=F64, requires_grad=True)
+    optimiser = torch.optim.Adam([leaf], 0.1, weight_decay=10.0, decoupled_weight_decay=decoupled)
+    update = from_optimiser(optimiser)
+    assert update is not None
+    gradient = torch.tensor([0.5, -2.0, 1.0], dtype=F64)
+    values, state = [leaf.detach().clone()], update.start([leaf.detach()])
+    for taken in (1, 2, 3):
+        leaf.grad = gradient.clone()
+        optimiser.step()
+        values, state = update.step(values, [gradient], state, *clock(update, values, taken))
+    torch.testing.assert_close(values[0], leaf.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_options_may_be_tensors() -> None:
+    w = torch.zeros(2, requires_grad=True)
+    found = from_optimiser(torch.optim.Adam([w], lr=torch.tensor(0.25), betas=(0.5, 0.75)))
+    assert found is not None
+    assert type(found.lr) is float
+    assert found.lr == 0.25
