@@ -57,7 +57,7 @@ def fit(
     quiet: options.Quiet = False,
 ) -> None:
     """Fit one guide to a table and keep the run in a folder."""
-    options.check_guide("--guide", guide)
+    guide = options.checked_guide("--guide", guide)
     where = options.place(device)
     from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, Reading, Run, Training
     from pyro_dropout.datasets.bundled import BUNDLED

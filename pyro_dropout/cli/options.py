@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 import typer
 
 from pyro_dropout.cli.terminal import PROGRAM
+from pyro_dropout.registry import listed_guides
 
-# The names in standard_models.GUIDES, written out so that --help need not import torch; a test keeps the two equal.
-GUIDE_NAMES = ("dropout", "concrete", "smooth-dropout", "multiplicative", "mean-field", "low-rank", "mixture")
-DEFAULT_GUIDES = ("dropout", "multiplicative", "mean-field", "low-rank")
+# Read from the source, so that --help need not import torch.
+GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
+DEFAULT_GUIDES = tuple(entry.name for entry in listed_guides() if entry.compared)
+_ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
 
 
 def listed(values: list[str] | None) -> list[str]:
@@ -24,15 +26,17 @@ def listed(values: list[str] | None) -> list[str]:
 def guides_named(values: list[str] | None) -> list[str]:
     """Return the guides in ``--guides``, or say which there are."""
     names = listed(values) or list(DEFAULT_GUIDES)
-    for name in names:
-        check_guide("--guides", name)
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(checked_guide("--guides", name) for name in names))
 
 
-def check_guide(option: str, name: str) -> None:
-    """Raise a mistake of the command line unless there is such a guide."""
+def checked_guide(option: str, name: str) -> str:
+    """Return the name of a guide that was given by name or alias, or raise an error of the command line."""
+    name = _ALIASES.get(name, name)
     if name not in GUIDE_NAMES:
-        raise typer.BadParameter(f"{name!r} is no guide; there are {', '.join(GUIDE_NAMES)}.", param_hint=repr(option))
+        raise typer.BadParameter(
+            f"unknown guide {name!r}; choose from {', '.join(GUIDE_NAMES)}.", param_hint=repr(option)
+        )
+    return name
 
 
 def place(device: str | None) -> Any:

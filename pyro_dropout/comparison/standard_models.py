@@ -7,17 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout import guides
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.registry import guides, resolve_guide
 
 Data = tuple[Tensor, Tensor]
 
 _FASTEST = 30.0  # the standard deviation of a wave's frequency, in radians for each standard deviation of the input
 _DROP = 0.1
-_WIDTH = 0.02  # the standard deviations of weights that are learned start here, and fixed ones stay here
 
 
 class Waves(nn.Linear):
@@ -48,27 +47,15 @@ def regression_model(train: Data, width: int = 50) -> Any:
     return Standardised(BayesianNet(net, likelihood=Gaussian(10.0, learn=True)), x, y)
 
 
-def kept(model: Any) -> Callable[[str], float]:
-    """Return the probability of keeping a row, by site: a layer's only input is never dropped."""
-    return lambda name: 1.0 if model.sites[name].fan_in == 1 else 1 - _DROP
+def kept(model: Any, learned: bool = False) -> Callable[[str], float]:
+    """Return the probability of keeping a row, by site: a layer's only input is not dropped, unless that is learned."""
+    return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else 1 - _DROP
 
 
-def _noise(model: Any) -> Callable[[str], float]:
-    """Return the α that has the variance of dropout, (1 - p)/p, by site; next to none on a layer's only input."""
-    return lambda name: max((1 - kept(model)(name)) / kept(model)(name), 1e-6)
+def standard_guide(name: str) -> Callable[[Any], Any]:
+    """Return what builds the guide of this name for a model of this file."""
+    entry = resolve_guide(name)
+    return lambda model: entry.make(model, kept(model, entry.learns_keep))
 
 
-GUIDES: dict[str, Callable[[Any], Any]] = {
-    "dropout": lambda model: guides.AutoDropout(model, keep=kept(model)),
-    "concrete": guides.AutoConcreteDropout,
-    "smooth-dropout": lambda model: guides.AutoDropout(
-        model, keep=kept(model), scale=_WIDTH, bias="gaussian", init_scale=_WIDTH
-    ),
-    "multiplicative": lambda model: guides.AutoMultiplicative(
-        model, alpha=_noise(model), scale=_WIDTH, bias="gaussian", init_scale=_WIDTH
-    ),
-    "mean-field": lambda model: guides.AutoMeanField(model, init_scale=_WIDTH),
-    "low-rank": lambda model: guides.AutoLowRank(model, rank=5, init_scale=_WIDTH),
-    "mixture": lambda model: guides.AutoRowMixture(model, components=2),
-}
-DEFAULT = ("dropout", "multiplicative", "mean-field", "low-rank")
+GUIDES: dict[str, Callable[[Any], Any]] = {name: standard_guide(name) for name in guides()}

@@ -1,4 +1,4 @@
-"""Pyro guides: one posterior approximation a file; each reads the equation, the class, its parameters, its q(w)."""
+"""Pyro guides, one a file: the equation of q(w), the class with its registry entry, its parameters, its q(w)."""
 
 from pyro_dropout.guides.concrete import AutoConcreteDropout
 from pyro_dropout.guides.dropout import AutoDropout
@@ -7,8 +7,9 @@ from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.multiplicative import AutoMultiplicative
 from pyro_dropout.guides.row_mixture import AutoRowMixture
 from pyro_dropout.mathematics import divergence as _divergence  # noqa: F401 - registers the KL of what guides draw from
+from pyro_dropout.registry import guides as _guides
 
-GUIDES = (AutoDropout, AutoMultiplicative, AutoMeanField, AutoRowMixture, AutoLowRank, AutoConcreteDropout)
+GUIDES = tuple(dict.fromkeys(entry.guide for entry in _guides().values()))  # every class once, in registry order
 
 __all__ = [
     "GUIDES",

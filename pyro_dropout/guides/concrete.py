@@ -15,6 +15,7 @@ from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide,
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
 from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.registry import guide
 
 
 class ConcreteMixture(BernoulliMixture):
@@ -37,6 +38,13 @@ class ConcreteMixture(BernoulliMixture):
         return self.per_row(self.sample_masks(sample_shape)[0]) * self.loc
 
 
+@guide(
+    "concrete",
+    make=lambda model, keep: AutoConcreteDropout(model, keep=keep),
+    density=False,
+    learns_keep=True,
+    order=2,
+)
 class AutoConcreteDropout(SiteGuide):
     """Dropout that learns how much to drop: one ``keep`` for each weight site.
 

@@ -21,8 +21,11 @@ from pyro_dropout.guides.base import (
 )
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import check_keep, check_non_negative
+from pyro_dropout.registry import guide
 
 
+@guide("dropout", make=lambda model, keep: AutoDropout(model, keep=keep), density=False, compared=True, order=1)
+@guide("smooth-dropout", make=lambda model, keep: _smooth(model, keep), order=3)
 class AutoDropout(SiteGuide):
     """MC dropout as a posterior: each row of each weight is kept with probability ``keep``, or else is zero.
 
@@ -120,3 +123,8 @@ def is_number(value: Any, number: float) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.requires_grad and float(value) == number
     return bool(value == number)
+
+
+def _smooth(model: Callable[..., Any], keep: Callable[[str], float]) -> AutoDropout:
+    """Dropout with a little noise on every weight, which gives it a density."""
+    return AutoDropout(model, keep=keep, scale=0.02, bias="gaussian", init_scale=0.02)

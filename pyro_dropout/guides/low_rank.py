@@ -15,6 +15,7 @@ from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_l
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
 from pyro_dropout.mathematics.no_density import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import LOG_2PI
+from pyro_dropout.registry import guide
 
 
 class SharedFactor:
@@ -100,6 +101,7 @@ class NetBlock(LowRankNormal):
         return -0.5 * (form + log_det + self.rest * LOG_2PI)
 
 
+@guide("low-rank", make=lambda model, keep: AutoLowRank(model, rank=5, init_scale=0.02), compared=True, order=6)
 class AutoLowRank(SiteGuide):
     """Gaussians with a diagonal plus rank-R covariance, for each layer or across the network.
 

@@ -6,8 +6,10 @@ from typing import Any
 from torch import Tensor
 
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, gaussian, trained
+from pyro_dropout.registry import guide
 
 
+@guide("mean-field", make=lambda model, keep: AutoMeanField(model, init_scale=0.02), compared=True, order=5)
 class AutoMeanField(SiteGuide):
     """Independent Gaussians over all weights and biases, with learned means and widths.
 

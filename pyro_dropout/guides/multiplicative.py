@@ -10,8 +10,10 @@ from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide,
 from pyro_dropout.guides.dropout import is_number
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
 from pyro_dropout.mathematics.errors import RangeError, check_flag, check_non_negative, check_positive
+from pyro_dropout.registry import guide
 
 
+@guide("multiplicative", make=lambda model, keep: _like_dropout(model, keep), compared=True, order=4)
 class AutoMultiplicative(SiteGuide):
     """Weights multiplied by Gaussian noise N(1, α), one draw for each row or for each weight.
 
@@ -89,3 +91,12 @@ class AutoMultiplicative(SiteGuide):
         row_dim = site.row_dim if self.per == "row" else None
         scale = state.scale if hasattr(state, "scale") else 0.0
         return MultiplicativeNormal(state.loc, state.log_alpha.exp(), scale, row_dim, validate_args=False)
+
+
+def _like_dropout(model: Callable[..., Any], keep: Callable[[str], float]) -> AutoMultiplicative:
+    """The α with dropout's variance, (1 - keep)/keep, and next to none where a row is always kept."""
+
+    def alpha(site: str) -> float:
+        return max((1 - keep(site)) / keep(site), 1e-6)
+
+    return AutoMultiplicative(model, alpha=alpha, scale=0.02, bias="gaussian", init_scale=0.02)

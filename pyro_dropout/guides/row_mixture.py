@@ -10,6 +10,7 @@ from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.registry import guide
 
 
 class LearnedRowMixture(RowMixture):
@@ -18,6 +19,7 @@ class LearnedRowMixture(RowMixture):
     learns_probs = True
 
 
+@guide("mixture", make=lambda model, keep: AutoRowMixture(model, components=2), order=7, alias="row-mixture")
 class AutoRowMixture(SiteGuide):
     """Each row of each weight is drawn from a mixture of ``components`` Gaussians with free means.
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
-from pyro_dropout.sklearn.network import ACTIVATIONS, POSTERIORS
+from pyro_dropout.registry import guide_names
+from pyro_dropout.sklearn.network import ACTIVATIONS
 
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
@@ -66,7 +67,7 @@ def kept_rows(value: Any, layers: int) -> float | tuple[float, ...]:
 
 def check_settings(settings: dict[str, Any]) -> None:
     """Raise an error for the first setting of an estimator that makes no sense."""
-    for name, allowed in (("guide", POSTERIORS), ("activation", ACTIVATIONS)):
+    for name, allowed in (("guide", guide_names()), ("activation", tuple(ACTIVATIONS))):
         if not isinstance(settings[name], str) or settings[name] not in allowed:
             raise RangeError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {settings[name]!r}.")
     for name in ("max_steps", "batch_size", "samples", "patience"):

@@ -14,53 +14,24 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.guides import AutoConcreteDropout, AutoDropout, AutoMultiplicative
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import forked, seeded
+from pyro_dropout.registry import resolve_guide
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
-_WIDTH = 0.02  # the standard deviation of the noise that gives multiplicative noise a density
-_LEAST_NOISE = 1e-6  # the α of rows that are always kept
 _POINTS, _DRAWS = 512, 32  # of one forward pass; fixed, so that any number of points meets the same draws
 _FIRST_TAU = 10.0  # of standardised targets, where the noise is learned
 # Pyro's handlers and torch's generator belong to the process, so threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
-
-
-def _dropout(model: Any, keep: Callable[[str], float]) -> Any:
-    return AutoDropout(model, keep=keep)
-
-
-def _concrete(model: Any, keep: Callable[[str], float]) -> Any:
-    return AutoConcreteDropout(model, keep=keep)
-
-
-def _multiplicative(model: Any, keep: Callable[[str], float]) -> Any:
-    def alpha(site: str) -> float:
-        return max((1 - keep(site)) / keep(site), _LEAST_NOISE)  # has the variance of dropout
-
-    return AutoMultiplicative(model, alpha=alpha, scale=_WIDTH, bias="gaussian", init_scale=_WIDTH)
-
-
-# Each makes a guide from a model and the probability of keeping a row, by site.
-POSTERIORS: dict[str, Callable[[Any, Callable[[str], float]], Any]] = {
-    "dropout": _dropout,
-    "concrete": _concrete,
-    "multiplicative": _multiplicative,
-    "mean-field": lambda model, keep: GUIDES["mean-field"](model),
-    "row-mixture": lambda model, keep: GUIDES["mixture"](model),
-    "low-rank": lambda model, keep: GUIDES["low-rank"](model),
-}
 
 
 @dataclass(frozen=True)
@@ -113,15 +84,16 @@ class Architecture:
         whole = Standardised(model, x, y)
         if not self.classes:
             set_noise(whole, tau)
-        return whole, POSTERIORS[self.guide](model, self._kept(model))
+        return whole, resolve_guide(self.guide).make(model, self._kept(model))
 
     def _kept(self, model: BayesianNet) -> Callable[[str], float]:
         weights = [name for name, site in model.sites.items() if site.kind == "weight"]
         if isinstance(self.keep, tuple):
             return dict(zip(weights, self.keep, strict=True)).__getitem__
         keep = self.keep
-        # Without its only input a layer says nothing; concrete dropout finds that out by itself.
-        single = {name for name in weights if model.sites[name].fan_in == 1 and self.guide != "concrete"}
+        # Without its only input a layer says nothing; a guide that learns what to keep finds that out.
+        learned = resolve_guide(self.guide).learns_keep
+        single = {name for name in weights if model.sites[name].fan_in == 1 and not learned}
         return lambda name: 1.0 if name in single else keep
 
 

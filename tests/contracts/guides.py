@@ -1,4 +1,4 @@
-"""The guides under contract: a new guide is one line in ``GUIDES``."""
+"""The guides under contract: every guide of the registry, most of them with several settings."""
 
 import inspect
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from pyro_dropout import (
     AutoMultiplicative,
     AutoRowMixture,
 )
+from pyro_dropout.registry import guides
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,11 @@ class Config:
         """Make the guide for a model, with those of the options that it takes."""
         takes = inspect.signature(self.make).parameters
         return self.make(model, **{name: value for name, value in options.items() if name in takes})
+
+
+def _standard(name: str, model: Any, **options: Any) -> Any:
+    """A guide that has no settings of its own here: as its registry entry makes it."""
+    return guides()[name].guide(model, **options)
 
 
 GUIDES: dict[str, Config] = {
@@ -43,6 +49,14 @@ GUIDES: dict[str, Config] = {
     "low-rank-layer": Config(partial(AutoLowRank, rank=2)),
     "low-rank-net": Config(partial(AutoLowRank, rank=2, per="net")),
     "concrete": Config(partial(AutoConcreteDropout, keep=0.8), density=False),
+}
+
+
+_COVERED = {config.make.func if isinstance(config.make, partial) else config.make for config in GUIDES.values()}
+GUIDES |= {
+    name: Config(partial(_standard, name), entry.density)
+    for name, entry in guides().items()
+    if entry.guide not in _COVERED
 }
 
 

@@ -1,0 +1,100 @@
+"""One place to add a guide: a file with a class and its entry, and everything that lists guides has it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pyro_dropout import registry
+from pyro_dropout.guides import GUIDES
+
+ROOT = Path(__file__).parents[2]
+TOY = '''"""Toy: q(w) = Laplace(m, b), independent double exponentials."""
+
+import pyro.distributions as dist
+
+from pyro_dropout.guides.base import SiteGuide, trained
+from pyro_dropout.registry import guide
+
+
+@guide("toy")
+class AutoToy(SiteGuide):
+    """Independent double exponentials."""
+
+    def __init__(self, model, *, bias="gaussian", **options):
+        super().__init__(model, bias=bias, **options)
+        self._start()
+
+    def parameters_of(self, site):
+        return {"loc": trained(site.start), "log_scale": trained(self.log_width(site))}
+
+    def weight_distribution(self, site, state):
+        return dist.Laplace(state.loc, state.log_scale.exp()).to_event(site.start.dim())
+'''
+COMMAND = ("-m", "pyro_dropout")
+FEW = ("--steps", "3", "--samples", "10", "--quiet")
+
+
+def test_names_read_from_the_source_are_those_that_are_registered() -> None:
+    entries = registry.guides()
+    assert [entry.name for entry in registry.listed_guides()] == list(entries)
+    for listed in registry.listed_guides():
+        entry = entries[listed.name]
+        assert (entry.alias, entry.order, entry.compared) == (listed.alias, listed.order, listed.compared)
+    assert {entry.guide for entry in entries.values()} == set(GUIDES)
+    assert registry.resolve_guide("row-mixture") is entries["mixture"]
+
+
+def test_a_name_is_taken_once() -> None:
+    with pytest.raises(ValueError, match="a guide named 'dropout' is registered already: AutoDropout"):
+        registry.guide("dropout")(int)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package with one file more."""
+    folder = tmp_path_factory.mktemp("house")
+    for part in ("pyro_dropout", "tests"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "pyro_dropout" / "guides" / "toy.py").write_text(TOY)
+    rows = "\n".join(f"{k / 10},{(k % 7) - 0.3 * k}" for k in range(40))
+    (folder / "table.csv").write_text(f"x,y\n{rows}\n")
+    return folder
+
+
+def ran(house: Path, *words: str) -> str:
+    path = os.pathsep.join([str(house), str(ROOT / "models")])
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=house, capture_output=True, text=True, timeout=600, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_new_guide_is_on_the_command_line_and_among_the_estimators(house: Path) -> None:
+    assert "toy" in ran(house, *COMMAND, "fit", "--help")
+    said = ran(
+        house,
+        "-c",
+        "import numpy as np, pyro_dropout as pd\n"
+        "x = np.linspace(0, 1, 20)[:, None]\n"
+        "found = pd.DropoutRegressor(guide='toy', max_steps=3, compile=False, samples=5, tau=1.0).fit(x, x[:, 0])\n"
+        "print(type(found.model_and_guide()[1]).__name__, found.predict(x).shape)\n",
+    )
+    assert said.split("\n")[0] == "AutoToy (20,)"
+
+
+@pytest.mark.deep
+def test_a_new_guide_is_fitted_compared_and_under_contract(house: Path) -> None:
+    ran(house, *COMMAND, "fit", "table.csv", "--guide", "toy", "--out", "run", "--steps", "3", "--quiet")
+    ran(house, *COMMAND, "predict", "run", "table.csv", "--out", "predicted.csv", "--quiet")
+    assert len((house / "predicted.csv").read_text().splitlines()) == 41
+    ran(house, *COMMAND, "compare", "table.csv", "--guides", "toy,mean-field", "--out", "both", *FEW)
+    assert "toy" in (house / "both" / "report.html").read_text("utf-8")
+    said = ran(house, "-m", "pytest", "-q", "-n", "2", "tests/contracts", "-k", "toy")
+    assert "passed" in said
