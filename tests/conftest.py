@@ -14,10 +14,12 @@ from jaxtyping import install_import_hook
 
 from tests.shape_checks import checked
 
-# Functions are wrapped when their module is imported, so one imported earlier would go unchecked without a word.
-assert "pyro_dropout" not in sys.modules, "pyro_dropout was imported before its shape checks were installed"
-
-install_import_hook("pyro_dropout", f"{checked.__module__}.{checked.__name__}")
+# Checking the annotated shapes doubles the time of the tests, so the long tests do it, and the short ones do not.
+CHECKED = "deep" in (os.environ.get("HYPOTHESIS_PROFILE"), os.environ.get("SHAPE_CHECKS"))
+if CHECKED:
+    # Functions are wrapped when their module is imported; one imported earlier would stay unchecked.
+    assert "pyro_dropout" not in sys.modules, "pyro_dropout was imported before its shape checks were installed"
+    install_import_hook("pyro_dropout", f"{checked.__module__}.{checked.__name__}")
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the commands that tests start

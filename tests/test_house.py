@@ -161,6 +161,7 @@ def test_files_are_short_and_have_names() -> None:
     assert [path for path in lengths if Path(path).name in nameless] == []
 
 
+@pytest.mark.deep
 def test_annotated_shapes_are_checked_here() -> None:
     probs = torch.full((3, 2), 0.5)
     assert label_entropy(probs, torch.ones(3)).shape == (3,)
