@@ -11,6 +11,7 @@ RUN := $(BIN)/python -m
 PIP := $(RUN) pip --disable-pip-version-check install --no-compile
 PYTEST := OMP_NUM_THREADS=1 $(RUN) pytest
 PARALLEL := -n 2 --dist worksteal
+SHARE ?= $(shell echo $$((0x$$(git rev-parse --short=7 HEAD 2>/dev/null || echo 0) % 1000)))
 
 # Bytecode of torch that is not kept is made anew in every process, and there are many: half a minute for each.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: help install test test-deep bench lint format docs compare clean distclean
+.PHONY: help install test test-deep test-share bench lint format docs compare clean distclean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,6 +32,9 @@ test: $(VENV)/.installed-dev ## Run the tests (and set everything up first, on a
 
 test-deep: $(VENV)/.installed-dev ## Run the long tests as well, with 5,000 examples to a property.
 	HYPOTHESIS_PROFILE=deep $(PYTEST) $(PARALLEL) -m "not bench" $(ARGS)
+
+test-share: $(VENV)/.installed-dev ## Run a fifth of the long tests, another one for every commit, for ten minutes.
+	SHAPE_CHECKS=deep $(PYTEST) -n 2 -m deep --share $(SHARE)/5 --begin-within 600 $(ARGS)
 
 bench: $(VENV)/.installed-dev ## Measure speed beside other libraries, into docs/benchmarks (ARGS=--quick: in 3 minutes).
 	$(PYTEST) -m bench tests/benchmarks

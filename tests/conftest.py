@@ -1,7 +1,9 @@
 """What every test stands on: checked shapes, one thread, a seed of its own, and a clean parameter store."""
 
 import os
+import signal
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 
@@ -48,6 +50,60 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.register_profile("deep", max_examples=5_000, deadline=None, suppress_health_check=TOO_SLOW)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options to run a part of the long tests, so that every run of CI can afford some."""
+    parser.addoption("--share", metavar="K/N", help="of the long tests, every N-th from the K-th, and no short ones")
+    parser.addoption("--begin-within", type=float, metavar="SECONDS", help="begin no test after this time")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the share of long tests that was asked for; which share a test is in depends on its name alone."""
+    share = config.getoption("--share")
+    if share is None:
+        return
+    which, parts = map(int, share.split("/"))
+    chosen = [
+        item
+        for item in items
+        if item.get_closest_marker("deep") and zlib.crc32(item.nodeid.encode()) % parts == which % parts
+    ]
+    # An order that depends on the share as it was given (7/5 is 2/5 in another order): where time runs out, it runs out
+    # on other tests for another commit.
+    chosen.sort(key=lambda item: zlib.crc32(f"{share} {item.nodeid}".encode()))
+    left = set(map(id, chosen))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
+    items[:] = chosen
+
+
+STARTED = time.monotonic()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Begin nothing new when the time is up, and say so."""
+    limit = item.config.getoption("--begin-within")
+    if limit is not None and time.monotonic() - STARTED > limit:
+        pytest.skip(f"not begun: {limit:.0f} seconds were over")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Give up on a test that takes half of the time by itself, where there is a limit."""
+    limit = item.config.getoption("--begin-within")
+    if limit is None:
+        return (yield)
+
+    def give_up(*_: object) -> None:
+        pytest.skip(f"not finished in {limit / 2:.0f} seconds")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, limit / 2)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

@@ -46,6 +46,7 @@ def test_contestants_can_be_chosen_by_name() -> None:
     assert all(name.endswith("AutoDropout") or "NumPyro" in name for name in names[1:])
 
 
+@pytest.mark.deep
 def test_sections_are_written_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleets, "counts", lambda settings: [(1, 2), (2, 2)])
     monkeypatch.setattr(predictions, "WIDE", TINY)

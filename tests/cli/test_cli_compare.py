@@ -14,7 +14,7 @@ import xarray
 
 import pyro_dropout as pd
 from pyro_dropout.cli import options as cli_options
-from pyro_dropout.comparison import comparison
+from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison.standard_models import GUIDES, kept, regression_model, wave_model
 from pyro_dropout.datasets.bundled import BUNDLED
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written

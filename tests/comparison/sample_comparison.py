@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.comparison import comparison
+from pyro_dropout.comparison import compare as comparison
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.scores import Exam
 

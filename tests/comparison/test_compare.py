@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.comparison import comparison as module
+from pyro_dropout.comparison import compare as module
 from pyro_dropout.comparison import scores
 from pyro_dropout.comparison.columns import COLUMNS, Score, best
 from pyro_dropout.comparison.probes import between, outside
@@ -87,6 +87,7 @@ def test_what_dropout_cannot_say_is_said() -> None:
     assert row.scores["rmse"].error is None
 
 
+@pytest.mark.deep
 def test_guides_are_ranked_by_their_distance_to_the_reference() -> None:
     train, test = line(5), line()  # so few points that the weights are far from known
     narrow = {"too narrow": lambda m: Still(m, 1e-3), "right": pd.AutoMeanField}
@@ -128,6 +129,7 @@ def test_classes_are_compared_too(tmp_path: Path) -> None:
     plt.close(found.plot())
 
 
+@pytest.mark.deep
 def test_counts_and_several_yes_and_no_are_compared_too() -> None:
     x = torch.randn(40, 2)
     for likelihood, y, column in (
@@ -203,6 +205,7 @@ def test_a_guide_without_a_bound_is_scored_by_its_predictions(monkeypatch: pytes
     assert found.rows[0].scores["rmse"].values
 
 
+@pytest.mark.deep
 def test_what_cannot_be_a_fleet_is_trained_one_by_one() -> None:
     net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1))
     found = pd.compare(pd.BayesianNet(net), [pd.AutoDropout], line(), line(), seeds=2, **QUICK)
@@ -267,6 +270,7 @@ def test_classes_out_of_range_are_found_out_before_training() -> None:
 # --- figures and the page ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_what_was_run_is_kept_for_the_page(tmp_path: Path) -> None:
     labels = {"title": "Lines & <more>", "x": "time (s)", "y": "way (m)", "command": "make lines"}
     found = pd.compare(

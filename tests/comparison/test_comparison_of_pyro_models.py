@@ -67,6 +67,7 @@ def test_parameters_of_a_model_are_trained_for_each_row() -> None:
     assert len(pyro.get_param_store()) == 0
 
 
+@pytest.mark.deep
 def test_classes_counts_and_several_sites() -> None:
     found = pd.compare(coins, [AutoNormal], CASES["coins"].args, CASES["coins"].args, **QUICK)
     assert {"accuracy", "brier", "ece", "log_lik"} <= set(found.columns)
@@ -101,9 +102,10 @@ def test_a_matrix_of_inputs_is_asked_about_beyond_the_data(tmp_path: Path) -> No
     assert "posteriors/mean-field.nc" in files
 
 
+@pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:chains disagree")
 def test_the_sampler_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyro_dropout.comparison import comparison
+    from pyro_dropout.comparison import compare as comparison
 
     quick: Any = {"samples": 60, "warmup": 60, "chains": 2, "compile": False}
     monkeypatch.setattr(comparison, "nuts", lambda *args, **given: pd.nuts(*args, **{**given, **quick}))
@@ -112,6 +114,7 @@ def test_the_sampler_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.rows[1].scores["d_w1"].mean < 0.3
 
 
+@pytest.mark.deep
 def test_modules_and_functions_that_make_models() -> None:
     found = pd.compare(Line(), [AutoNormal], (X, Y), (X, Y), **QUICK)
     assert found.rows[0].note == ""

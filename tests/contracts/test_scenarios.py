@@ -41,9 +41,10 @@ def unchecked() -> Iterator[None]:
 
 def cases() -> list[object]:
     found: list[object] = []
-    for guide, scenario in itertools.product(GUIDES, SCENARIOS):
+    for number, (guide, scenario) in enumerate(itertools.product(GUIDES, SCENARIOS)):
         repeated = scenario.startswith("every_shape_of_site") and not scenario.endswith("trace-median")
-        long = guide not in WHOLE and (repeated or any(word in scenario for word in SLOW))
+        others = scenario not in NEED_A_DENSITY and number % 3 > 0  # a third of the rest, another one for each guide
+        long = guide not in WHOLE and (repeated or others or any(word in scenario for word in SLOW))
         marks = [pytest.mark.deep] if long else []
         found.append(pytest.param(guide, scenario, id=f"{guide}-{scenario}", marks=marks))
     return found

@@ -4,13 +4,9 @@ import pytest
 
 from tests.contracts.tutorials import ALLOWED, CASES, distance, traced
 
-SHORT = {("a subsampled plate", "mean field", True)}
 
-
-@pytest.mark.parametrize(
-    ("name", "guide", "ours"),
-    [pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.deep]) for case in CASES],
-)
+@pytest.mark.deep
+@pytest.mark.parametrize(("name", "guide", "ours"), CASES)
 def test_it_agrees_with_autonormal(name: str, guide: str, ours: bool) -> None:
     with traced():
         assert distance(name, guide, ours) <= ALLOWED

@@ -124,8 +124,10 @@ def enumerated(weights: State, x: Tensor, y: Tensor, keep: float, classes: bool)
 
 
 @pytest.mark.parametrize("times", [1, DEEP])
-@pytest.mark.parametrize("classes", [False, True], ids=["regression", "classes"])
-@pytest.mark.parametrize("widths", [(2, 3), (2, 3, 3)], ids=["32-masks", "256-masks"])
+@pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["regression", "classes"])
+@pytest.mark.parametrize(
+    "widths", [(2, 3), pytest.param((2, 3, 3), marks=pytest.mark.deep)], ids=["32-masks", "256-masks"]
+)
 @pytest.mark.parametrize(("per_example", "kl"), [(True, "exact"), (False, "large_k")])
 def test_dropout_against_every_mask(
     widths: tuple[int, ...], classes: bool, per_example: bool, kl: Any, times: int
@@ -150,7 +152,7 @@ def test_dropout_against_every_mask(
 
 
 RUNS = [
-    pytest.param(name, per_example, kl, id=f"{name}-{'per-example' if per_example else 'shared'}-{kl}")
+    (name, per_example, kl)
     for name, case in CASES.items()
     for per_example in (True, False)
     # where both forms have one gradient, each mode takes one of them
@@ -159,7 +161,17 @@ RUNS = [
 
 
 @pytest.mark.parametrize("times", [1, DEEP])
-@pytest.mark.parametrize(("name", "per_example", "kl"), RUNS)
+@pytest.mark.parametrize(
+    ("name", "per_example", "kl"),
+    [
+        pytest.param(
+            *run,
+            id=f"{run[0]}-{'per-example' if run[1] else 'shared'}-{run[2]}",
+            marks=[pytest.mark.deep] if number % 5 else [],
+        )
+        for number, run in enumerate(RUNS)
+    ],
+)
 def test_gradient_is_unbiased(name: str, per_example: bool, kl: Any, times: int) -> None:
     case = CASES[name]
     net = nn.Sequential(nn.Linear(Q, K), nn.Tanh(), nn.Linear(K, 1))

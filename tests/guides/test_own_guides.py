@@ -36,6 +36,7 @@ class AutoStudent(AutoLaplace):
     family = staticmethod(lambda loc, scale: dist.StudentT(5.0, loc, scale))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [AutoLaplace, AutoStudent])
 @pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO, pd.ELBO, lambda: pd.ELBO(per_example=False)])
 def test_any_distribution_serves(kind: Any, loss: Any) -> None:

@@ -51,6 +51,7 @@ def test_the_better_setting_is_chosen_and_scored() -> None:
     assert found.tau.mean().item() == pytest.approx(1 / found.rmse.mean().item() ** 2, rel=0.8)
 
 
+@pytest.mark.deep
 def test_the_test_targets_choose_nothing() -> None:
     x, y, train, test = data()
     options = {**QUICK, "steps": 40}
@@ -64,6 +65,7 @@ def test_the_test_targets_choose_nothing() -> None:
     assert second.rmse.item() > 50
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("noisy", [False, True])
 def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPatch, noisy: bool) -> None:
     """All that follows the training, by hand: masks, network, units, the mixture of normals, its mean over points."""
@@ -97,6 +99,7 @@ def test_scores_are_those_of_plain_dropout_in_numpy(monkeypatch: pytest.MonkeyPa
     assert found.rmse.item() == pytest.approx(np.sqrt(((mean.mean(0) - target) ** 2).mean()), rel=0.01)
 
 
+@pytest.mark.deep
 def test_rows_that_repeat_are_counted_apart() -> None:
     """Inputs make a twin, whatever the target: ten of the first thirty, of which three are 50 away."""
     x, y, train, _ = data()
@@ -115,6 +118,7 @@ def test_rows_that_repeat_are_counted_apart() -> None:
     assert found.mixture_fresh_log_likelihood[0].item() == pytest.approx(found.fresh_log_likelihood[0].item(), abs=0.05)
 
 
+@pytest.mark.deep
 def test_noise_that_depends_on_the_input() -> None:
     x, y, train, test = data()
     found = choose(build, {"drop": [0.01], "noisy": [True]}, x, y, train[:1], test[:1], **{**QUICK, "steps": 60})

@@ -238,6 +238,7 @@ def test_every_method_agrees_for_general_mixtures(components: int, rank: int, sh
     assert (kl(q, prior, "monte_carlo", num_samples=400_000) - exact).abs() <= 7 * error
 
 
+@pytest.mark.deep
 def test_the_sampled_gap_is_unbiased_and_beats_plain_monte_carlo() -> None:
     # 4 standard errors on one comparison: fails 6 runs in 100,000
     torch.manual_seed(5)
@@ -252,6 +253,7 @@ def test_the_sampled_gap_is_unbiased_and_beats_plain_monte_carlo() -> None:
     assert few.std() < 0.5 * plain.std()
 
 
+@pytest.mark.deep
 def test_gradient_of_the_sampled_gap_is_unbiased() -> None:
     # 4 standard errors on 3 numbers: fails 2 runs in 10,000
     torch.manual_seed(6)

@@ -15,6 +15,8 @@ from torch.func import functional_call
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
+pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
+
 co2 = loaded(FOLDER / "co2.py")
 N = 30
 

@@ -15,6 +15,8 @@ from torch import nn
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
+pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
+
 WIDTHS = (3, 4, 12)
 
 

@@ -128,6 +128,7 @@ def test_an_experiment_is_short_and_reads_from_the_model_down(path: Path) -> Non
     assert any("=" in line or "≈" in line for line in equations)  # and an equation what is computed
 
 
+@pytest.mark.deep
 def test_the_figure_of_the_six_guides_has_them_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figures = loaded(FOLDER.parent / "docs" / "make_figures.py")
     names = [guide.__name__ for guide in GUIDES]

@@ -14,6 +14,8 @@ from torch import nn
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
+pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
+
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:

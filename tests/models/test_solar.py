@@ -13,6 +13,8 @@ import torch
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded, picture_size
 
+pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
+
 solar = loaded(FOLDER / "solar.py")
 N = 30
 

@@ -13,6 +13,8 @@ from experiments.experiment import Experiment
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
 
+pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
+
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:

@@ -124,6 +124,7 @@ def test_intervals_and_covariances_have_the_noise_of_their_own_replica() -> None
             np.testing.assert_allclose(both.covariance[e, n].double().numpy(), exact, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_compiled_predictions_are_the_same_kind_of_draws() -> None:
     x, y = data()
     ships = fleet()

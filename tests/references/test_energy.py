@@ -96,6 +96,7 @@ def test_the_model_itself_is_left_alone() -> None:
     assert len(pyro.get_param_store()) == 0
 
 
+@pytest.mark.deep
 def test_a_compiled_energy_is_the_same() -> None:
     x = torch.randn(6, 2)
     model = pd.BayesianNet(nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)))

@@ -63,6 +63,7 @@ def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
     assert draws.min() > 0
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_weights_may_disagree_where_functions_agree() -> None:
     """f = u·v·x is the same with both signs turned, so chains may sit at either; R-hat of f does not mind."""

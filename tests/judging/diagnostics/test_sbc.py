@@ -27,6 +27,7 @@ def weights_and_fit(weights: dict[str, Tensor], f: Tensor) -> dict[str, Tensor]:
     return {"w0": weights["weight"][:, 0, 0], "w1": weights["weight"][:, 0, 1], "f2": f[:, 2, 0]}
 
 
+@pytest.mark.deep
 def test_a_thousand_data_sets_with_the_exact_posterior() -> None:
     """Three quantities in the 99 % band: with another seed this fails with a probability of 3 %; the seed is set.
 

@@ -46,7 +46,7 @@ def stopped_after(step: int) -> Any:
         pytest.param(0, id="adam", marks=pytest.mark.deep),
         pytest.param(1, id="early stopping"),
         pytest.param(2, id="NAdam", marks=pytest.mark.deep),
-        pytest.param(5, id="NAdam, early stopping"),
+        pytest.param(5, id="NAdam, early stopping", marks=pytest.mark.deep),
     ],
 )
 def test_a_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path, case: int) -> None:
@@ -92,7 +92,8 @@ def kills(*words: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "words",
     [
-        ("10",),
+        ("3",),
+        pytest.param(("10",), marks=pytest.mark.deep),
         pytest.param(("150", "--seed", "100"), marks=pytest.mark.deep),
         pytest.param(("50", "--seed", "300", "--compiled"), marks=pytest.mark.deep),
     ],
@@ -300,6 +301,7 @@ def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureF
 # --- longer trainings -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("every", "seed"), [(13, 0), (30, 0), (13, None)])
 def test_a_longer_training_with_validation_goes_on_from_a_shorter_one(
     tmp_path: Path, every: int, seed: int | None
@@ -317,6 +319,7 @@ def test_a_longer_training_with_validation_goes_on_from_a_shorter_one(
     assert torch.equal(again, whole)
 
 
+@pytest.mark.deep
 def test_training_does_not_depend_on_how_often_it_is_checked(tmp_path: Path) -> None:
     checked = [short(None, validation=(X, X), patience=99, check_every=every)[1].losses for every in (7, 20)]
     assert torch.equal(*checked)

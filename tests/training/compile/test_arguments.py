@@ -119,7 +119,7 @@ def as_traced() -> Any:
         yield
 
 
-@settings(max_examples=100 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 12)
+@settings(max_examples=100 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 4)
 @given(st.lists(TREES, min_size=1, max_size=3))
 def test_compiled_steps_on_any_tree_are_the_eager_ones(as_traced: Any, templates: list[Any]) -> None:
     """Twenty steps, each with other values, end at the same numbers in float64."""
@@ -245,12 +245,13 @@ def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: 
         pd.SVI(program, svi.guide, svi.optim, pd.ELBO(per_example=False), compile=True).step(batch(0))
 
 
-def test_shapes_that_never_stop_changing_end_in_eager_steps(as_traced: Any) -> None:
+def test_shapes_that_never_stop_changing_end_in_eager_steps(as_traced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pyro_dropout.training.svi._MOST", 3)
     svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))
-    with pytest.warns(UserWarning, match="16 programs were compiled for it already"):
-        losses = [svi.step({"x": torch.zeros(n, 3), "y": torch.zeros(n)}) for n in range(1, 22)]
-    assert len(losses) == 21
-    assert svi._built == 16
+    with pytest.warns(UserWarning, match="3 programs were compiled for it already"):
+        losses = [svi.step({"x": torch.zeros(n, 3), "y": torch.zeros(n)}) for n in range(1, 9)]
+    assert len(losses) == 8
+    assert svi._built == 3
 
 
 def test_structure_and_values_are_told_apart() -> None:

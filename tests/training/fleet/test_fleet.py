@@ -58,6 +58,7 @@ def test_where_nothing_is_random_a_fleet_is_its_solo_runs() -> None:
         assert model.likelihood.tau.item() == pytest.approx(settings["tau"][k])
 
 
+@pytest.mark.deep
 def test_replicas_are_distributed_as_solo_runs() -> None:
     """24 replicas against 24 solo runs, by a two-sample test at 1e-6 on two numbers, so it fails at 2e-6."""
     x, y = data()
@@ -78,7 +79,9 @@ def test_replicas_are_distributed_as_solo_runs() -> None:
         assert stats.ks_2samp(ours, theirs).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("guide", GUIDES)
+@pytest.mark.parametrize(
+    "guide", [pytest.param(name, marks=[] if name == "dropout" else pytest.mark.deep) for name in GUIDES]
+)
 def test_every_guide_sails_in_a_fleet(guide: str) -> None:
     def make(seed: int) -> Any:
         model = pd.BayesianNet(net(seed), likelihood=pd.Gaussian(4.0))

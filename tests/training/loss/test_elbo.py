@@ -357,6 +357,7 @@ def test_mistakes_are_told(unchecked_shapes: None) -> None:
         pd.ELBO().loss(model, pyro.poutine.block(guide, hide=["0.bias"]), x, y)
 
 
+@pytest.mark.deep
 def test_annotations_of_the_loss_are_checked_here() -> None:
     with pytest.raises(TypeCheckError):
         pd.ELBO(kl="tight")  # type: ignore[arg-type]

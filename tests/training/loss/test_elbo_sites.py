@@ -129,6 +129,7 @@ def test_a_part_of_a_plate_counts_for_the_whole() -> None:
     alike(subsampled, subsampled_guide, repeats=600)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("make", [pd.AutoMeanField, lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian")])
 def test_guides_of_this_package_in_plates(make: Any) -> None:
     """Real-valued and constrained sites in plates, and a weight for each group."""
@@ -255,6 +256,7 @@ def test_discrete_sites_have_the_gradient_of_their_score() -> None:
     alike(coins, coins_guide, repeats=1500)
 
 
+@pytest.mark.deep
 def test_continuous_draws_without_a_path_have_it_too() -> None:
     def model() -> None:
         angle = pyro.sample("angle", dist.VonMises(0.0, 1.0))
@@ -337,6 +339,7 @@ def test_a_guide_that_draws_in_another_order() -> None:
     alike(model, guide, repeats=600)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("plates", [False, True])
 def test_sites_that_share_noise_and_depend_on_each_other(plates: bool) -> None:
     def model() -> None:
