@@ -1,0 +1,117 @@
+"""What a model, a posterior, a likelihood and a prediction are: the interfaces between the parts of the package.
+
+Each is a ``typing.Protocol``. A class of your own that has the methods is one; it need not inherit anything.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeGuard, runtime_checkable
+
+from torch import Tensor
+
+Weights = dict[str, Tensor]
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """p(y | f): what the outputs of a function say about the targets."""
+
+    def distribution(self, f: Tensor) -> Any:
+        """Return p(y | f), with one batch element for each data point."""
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        """Return ``y`` as the distribution wants it, or raise an error that says what is wrong with it."""
+
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        """Raise an error unless every target is possible."""
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A function with random weights and a likelihood, as ``BayesianNet`` and the Gaussian processes are."""
+
+    likelihood: Any
+
+    @property
+    def sites(self) -> Mapping[str, Any]:
+        """The sites of the weights, by name, each with its shape, kind and prior."""
+
+    def evaluate(self, weights: Mapping[str, Tensor], x: Any) -> Tensor:
+        """Return the function's outputs f, (..., N, D), for given weights."""
+
+
+@runtime_checkable
+class Posterior(Protocol):
+    """A distribution over weights that can be drawn from."""
+
+    def sample_weights(self, n: int) -> Weights:
+        """Return n draws of every site, {name: (n, *shape)}."""
+
+
+@runtime_checkable
+class HasMean(Protocol):
+    """A posterior that knows E[w]."""
+
+    def mean(self) -> Weights:
+        """Return E[w] of every site."""
+
+
+@runtime_checkable
+class HasDensity(Protocol):
+    """A posterior with a normalised density."""
+
+    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Return log q(w) of each draw."""
+
+
+@runtime_checkable
+class HasDraws(Protocol):
+    """A posterior that is a list of draws, such as the result of a sampler."""
+
+    weights: Weights
+
+    def draws_at(self, indices: Tensor | Sequence[int]) -> Weights:
+        """Return the draws with these numbers."""
+
+
+@runtime_checkable
+class FunctionPosterior(Protocol):
+    """A posterior over functions rather than weights, such as that of a Gaussian process."""
+
+    def sample_functions(self, x: Tensor, n: int) -> Tensor:
+        """Return n functions at the points ``x``, (n, N, D)."""
+
+
+@runtime_checkable
+class Prediction(Protocol):
+    """What a model and its posterior say about the targets at N points."""
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y], (N, D)."""
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[y], (N, D): epistemic plus aleatoric."""
+
+    @property
+    def epistemic(self) -> Tensor:
+        """The variance of E[y | f] over the draws, (N, D)."""
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """The mean of Var[y | f] over the draws, (N, D)."""
+
+    @property
+    def samples(self) -> Tensor:
+        """The model's outputs in every draw, (T, N, outputs)."""
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return the log density of each target."""
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the ends of the central interval of this probability."""
+
+
+def is_posterior(value: object) -> TypeGuard[Posterior]:
+    """Whether ``value`` can be drawn from by ``sample_weights(n)``."""
+    return isinstance(value, Posterior)
