@@ -24,9 +24,9 @@ _ROWS_FIRST = (nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvTransposeNd)
 
 
 def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
-    """Return what ``value`` says for ``site``; None where a dict or a function is silent.
+    """Return the value of an option for ``site``; None where a dict or a function gives none.
 
-    A dict that names a site which does not exist is a mistake, and is told so with the names that do.
+    A dict with a key that is not a site raises an error that lists the sites.
     """
     if value is None:
         return None
@@ -70,7 +70,7 @@ def in_normalisation(name: str, module: nn.Module) -> bool:
 
 
 class Prior:
-    """Independent Gaussians over a network's parameters, as wide as the paper makes them.
+    """Independent Gaussians over a network's parameters, with the paper's widths.
 
     The first weight layer has N(0, l⁻²), biases have N(0, l'⁻²) and later weight layers N(0, 1/fan_in), the paper's
     √(1/K); with ``width_scaled=False`` every weight layer has N(0, l⁻²).
@@ -165,7 +165,7 @@ class Prior:
 
 
 def _by_name(value: BySite) -> bool:
-    """Whether an option speaks of sites by their names, as a dict or a function."""
+    """Whether an option is given by site, as a dict or a function."""
     return isinstance(value, Mapping) or (callable(value) and not isinstance(value, Tensor))
 
 

@@ -55,7 +55,7 @@ class RowLayout:
         return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
 
     def per_row(self, value: Tensor) -> Tensor:
-        """Shape one number a row, (..., rows), so that it broadcasts against the tensor."""
+        """Reshape one number per row, (..., rows), so that it broadcasts against the tensor."""
         if self.row_dim is None:
             return value.reshape((*value.shape[:-1], *self.shape))
         if self.row_dim == "all":

@@ -390,7 +390,7 @@ def test_mistakes_are_told() -> None:
         pd.predict(model, AutoNormal(model), X)
     blind = AutoNormal(model)
     blind(X)
-    with pytest.raises(pd.PyroDropoutError, match="site 'obs' is observed here, and the posterior has it as a latent"):
+    with pytest.raises(pd.PyroDropoutError, match="site 'obs' is observed here, but is latent in the posterior"):
         pd.to_arviz(model, blind, *case.args, samples=30)
     with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model"):
         pd.predict(model, blind, X, samples=3)
@@ -399,7 +399,7 @@ def test_mistakes_are_told() -> None:
         pd.predict(model, other, X, samples=3)
     with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'slope', which the model samples"):
         pd.to_arviz(model, other, *case.args, samples=30)
-    with pytest.raises(pd.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, and \(5,\) in the"):
+    with pytest.raises(pd.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, but \(5,\) in the"):
         pd.predict(posed("schools")[1], posed("schools")[2], X[:5] + 2, samples=3)
     for option in ("compile", "distributed"):
         with pytest.raises(pd.PyroDropoutError, match=f"{option}=True is for networks"):

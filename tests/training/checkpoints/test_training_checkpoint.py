@@ -199,7 +199,7 @@ def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_posterior_is_no_checkpoint_of_a_training(tmp_path: Path) -> None:
     model = pd.BayesianNet(torch.nn.Linear(1, 1))
     pd.save(tmp_path / "step-000000000010.safetensors", model, pd.AutoDropout(model))
-    with pytest.raises(pd.PyroDropoutError, match="is no checkpoint of a training"):
+    with pytest.raises(pd.PyroDropoutError, match="is not a training checkpoint"):
         short(tmp_path)
 
 
