@@ -57,11 +57,11 @@ def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | No
     """
     tensors, identity = tensors_of(model, guide), identity_of(model, guide)
     if extra is not None and not isinstance(extra, Mapping):
-        raise PyroDropoutError(f"extra must be a dict that JSON can hold; got {type(extra).__name__} {extra!r}.")
+        raise PyroDropoutError(f"extra must be a dict writable as JSON; got {type(extra).__name__} {extra!r}.")
     try:
         write_tensors(path, tensors, {"kind": "posterior", **identity, "extra": dict(extra or {})})
     except TypeError as cause:
-        raise PyroDropoutError(f"extra must be what JSON can hold: {cause}.") from None
+        raise PyroDropoutError(f"extra must be writable as JSON: {cause}.") from None
     except OSError as cause:
         raise PyroDropoutError(
             f"{str(path)!r} cannot be written: {cause.strerror or cause}. Give a file in a folder that exists."

@@ -41,7 +41,7 @@ class Checkpoint:
         ...     return guide.mean()["weight"]
         >>> folder = tempfile.mkdtemp()
         >>> part = train(40)
-        >>> whole = train(100)  # goes on from step 40
+        >>> whole = train(100)  # resumes from step 40
         >>> folder = tempfile.mkdtemp()
         >>> torch.equal(whole, train(100))
         True
@@ -142,8 +142,8 @@ class Keeper:
             write_tensors(path, found, facts | identity_of(self.model, self.guide))
         except OSError as cause:
             warnings.warn(
-                f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training goes on; the"
-                " checkpoint before it stays.",
+                f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training continues;"
+                " the previous checkpoint is kept.",
                 stacklevel=4,
             )
             return False
@@ -168,7 +168,7 @@ class Keeper:
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
-                warnings.warn(f"{damage} Training goes on from the one before it.", stacklevel=6)
+                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=6)
                 self._damaged.add(path)
                 continue
             return tensors, (path.name, facts)

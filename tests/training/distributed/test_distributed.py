@@ -126,7 +126,7 @@ def test_each_rank_has_masks_of_its_own(found: Found) -> None:
     [
         ("small batch", "RangeError: a batch has 1 points, fewer than the 2 processes"),
         ("few points", "RangeError: a batch has 1 points, fewer than the 2 processes"),
-        ("compile", "PyroDropoutError: compile=True and distributed=True do not go together"),
+        ("compile", "PyroDropoutError: compile=True and distributed=True cannot be combined"),
         ("other data", "PyroDropoutError: the 2 processes were not given the same: y differ"),
         ("other steps", "PyroDropoutError: the 2 processes were not given the same: steps differ"),
         ("diverged", "DivergedError: the loss is nan at step 1"),
