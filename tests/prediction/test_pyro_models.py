@@ -244,7 +244,7 @@ def test_classes_have_what_classes_have() -> None:
     assert answer.probs.shape == answer.entropy.shape == answer.mutual_information.shape == (12,)
     torch.testing.assert_close(pd.brier(answer, case.args[1]), (answer.probs - case.args[1]).square())
     assert 0 <= pd.ece(answer, case.args[1]) <= 1
-    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers, and site 'obs' is of Bernoulli"):
+    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers, but site 'obs' is of Bernoulli"):
         answer.interval()
 
 
@@ -407,7 +407,7 @@ def test_mistakes_are_told() -> None:
     answer = pd.predict(model, guide, X, samples=3)
     with pytest.raises(pd.ShapeError, match=r"y must have the shape of site 'obs', \(12,\); got \(12, 1\)"):
         answer.log_prob(Y.unsqueeze(-1))
-    with pytest.raises(pd.PyroDropoutError, match="probs is for classes, and this prediction is of Normal"):
+    with pytest.raises(pd.PyroDropoutError, match="probs is for classes, but this prediction is of Normal"):
         answer.probs  # noqa: B018
     counts = posed("counts")
     with pytest.raises(pd.RangeError, match="y must lie in the support of site 'obs', Poisson"):
