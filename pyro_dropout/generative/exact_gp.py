@@ -53,7 +53,7 @@ def _apart() -> Iterator[None]:
 class GP:
     """Exact Gaussian process regression with noise of precision τ; the outputs are independent of each other.
 
-    Fitting maximises the marginal likelihood over the kernel's hyper-parameters, and over τ if asked to; those that
+    Fitting maximises the marginal likelihood over the kernel's hyper-parameters, and over τ if requested; those that
     have a prior (a ``PyroSample`` of the kernel) take their MAP values. Everything is computed in float64, in time
     cubic in N.
 

@@ -63,7 +63,7 @@ class DeepGP(nn.Module):
         length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
         bias_length_scale: l' of the prior N(0, l'⁻²) of the biases, a number, or one per layer. The output's bias
             has that of the last layer.
-        scaling: Where the √(1/K) of weight space is: in the "features", beside W ~ N(0, I), or in the "prior"
+        scaling: Where the √(1/K) of weight space is: in the "features", with W ~ N(0, I), or in the "prior"
             W ~ N(0, 1/K).
         shared_covariance: Whether later layers have the covariance of the first one too, σᵢ(Fᵢ₋₁ Vᵢᵀ + bᵢ) with
             Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ (sites W2_inner, W3_inner, …). Two matrices are then multiplied between layers.
@@ -236,7 +236,7 @@ class FiniteRankGP(DeepGP):
         space: "weight" (sites W1, b1, W2) or "function" (sites W1, b1, F), as in `DeepGP`.
         length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
         bias_length_scale: l' of the prior N(0, l'⁻²) of b1 and of the output's bias.
-        scaling: Where the √(1/K) is: in the "features", beside W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
+        scaling: Where the √(1/K) is: in the "features", with W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
         mean: Mean function, added to f; any callable from (N, Q) to (N, D).
         output_bias: Whether f has its own bias, the site b_out.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points

@@ -49,7 +49,7 @@ class Site:
     Attributes:
         name: as in ``net.state_dict()``.
         kind: "weight" for tensors of two dimensions or more, "bias" for the others.
-        row_dim: the dimension that counts rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
+        row_dim: the dimension that indexes rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
             Embedding and transposed convolutions.
         fan_in: how many products are summed into one output.
         uses: how many modules share the parameter.
@@ -78,7 +78,7 @@ class Prior:
     Args:
         length_scale: l of the weights; a number, a dict by site, or a function of the site's name. A site that a dict
             or a function names gets N(0, l⁻²) whatever its depth.
-        bias_length_scale: l' of the biases, given likewise.
+        bias_length_scale: l' of the biases, given the same way.
         width_scaled: whether weight layers after the first are N(0, 1/fan_in).
         hide: which parameters stay ordinary: a function of (name, module); by default, those of normalisation layers.
 

@@ -78,7 +78,7 @@ class SiteGuide(Marginals):
             width, or dropped as one row ("dropout", where the guide drops).
         other: how all other latent variables (scalars, constrained sites, sites in plates) are treated: a Gaussian of
             learned width in unconstrained space, or a point ("map").
-        row_dim: the dimension of a weight that counts rows; a number, a dict by site, or a function of the site's name.
+        row_dim: the weight dimension that indexes rows; a number, a dict by site, or a function of the site's name.
             By default the model's choice for the site, or 1, as in torch's Linear, if it makes none.
         init: where means start: "module", the network's own parameters (in plain Pyro models weights start as in
             "paper", and all else at the prior's median); "paper", U(±√(3/fan_in)) for weights and 0 for biases; or a

@@ -45,7 +45,7 @@ class AutoConcreteDropout(SiteGuide):
         keep: where the probability of keeping a row starts, in (0, 1); a number, a dict by site, or a function.
         temperature: of the relaxation; smaller is closer to coin flips, with noisier gradients.
         bias: "map" or "gaussian".
-        row_dim: the dimension that counts rows; by default the model's choice, or 1.
+        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start.
         init_scale: the width at which Gaussian biases start.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".

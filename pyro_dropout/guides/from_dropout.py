@@ -109,7 +109,7 @@ class _NoPositions:
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if inputs[0].dim() > 2:
             raise PyroDropoutError(
-                f"{self.drop.label} drops units of {self.drop.layer!r} anew at each position of an input of shape"
+                f"{self.drop.label} drops units of {self.drop.layer!r} separately at each position of an input of shape"
                 f" {tuple(inputs[0].shape)}, but a draw of the weights drops them at all positions: the two differ."
                 " Build the pair by hand: BayesianNet(net without dropout) and AutoDropout(model, keep={...})."
             )
@@ -150,7 +150,7 @@ def _dropped(net: nn.Module, graph: fx.Graph) -> Iterator[_Drop]:
             if uses[id(modules[path].weight)] > 1:
                 raise PyroDropoutError(
                     f"the weight of {path!r}, behind {label}, is used more than once in a forward pass: torch drops"
-                    " its rows anew at each use, but one draw of a weight drops them once."
+                    " its rows again at each use, but one draw of a weight drops them once."
                 )
             yield _Drop(path, label, 1 - p)
 

@@ -33,7 +33,7 @@ class GuideSite:
     Attributes:
         name: the site's name.
         kind: "weight", "bias" or "other".
-        row_dim: the dimension that counts rows.
+        row_dim: the dimension that indexes rows.
         start: the value to start from, (*plates, *event), with the plates at their full size.
         transform: from unconstrained space to the site's support; None for real-valued sites.
         event_dim: how many dimensions the model's site has beyond its plates.
@@ -87,7 +87,7 @@ def read_site(
         site: the site, with the value that it starts from.
         guide: the name of the guide's class, for messages.
         sites: the names of all sites.
-        row_dim: which dimension counts rows, if the user has set it.
+        row_dim: which dimension indexes rows, if the user has set it.
         init: where means start.
         given: whether the value comes from the user's ``init_loc_fn``.
     """
@@ -157,7 +157,7 @@ def _kind(name: str, infer: Mapping[str, Any], real: bool, free: Tensor, plates:
 def _rows(
     name: str, infer: Mapping[str, Any], chosen: BySite | None, sites: list[str], shape: Size, kind: str
 ) -> RowDim:
-    """Return the dimension of a site (of one element of its plates) that counts rows."""
+    """Return the dimension of a site (of one element of its plates) that indexes rows."""
     found: RowDim = infer.get("row_dim", min(1, max(0, len(shape) - 1)))
     said: Any = by_site("row_dim", chosen, name, sites)
     if said is not None:

@@ -46,7 +46,7 @@ def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Numb
     Args:
         keep: probability in (0, 1] that a row of the layer is kept; 1 for a bias, which is not dropped.
         tau: observation precision, positive.
-        num_data: number of data points, whole and at least 1 (``455.0`` is whole, ``455.5`` is refused).
+        num_data: number of data points, whole and at least 1 (``455.0`` is whole, ``455.5`` is an error).
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
     Returns:

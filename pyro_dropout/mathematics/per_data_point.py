@@ -113,7 +113,7 @@ class PerDataPoint:
                 f"it {reason}",
             )
         if isinstance(q.row_dim, int) and q.row_dim not in (layer.in_dim, layer.out_dim):
-            reason = f"counts rows by dimension {q.row_dim}, which is neither its layer's input"
+            reason = f"has rows along dimension {q.row_dim}, which is neither its layer's input"
             reason += f" ({layer.in_dim}) nor its output ({layer.out_dim})"
             raise NotFollowedError(
                 f"site {self.site!r} {reason}. Use one of them as row_dim, or shared draws (per_example=False).",

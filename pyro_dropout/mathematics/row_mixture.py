@@ -43,7 +43,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         scale: standard deviation σ >= 0 of each weight, broadcast to ``locs``: a number, or (*shape) to share it among
             components, or (L, *shape).
         probs: component probabilities, (L,) or (rows, L), summing to one.
-        row_dim: the dimension of ``shape`` that counts rows; None makes every weight a separate row, and "all" makes
+        row_dim: the dimension of ``shape`` that indexes rows; None makes every weight a separate row, and "all" makes
             the whole tensor one row.
         cov_factor: V, (L, rows, rest, R), or (1, rows, rest, R) to share it; adds V Vᵀ to each row's covariance.
         validate_args: check the values once, here; on by default.

@@ -232,8 +232,8 @@ def _update(
     found = from_optimiser(optim, schedule=schedule, clip_norm=clip_norm)
     if found is None and (schedule is not None or clip_norm is not None):
         raise PyroDropoutError(
-            f"{type(optim).__name__} with these options runs beside the step, where schedule and clip_norm do not reach"
-            " it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
+            f"{type(optim).__name__} with these options runs outside the step, so schedule and clip_norm do not apply"
+            " to it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
         )
     return optim if found is None else found
 

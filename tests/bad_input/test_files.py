@@ -133,7 +133,7 @@ ROWS = [
     Row("Checkpoint", training(None), OTHER, "checkpoint", "File exists", "must be a folder"),
     Row("Checkpoint", training(b"posterior"),
         OTHER, "step-000000000001", "not a training checkpoint", "give another folder"),
-    Row("Checkpoint", again(steps=1), OTHER, "step-000000000002", "is of step 2", "beyond the 1 asked for"),
+    Row("Checkpoint", again(steps=1), OTHER, "step-000000000002", "is from step 2", "beyond the 1 requested"),
     Row("Checkpoint", again(lr=0.5),
         OTHER, "another training", "these differ: update", "give another folder to start over"),
     Row("Checkpoint", again(seed=7), OTHER, "another training", "these differ: seed", "Call fit with the same data"),

@@ -342,7 +342,7 @@ def test_what_cannot_be_read_is_told(name: str) -> None:
 def test_a_sequence_before_a_dropped_layer_is_told() -> None:
     # torch has a mask for each position; a draw of the weights has one for all
     model, guide = pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()))
-    with pytest.raises(pd.PyroDropoutError, match="Dropout '0' drops units of '1' anew at each position"):
+    with pytest.raises(pd.PyroDropoutError, match="Dropout '0' drops units of '1' separately at each position"):
         per_example_outputs(model, guide, torch.randn(5, 4, 3))
 
 

@@ -277,7 +277,7 @@ def test_bad_data() -> None:
     with pytest.raises(pd.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
         pd.fit(model, guide, x, y, steps=1, optim=sgd(0.1), clip_norm=1.0)
     optim = torch.optim.RMSprop(guide.parameters(), 0.01)
-    with pytest.raises(pd.PyroDropoutError, match="RMSprop with these options runs beside the step"):
+    with pytest.raises(pd.PyroDropoutError, match="RMSprop with these options runs outside the step"):
         pd.fit(model, guide, x, y, steps=1, optim=optim, clip_norm=1.0)
 
 

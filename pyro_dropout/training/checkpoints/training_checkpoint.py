@@ -200,7 +200,7 @@ class Keeper:
                 " same data and settings to resume, or give another folder to start over."
             )
         if facts["step"] > total:
-            raise PyroDropoutError(f"{file} is of step {facts['step']}, beyond the {total} asked for.")
+            raise PyroDropoutError(f"{file} is from step {facts['step']}, beyond the {total} requested.")
 
     def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         put(tensors, self.model, self.guide)

@@ -182,7 +182,7 @@ OTHER = {
     "seed": ({"seed": 1}, "these differ: seed"),
     "loss": ({"loss": pd.ELBO(num_particles=2)}, "these differ: loss.num_particles"),
     "validation": ({"validation": (X, X)}, "these differ: validation"),
-    "fewer steps": ({"steps": 40}, "is of step 60, beyond the 40 asked for"),
+    "fewer steps": ({"steps": 40}, "is from step 60, beyond the 40 requested"),
 }
 
 
