@@ -62,9 +62,9 @@ class GP:
             kernel, of which a copy is fitted.
         tau: Observation precision τ; where it is learned, its starting point.
         learn_tau: Whether τ is fitted too.
-        variance: Factor of a kernel given by name, 1 when absent; like the next two, a starting point.
-        length_scale: l of a kernel given by name, a number or (Q,); 1 when absent.
-        bias_length_scale: l' of "arc_cosine" and "arc_sine"; 1 when absent.
+        variance: Factor of a kernel given by name, 1 by default; like the next two, a starting point.
+        length_scale: l of a kernel given by name, a number or (Q,); 1 by default.
+        bias_length_scale: l' of "arc_cosine" and "arc_sine"; 1 by default.
         jitter: Added to the diagonal of the covariance, for a τ so large that its Cholesky factor does not exist.
 
     Example:

@@ -72,7 +72,7 @@ class DeepGP(nn.Module):
         output_bias: Whether f has its own bias, the site b_out.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
             than there are units. A guide that ignores the correlations in F needs far more than the default.
-        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` when absent.
+        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -241,7 +241,7 @@ class FiniteRankGP(DeepGP):
         output_bias: Whether f has its own bias, the site b_out.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
             than there are units. A guide that ignores the correlations in F needs far more than the default.
-        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` when absent.
+        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd

@@ -30,7 +30,7 @@ class BayesianNet(nn.Module):
     Args:
         net: the network; it maps x of shape (N, ...) to (N, D).
         prior: the prior over its parameters.
-        likelihood: of the targets given the network's output.
+        likelihood: the distribution of the targets given the network's output.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd

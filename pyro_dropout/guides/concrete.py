@@ -43,7 +43,7 @@ class AutoConcreteDropout(SiteGuide):
     Args:
         model: any Pyro model with continuous sites.
         keep: where the probability of keeping a row starts, in (0, 1); a number, a dict by site, or a function.
-        temperature: of the relaxation; smaller is closer to coin flips, with noisier gradients.
+        temperature: the temperature of the relaxation; smaller is closer to coin flips, with noisier gradients.
         bias: "map" or "gaussian".
         row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start.

@@ -141,10 +141,10 @@ class FiniteRank(_Featured):
         nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
         width: Number K of units.
         input_dim: Number Q of inputs.
-        variance: Factor of the whole covariance; 1 when absent.
-        length_scale: l, a number or (Q,); 1 when absent.
-        bias_length_scale: l', 1 when absent; a uniform prior has none.
-        seed: Seed of the draws; torch's global generator when absent.
+        variance: Factor of the whole covariance; 1 by default.
+        length_scale: l, a number or (Q,); 1 by default.
+        bias_length_scale: l', 1 by default; a uniform prior has none.
+        seed: Seed of the draws; torch's global generator by default.
         bias_prior: "normal", or "uniform" for b_k ~ U[0, 2π).
 
     Example:
@@ -202,10 +202,10 @@ class SecondLayer(_Featured):
     Args:
         nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
         width: Number K₂ of hidden units, the columns of the inputs.
-        bias_length_scale: l'; 1 when absent.
+        bias_length_scale: l'; 1 by default.
         terms: Number of draws of b₂ that are averaged.
-        seed: Seed of the draws; torch's global generator when absent.
-        variance: Factor of the whole covariance; 1 when absent.
+        seed: Seed of the draws; torch's global generator by default.
+        variance: Factor of the whole covariance; 1 by default.
 
     Example:
         >>> import torch, pyro_dropout as pd

@@ -51,7 +51,7 @@ def draw_bands(
         mean: the predicted mean at each position, (N,).
         std: its standard deviation, (N,).
         multiples: how many standard deviations each band reaches, up and down.
-        color: of the line and the bands.
+        color: the colour of the line and the bands.
         label: the line's name in a legend; None to leave it out.
         band_label: the bands' name there, one for all of them.
 
@@ -89,9 +89,9 @@ def draw_fan(
     Args:
         axes: matplotlib's axes to draw on.
         x: positions, (N,), in order.
-        draws: of the predicted quantity there, (T, N).
+        draws: draws of the predicted quantity there, (T, N).
         levels: the shares of draws between a band's edges, each between 0 and 1.
-        color: of the line and the bands.
+        color: the colour of the line and the bands.
         label: the line's name in a legend; None to leave it out.
 
     Example:
@@ -131,8 +131,8 @@ def band_panels(
         x: positions, (N,), in order.
         answers: the mean and the standard deviation there, both (N,), by panel title.
         columns: at most this many panels side by side.
-        size: of a panel, in inches.
-        style: of ``draw_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
+        size: width and height of a panel, in inches.
+        style: options of ``draw_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
 
     Returns:
         A figure; its ``axes`` are in the order of ``answers``, and data or limits can be added to them.
@@ -167,7 +167,7 @@ def curve_panels(
         xlabel: what x is, in all panels.
         ylabel: what y is, in all panels.
         columns: at most this many panels side by side.
-        size: of a panel, in inches.
+        size: width and height of a panel, in inches.
         styles: matplotlib options of curves, by name; each other curve gets its own colour.
         levels: reference values by name, each a black line across all panels.
         share: whether all panels have the same limits.

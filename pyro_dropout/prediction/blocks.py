@@ -74,7 +74,7 @@ class Walk:
         x: the data points.
         samples: how many draws.
         chunk: rows of one forward pass; by default what fits.
-        seed: of the random numbers; without one they come from torch's generators in their current state.
+        seed: for the random numbers; without one they come from torch's generators in their current state.
         compile: whether a block is compiled.
     """
 

@@ -25,7 +25,7 @@ class SiteWatch(Watch):
         run: the training.
         patience: how many checks without improvement are allowed.
         every: steps between checks.
-        seed: of the draws.
+        seed: for the draws.
     """
 
     def __init__(self, call: ModelCall, guide: Any, run: Any, patience: int, every: int, seed: int | None) -> None:

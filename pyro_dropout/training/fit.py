@@ -98,7 +98,7 @@ def fit(
         loss: ``ELBO(per_example="auto")`` by default.
         compile: "auto", True or False, as in ``SVI``.
         progress: show a progress bar with the loss and the speed.
-        seed: of weight draws and mini-batches.
+        seed: for weight draws and mini-batches.
         device: where to train; model, guide and data are moved there. By default, where the model is.
         validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
             best parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
@@ -108,8 +108,8 @@ def fit(
             and a check waits for the end of its block. The last step is always checked. Checks use other random
             numbers, so that training does not depend on how many there are.
         checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
-            one of this same training, training resumes from it and ends bitwise as if it had never stopped.
-        distributed: whether this is one of several processes that torchrun has started for one training, on one machine
+            one of the same run, training resumes from it and ends bitwise as if it had never stopped.
+        distributed: whether this is one of several processes that torchrun has started for one run, on one machine
             or many. Each makes the same call with all of the data, and computes its share of every batch;
             ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
             the checkpoints, and steps run eagerly.
@@ -184,7 +184,7 @@ def fit(
 def _admitted(
     call: ModelCall, duration: tuple[Any, Any, Any], watched: tuple[Any, Any, Any]
 ) -> tuple[ModelCall, ModelCall | None]:
-    """Return the model call of a training and, for a model that is not a network, the call with held-out data.
+    """Return the model call of a training run and, for a model that is not a network, the call with held-out data.
 
     Args:
         call: as given.
@@ -240,7 +240,7 @@ def _update(
 
 @dataclass
 class _Task:
-    """A model call, a guide and a loss: what a training fits."""
+    """A model call, a guide and a loss: what a training run fits."""
 
     guide: Any
     loss: Any
@@ -252,7 +252,7 @@ class _Task:
         return self.call.model, self.guide, self.loss
 
     def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> Run:
-        """Return a training of the guide's and the model's parameters, ready to start."""
+        """Return a training run of the guide's and the model's parameters, ready to start."""
         whole = batch == (self.call.count or 1)
         first = self.call if whole else self.call.at(slice(0, batch))
         parameters = Parameters(*self.parts, first.args, first.kwargs)
@@ -271,7 +271,7 @@ class _Task:
             return Run(step, parameters.values, update, write=parameters.write, **options)
 
     def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> Run:
-        """Return a training by several ranks: each draws its own masks, and all draw the same batches."""
+        """Return a training run on several ranks: each draws its own masks, and all draw the same batches."""
         base = group.one_seed(seed)
         torch.manual_seed(base)
         run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)

@@ -1,4 +1,4 @@
-"""The result of a training: the loss at every step, its speed, and the error that is raised when it diverges."""
+"""The result of a training run: the loss at every step, its speed, and the error that is raised when it diverges."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +26,7 @@ class DivergedError(PyroDropoutError):
 
 @dataclass(repr=False)
 class History:
-    """The record of a training.
+    """The record of a training run.
 
     Attributes:
         losses: -ELBO at every step, before that step: (steps,), or (steps, replicas) of a fleet.

@@ -1,4 +1,4 @@
-"""The loop around a training's steps: progress, early stopping, checkpoints, and a stop when the loss is not finite."""
+"""The loop around the training steps: progress, early stopping, checkpoints, and a stop when the loss is not finite."""
 
 import contextlib
 import signal
@@ -152,7 +152,7 @@ def loop(
             if keeper is not None and (writes or stopped):
                 keeper.write(done, ledger.losses)
             asked.leave(number, run, done, group.first)
-        # Not in the checkpoint: a longer training that resumes from it would not have made this check.
+        # Not in the checkpoint: a longer run that resumes from it would not have made this check.
         if watch is not None and not stopped and (not watch.seen or watch.seen[-1][0] != done):
             watch.stop(done)
         asked.leave(asked.signal or 0, run, done, group.first)  # a signal after the last step

@@ -1,4 +1,4 @@
-"""The losses of a training, in one tensor that is allocated at the start."""
+"""The losses of a training run, in one tensor that is allocated at the start."""
 
 import torch
 from torch import Tensor

@@ -55,7 +55,7 @@ def explained(work: Callable[[], Result], step: Callable[[int], Any], points: in
 def _largest(step: Callable[[int], Any], points: int) -> int | None:
     """Return the largest power of two below ``points`` that a step can take, with a quarter to spare; None if none can.
 
-    The quarter is for what a training needs besides its step: fragmentation, prefetched batches, compiled graphs.
+    The quarter is for what a training run needs besides its step: fragmentation, prefetched batches, compiled graphs.
     """
     size = 1 << max(points - 1, 1).bit_length() - 1
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

@@ -1,4 +1,4 @@
-"""Checks of a training's arguments, before anything is moved, drawn or changed."""
+"""Checks of the arguments of training, before anything is moved, drawn or changed."""
 
 import inspect
 from collections.abc import Callable
@@ -66,7 +66,7 @@ def check_how(
 
     Args:
         clip_norm: the largest norm of the gradient.
-        seed: of weight draws and mini-batches.
+        seed: for weight draws and mini-batches.
         device: where to train.
         lr: a learning rate that must be one number.
         schedule: multiplies the learning rate; called once, at step 0.

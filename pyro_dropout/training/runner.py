@@ -1,4 +1,4 @@
-"""The state of one training: parameters, optimiser, data order and the step, compiled or not.
+"""The state of one training run: parameters, optimiser, data order and the step, compiled or not.
 
 A run holds its parameters separately from the modules, as the leaves of a step's inputs, so that thousands of steps do
 not touch a module; ``publish`` puts them back.
@@ -28,7 +28,7 @@ class Batches:
 
     Args:
         size: indices in a batch.
-        rows: (count,) or (replicas, count): the indices to choose from, for one training or for each of several.
+        rows: (count,) or (replicas, count): the indices to choose from, for one run or for each of several.
     """
 
     def __init__(self, size: int, rows: Tensor) -> None:
@@ -55,7 +55,7 @@ class Batches:
 
 
 class Run:
-    """One training: a step of tensors that is taken repeatedly.
+    """One training run: a step of tensors that is taken repeatedly.
 
     Args:
         step: (values, state, t, lr, *inputs, index) -> (values, state, loss); index only where there are batches.
@@ -196,7 +196,7 @@ class Run:
 
 
 class BesideRun(Run):
-    """A training whose optimiser is torch's own, and runs outside a compiled step that returns gradients.
+    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients.
 
     Args:
         gradients: (values, *inputs, index) -> (loss, gradients).

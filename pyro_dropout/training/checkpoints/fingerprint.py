@@ -1,4 +1,4 @@
-"""A fingerprint of a training, as JSON: what must be the same when it is resumed."""
+"""A fingerprint of a training run, as JSON: what must be the same when it is resumed."""
 
 import dataclasses
 import hashlib

@@ -21,7 +21,7 @@ _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a training writes checkpoints.
+    """Where and how often a training run writes checkpoints.
 
     Args:
         folder: where they are written; created if it does not exist. Use one folder per training.
@@ -62,7 +62,7 @@ class Checkpoint:
 
 
 class Keeper:
-    """Writes a training's checkpoints, and resumes it from the last one.
+    """Writes a training run's checkpoints, and resumes it from the last one.
 
     Args:
         checkpoint: where, and how often.
@@ -196,7 +196,7 @@ class Keeper:
         wrong = _different(facts["facts"], self.facts)
         if wrong:
             raise PyroDropoutError(
-                f"{file} is a checkpoint of another training; these differ: {', '.join(wrong)}. Call fit with the"
+                f"{file} is a checkpoint of another training run; these differ: {', '.join(wrong)}. Call fit with the"
                 " same data and settings to resume, or give another folder to start over."
             )
         if facts["step"] > total:
@@ -246,7 +246,7 @@ def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
 
 
 def _processes(world: int | None) -> str:
-    return "a training in one process" if world is None else f"a distributed training on {world} processes"
+    return "a training run in one process" if world is None else f"a distributed training run on {world} processes"
 
 
 def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:

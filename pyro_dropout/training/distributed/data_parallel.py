@@ -132,7 +132,7 @@ def parallel_run(
     update: Update | torch.optim.Optimizer,
     batch: int,
 ) -> Run:
-    """Return one training of all ranks together, ready to start from the first rank's parameters.
+    """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
     Args:
         group: the ranks.
@@ -164,7 +164,7 @@ def parallel_run(
 
 
 def check_parallel(group: Group, batch: int, compile: Compile) -> None:
-    """Raise an error unless the ranks can share a training."""
+    """Raise an error unless the ranks can share a training run."""
     if compile is True:
         raise PyroDropoutError(
             "compile=True and distributed=True cannot be combined: the steps of several processes run eagerly. Leave"

@@ -25,7 +25,7 @@ _SEEDS = 2**32  # the range of numpy, which Pyro seeds too
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a training, as seen by one of them; a single process is a group of one.
+    """The processes of a training run, as seen by one of them; a single process is a group of one.
 
     Attributes:
         rank: the number of this process, from 0.

@@ -1,4 +1,4 @@
-"""Many trainings as one computation: replicas with their own data, seeds and hyper-parameters, trained together.
+"""Many training runs as one computation: replicas with their own data, seeds and hyper-parameters, trained together.
 
 One step is traced through Pyro for one replica, with parameters and settings as its inputs; mapped over all replicas it
 is one program, in which a layer of all replicas is one batched matrix product.
@@ -210,7 +210,7 @@ class Fleet:
             clip_norm: the largest norm of a replica's gradient.
             loss: ``ELBO()`` by default.
             compile: "auto", True or False, as in ``SVI``.
-            seed: of weight draws and mini-batches.
+            seed: for weight draws and mini-batches.
             device: where to train; everything is moved there. By default, where the replicas are.
 
         Example:

@@ -36,7 +36,7 @@ def check_pure(graph: torch.fx.GraphModule) -> None:
         if schema is not None and schema.is_mutable and _is_input(node.args[0]):
             raise PyroDropoutError(
                 "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
-                " use another normalisation, eval(), or separate trainings."
+                " use another normalisation, eval(), or separate training runs."
             )
 
 
