@@ -1,7 +1,7 @@
-"""Functions that are pickled by their names, and what is said of those that have none to be found by.
+"""A readable error for functions that cannot be pickled.
 
-Python pickles a function as the name of its module and its own. A lambda, or a function inside another, has no name
-that another process could look up, and Python's own message does not say which argument it was.
+Python pickles a function as its module and qualified name. A lambda, or a function inside another, has no name that
+another process could look up, and Python's own message does not say which argument it was.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
-# These take functions as they are: ``copy`` hands the same one on, the others write its code down.
+# These modules take any function: ``copy`` passes the same object on, the others serialise its code.
 _OTHER_WAYS = {"copy", "cloudpickle", "dill"}
 
 
@@ -25,13 +25,13 @@ def check_named(owner: str, **functions: Any) -> None:
     if nameless and not _goes_another_way():
         given = functions[nameless[0]].__qualname__
         raise PyroDropoutError(
-            f"{nameless[0]} of {owner} cannot be pickled: {given} has no name by which another process would find it."
-            " Write it with def at the top of a module, or as a class with __call__ there."
+            f"{nameless[0]} of {owner} cannot be pickled: {given} cannot be imported by name in another process."
+            " Define it with def at the top level of a module, or as a class with __call__ there."
         )
 
 
 def _found(function: FunctionType) -> bool:
-    """Whether looking a function up by its name finds it, as it must when it is read back."""
+    """Whether a function can be found by its name, as unpickling requires."""
     found: Any = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)

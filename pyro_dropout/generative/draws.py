@@ -1,7 +1,7 @@
 """Matrix products with weights that come as one draw, as many draws at once, or as a draw for every data point.
 
-Pyro puts sample dimensions in front and leaves a place for the plate of the data: a matrix is then (P, 1, K, Q) and a
-bias (P, 1, K), and what is computed from them and inputs (N, Q) is to be (P, N, K).
+Pyro puts sample dimensions in front and reserves one for the data plate: a matrix is then (P, 1, K, Q) and a bias
+(P, 1, K), and results computed from them and inputs (N, Q) must be (P, N, K).
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def without_plate(value: Tensor) -> Tensor:
 
 
 def add_bias(h: Tensor, bias: Tensor) -> Tensor:
-    """Add a bias to each row of ``h``, (..., N, K); one of (..., 1, K) has a place for the rows already."""
+    """Add a bias to each row of ``h``, (..., N, K); a bias of shape (..., 1, K) already has the row dimension."""
     return h + (bias if bias.dim() == 1 or bias.size(-2) == 1 else bias.unsqueeze(-2))
 
 
@@ -35,10 +35,10 @@ def linear(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def one_for_each_point(
     weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], x: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Size]:
-    """Return weights without sample dimensions, inputs to go with them, and the sample dimensions of the result.
+    """Return weights without sample dimensions, matching inputs, and the sample dimensions of the result.
 
-    Where weights are drawn for each data point inside the layers, P draws of everything are data points that are there
-    P times. Other weights are returned as they are, and the result has the sample dimensions that it comes out with.
+    Where weights are drawn for each data point inside the layers, P draws become P copies of every data point. Other
+    weights are returned as they are, and the result has the sample dimensions that broadcasting gives it.
     """
     batches = {site: value.shape[: value.dim() - len(shapes[site])] for site, value in weights.items()}
     recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
@@ -52,7 +52,7 @@ def one_for_each_point(
             recipe.count = particles.numel() * len(x)
         elif batch.numel() > 1 and any(step for step, size in zip(value.stride(), batch, strict=False) if size > 1):
             raise NotFollowedError(
-                f"site {site!r} has shared draws for many particles, and others a draw for each point.", site
+                f"site {site!r} has shared draws for many particles, but others have a draw for each point.", site
             )
         single[site] = value[(0,) * len(batch)] if recipe is None else recipe.weight
     return single, x.repeat(particles.numel(), 1), particles

@@ -1,4 +1,4 @@
-"""The Gaussian process itself, without features or weights: what the approximations are measured against."""
+"""Exact Gaussian process regression, without features or weights: the reference for the approximations."""
 
 import copy
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from pyro_dropout.mathematics.errors import (
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | Tensor
-# What a kernel is called here, and what it calls its hyper-parameters.
+# Kernel classes by name, with the names of their hyper-parameters.
 _KERNELS: dict[str, tuple[Any, dict[str, str]]] = {
     "se": (RBF, {"variance": "variance", "length_scale": "lengthscale"}),
     "arc_cosine": (ArcCosine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
@@ -39,7 +39,7 @@ _KERNELS: dict[str, tuple[Any, dict[str, str]]] = {
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Keep Pyro's parameter store and the caller's handlers out: two GPs have parameters of the same names."""
+    """Isolate from Pyro's parameter store and the caller's handlers: two GPs have parameters of the same names."""
     with poutine.block(), pyro.get_param_store().scope():
         try:
             yield
@@ -53,18 +53,18 @@ def _apart() -> Iterator[None]:
 class GP:
     """Exact Gaussian process regression with noise of precision τ; the outputs are independent of each other.
 
-    Fitting maximises the marginal likelihood over the kernel's hyper-parameters, and over τ if asked to; those that
-    have a prior (a ``PyroSample`` of the kernel) take their most probable values. All is computed in float64, and the
-    time it takes is cubic in N.
+    Fitting maximises the marginal likelihood over the kernel's hyper-parameters, and over τ if requested; those that
+    have a prior (a ``PyroSample`` of the kernel) take their MAP values. Everything is computed in float64, in time
+    cubic in N.
 
     Args:
         kernel: "se" (squared exponential), "arc_cosine" (wide ReLU layer), "arc_sine" (wide erf layer), or a Pyro
             kernel, of which a copy is fitted.
         tau: Observation precision τ; where it is learned, its starting point.
         learn_tau: Whether τ is fitted too.
-        variance: Factor of a kernel given by name, 1 when absent; like the next two, a starting point.
-        length_scale: l of a kernel given by name, a number or (Q,); 1 when absent.
-        bias_length_scale: l' of "arc_cosine" and "arc_sine"; 1 when absent.
+        variance: Factor of a kernel given by name, 1 by default; like the next two, a starting point.
+        length_scale: l of a kernel given by name, a number or (Q,); 1 by default.
+        bias_length_scale: l' of "arc_cosine" and "arc_sine"; 1 by default.
         jitter: Added to the diagonal of the covariance, for a τ so large that its Cholesky factor does not exist.
 
     Example:
@@ -95,7 +95,7 @@ class GP:
         for name, value in self._hyper.items():
             check_positive(name, value)
             if name not in allowed:
-                what = f"kernel {kernel!r}" if isinstance(kernel, str) else "a kernel that brings its own"
+                what = f"kernel {kernel!r}" if isinstance(kernel, str) else "a Pyro kernel, which has its own"
                 raise RangeError(f"{name} must be absent for {what}; got {value}.")
         check_positive("tau", tau)
         check_non_negative("jitter", jitter)
@@ -129,7 +129,7 @@ class GP:
         lr: float = 0.05,
         progress: bool = True,
     ) -> Self:
-        """Condition on data, with hyper-parameters that are fitted to it from their starting points.
+        """Fit the hyper-parameters from their starting points, and condition on the data.
 
         Args:
             x: Inputs, (N, Q).
@@ -191,7 +191,7 @@ class GP:
         return mean.mT.to(x), variance.mT.to(x)
 
     def log_marginal_likelihood(self) -> float:
-        """Return log p(y | x) of the data and hyper-parameters at hand, in nats, summed over outputs."""
+        """Return log p(y | x) of the data at the current hyper-parameters, in nats, summed over outputs."""
         regression = self._fitted()
         with _apart(), torch.no_grad():
             hyper = poutine.trace(regression.guide).get_trace()
@@ -200,7 +200,7 @@ class GP:
 
 
 def _maximise(regression: Any, steps: int, lr: float, progress: bool) -> list[float]:
-    """Climb the marginal likelihood (times the prior, where there is one) and return its logs on the way."""
+    """Maximise the marginal likelihood (times the prior, where there is one), and return its log before each step."""
     history: list[float] = []
     free = [parameter for parameter in regression.parameters() if parameter.requires_grad]
     if not free:

@@ -1,6 +1,6 @@
 """The values of a Gaussian process of finite rank at N points: N(0, ΦΦᵀ), which has no density when N exceeds the rank.
 
-A little noise on the diagonal gives it one, far below anything that data could show.
+A little noise on the diagonal, far below any noise in the data, gives it one.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class FiniteRankNormal(TorchDistribution):
         features: Φ, (..., N, K).
         columns: Number D of columns.
         jitter: ε as a fraction of the mean of ΦΦᵀ's diagonal. Where that is smaller than ``jitter`` itself (rectifiers
-            that are all off), of ``jitter``.
+            that are all off), as a fraction of ``jitter``.
         validate_args: Whether arguments and values are checked, as in any torch distribution.
     """
 
@@ -38,7 +38,7 @@ class FiniteRankNormal(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         self.features = features
-        self.noise = jitter * features.square().sum(-1).mean(-1).clamp(min=jitter)  # ε, one a batch element
+        self.noise = jitter * features.square().sum(-1).mean(-1).clamp(min=jitter)  # ε, one per batch element
         event = torch.Size((features.shape[-2], columns))
         super().__init__(features.shape[:-2], event, validate_args=validate_args)
 
@@ -72,7 +72,7 @@ class FiniteRankNormal(TorchDistribution):
         if k < n:
             weights = torch.randn((*shape[:-2], k, shape[-1]), dtype=phi.dtype, device=phi.device)
             return phi @ weights + noise.sqrt() * white
-        gram = phi.double() @ phi.double().mT  # float32 would lose an ε of 10⁻⁶ among its rounding errors
+        gram = phi.double() @ phi.double().mT  # float32 would lose an ε of 10⁻⁶ to rounding
         eye = torch.eye(n, dtype=gram.dtype, device=gram.device)
         root: Tensor = torch.linalg.cholesky(gram + noise * eye)
         return root.to(phi) @ white

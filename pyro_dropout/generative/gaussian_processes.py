@@ -1,6 +1,6 @@
 """Gaussian processes whose covariance has finite rank, one layer or many: the models of sections 3.1 and 4.6.
 
-Either of two ways leads to the same prior over functions. In weight space f = Φ W with a normal W, and the model is a
+Two forms give the same prior over functions. In weight space f = Φ W with a normal W, and the model is a
 neural network; in function space W has been integrated out, and f is drawn from N(0, ΦΦᵀ) as a whole.
 """
 
@@ -34,7 +34,7 @@ def _check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _one_each(name: str, given: Any, layers: int) -> list[Any]:
-    """Return one value for each layer, from a list of them or from one for all."""
+    """Return one value for each layer, from a list of values or one value for all."""
     if not isinstance(given, list | tuple):
         return [given] * layers
     if len(given) != layers:
@@ -57,22 +57,22 @@ class DeepGP(nn.Module):
         in_features: Number Q of inputs.
         widths: Numbers K₁, K₂, … of hidden units.
         out_features: Number D of outputs.
-        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable; or a list, one a layer.
+        nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable; or a list, one per layer.
         space: "weight" or "function". Function space draws F at all points of x at once: it cannot be mini-batched, and
             what is learned about F at some points says nothing about others.
         length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
-        bias_length_scale: l' of the prior N(0, l'⁻²) of the biases, a number or a list, one a layer. The output's bias
+        bias_length_scale: l' of the prior N(0, l'⁻²) of the biases, a number, or one per layer. The output's bias
             has that of the last layer.
-        scaling: Where the √(1/K) of weight space is: in the "features", beside W ~ N(0, I), or in the "prior"
+        scaling: Where the √(1/K) of weight space is: in the "features", with W ~ N(0, I), or in the "prior"
             W ~ N(0, 1/K).
         shared_covariance: Whether later layers have the covariance of the first one too, σᵢ(Fᵢ₋₁ Vᵢᵀ + bᵢ) with
             Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ (sites W2_inner, W3_inner, …). Two matrices are then multiplied between layers.
-            Pre-activations grow with the width, because Vᵢ is not scaled; a list of length-scales, one a layer, helps.
+            Pre-activations grow with the width, as Vᵢ is not scaled; a list of length-scales, one per layer, can help.
         mean: Mean function, added to f; any callable from (N, Q) to (N, D). Parameters of an `nn.Module` are trained.
-        output_bias: Whether f has a bias of its own, the site b_out.
+        output_bias: Whether f has its own bias, the site b_out.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
             than there are units. A guide that ignores the correlations in F needs far more than the default.
-        likelihood: What f says about y; ``Gaussian(tau=1.0)`` when absent.
+        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -142,7 +142,7 @@ class DeepGP(nn.Module):
         return dict(self.__dict__)
 
     def _declare(self, site: str, shape: tuple[int, ...], name: str, given: Scale) -> None:
-        """Note a site and its prior N(0, l⁻²), with l from the argument ``name``: a number, or one for each column."""
+        """Add a site and its prior N(0, l⁻²), with l from the argument ``name``: a number, or one for each column."""
         check_positive(name, given)
         length = buffered(given).detach().to(torch.get_default_dtype())
         check_positive(name, length)  # once more: in float32, 1e-50 is 0
@@ -152,7 +152,7 @@ class DeepGP(nn.Module):
         self.sites[site] = shape
 
     def _draw(self, site: str) -> Tensor:
-        """Sample a site from its prior; what guides want to know of it travels along."""
+        """Sample a site from its prior, with the metadata that guides read."""
         std, shape = cast(Tensor, getattr(self, f"{site}_std")), self.sites[site]
         prior = dist.Normal(torch.zeros_like(std), std).expand(shape).to_event(len(shape))
         infer: Any = {"row_dim": 1, "kind": "weight"} if len(shape) == 2 else {"kind": "bias"}
@@ -161,7 +161,7 @@ class DeepGP(nn.Module):
     def _features(self, i: int, h: Tensor, weights: dict[str, Tensor]) -> Tensor:
         """Return Φᵢ, (..., N, Kᵢ), of the layer below's values (of x, for the first layer)."""
         inner, bias = weights.get("W1" if i == 1 else f"W{i}_inner"), weights[f"b{i}"]
-        # Without weights of its own, a layer has one Monte Carlo term: the values below are its pre-activations.
+        # A layer without its own weights has one Monte Carlo term: the values below are its pre-activations.
         phi = self.activations[i - 1](add_bias(h, bias) if inner is None else linear(h, inner, bias))
         scaled = self.space == "function" or self.scaling == "features"
         return phi / math.sqrt(self.widths[i - 1]) if scaled else phi
@@ -236,12 +236,12 @@ class FiniteRankGP(DeepGP):
         space: "weight" (sites W1, b1, W2) or "function" (sites W1, b1, F), as in `DeepGP`.
         length_scale: l of the prior N(0, l⁻²) of W1, a number or (Q,).
         bias_length_scale: l' of the prior N(0, l'⁻²) of b1 and of the output's bias.
-        scaling: Where the √(1/K) is: in the "features", beside W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
+        scaling: Where the √(1/K) is: in the "features", with W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
         mean: Mean function, added to f; any callable from (N, Q) to (N, D).
-        output_bias: Whether f has a bias of its own, the site b_out.
+        output_bias: Whether f has its own bias, the site b_out.
         jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
             than there are units. A guide that ignores the correlations in F needs far more than the default.
-        likelihood: What f says about y; ``Gaussian(tau=1.0)`` when absent.
+        likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd

@@ -1,7 +1,7 @@
-"""Recurrent and attention layers written out in matrix products, so that a draw for each data point can reach them.
+"""Recurrent and attention layers written as matrix products, so that they support a draw for each data point.
 
 torch runs these layers in one kernel that takes a single set of weights. Written out step by step they are made of
-``F.linear``, which a handler can rewrite: the same draw then meets a whole sequence, as Gal (2016) asks.
+``F.linear``, which a handler can rewrite: the same draw is then used for a whole sequence, as in Gal (2016).
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         if any(recipe is not None for recipe in recipes):
             for recipe in recipes:
                 if recipe is not None:
-                    recipe.reused = True  # one draw meets every step of a sequence
+                    recipe.reused = True  # one draw is used at every step of a sequence
             run = _ATTENTION if isinstance(module, nn.MultiheadAttention) else _RECURRENT[_family(module)]
             module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
             changed.append(module)

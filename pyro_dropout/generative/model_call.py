@@ -1,7 +1,7 @@
-"""A Pyro model and the arguments it is called with: any that its signature takes, as trees of tensors.
+"""A Pyro model with the arguments it is called with: any that its signature takes, as trees of tensors.
 
-Networks of this package are called as ``model(x, y, num_data)``. Any other Pyro model has arguments of its own, which
-the doors of this package (``fit``, ``predict``, ``to_arviz``, ...) pass on as they were given.
+Networks of this package are called as ``model(x, y, num_data)``. Any other Pyro model has its own arguments, which the
+public functions of this package (``fit``, ``predict``, ``to_arviz``, ...) pass on unchanged.
 """
 
 import inspect
@@ -24,7 +24,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, descri
 def is_network(model: Any) -> bool:
     """Whether a model is a module that returns its outputs f and has a likelihood of this package for them.
 
-    A likelihood that someone has written onto a function says nothing: what such a model observes, its trace tells.
+    A likelihood attached to a plain function is ignored: the trace of such a model shows what it observes.
     """
     return isinstance(model, nn.Module) and isinstance(getattr(model, "likelihood", None), Likelihood)
 
@@ -36,7 +36,7 @@ def name_of(model: Any) -> str:
 
 
 def signature_of(model: Any) -> inspect.Signature | None:
-    """Return what a model takes, that of ``forward`` for a module; None where nothing is known of it.
+    """Return the signature of a model, that of ``forward`` for a module; None if it is unknown.
 
     Example:
         >>> from pyro import poutine
@@ -46,12 +46,12 @@ def signature_of(model: Any) -> inspect.Signature | None:
     inner = _unwrapped(model)
     try:
         return inspect.signature(inner.forward if isinstance(inner, nn.Module) else inner)
-    except (TypeError, ValueError):  # written in C, or made so that nothing is known of it
+    except (TypeError, ValueError):  # written in C, or otherwise without a signature
         return None
 
 
 def _unwrapped(model: Any) -> Any:
-    """Return the model inside Pyro's handlers, or inside another that says what it wraps: they hide its signature."""
+    """Return the model inside Pyro's handlers or other wrappers that name it; they hide its signature."""
     while True:
         inner = model.func if isinstance(model, _bound_partial) else None
         wrapped = vars(model).get("__wrapped__") if isinstance(model, nn.Module) else None
@@ -123,7 +123,7 @@ class ModelCall:
         return other(*self.args, **self.kwargs)
 
     def as_pair(self) -> "ModelCall":
-        """Return the call of a network with (x, y) in their places, which may have been given by name."""
+        """Return the call of a network with x and y as positional arguments; they may have been given by name."""
         names = ("x", "y")[len(self.args) :]
         given = (*self.args, *(self.kwargs[name] for name in names if name in self.kwargs))
         if len(given) != 2 or set(self.kwargs) - set(names):
@@ -139,7 +139,7 @@ class ModelCall:
 
     @property
     def count(self) -> int | None:
-        """The number N of data points: the length of the first tensor that has one; None where there is no such."""
+        """The number N of data points: the length of the first tensor that has one; None if there is none."""
         return next((len(leaf) for leaf in self.leaves() if leaf.dim()), None)
 
     @property
@@ -169,7 +169,7 @@ class ModelCall:
         """Return the call with N as ``num_data``, where the model has such a parameter and it was not given.
 
         Args:
-            only_if_needed: whether a parameter that has a default is left at it.
+            only_if_needed: whether to leave a parameter that has a default at its default.
         """
         known = signature_of(self.model)
         if known is None or "num_data" not in known.parameters or "num_data" in self._bound(known).arguments:
@@ -178,13 +178,13 @@ class ModelCall:
             return self
         if self.count is None:
             raise ShapeError(
-                f"{name_of(self.model)} takes num_data, and none of its arguments is a tensor with a row for each data"
+                f"{name_of(self.model)} takes num_data, but none of its arguments is a tensor with a row for each data"
                 f" point; got {describe(self.args)}."
             )
         names = list(known.parameters)
         in_turn = names.index("num_data") == len(self.args)
         if in_turn and known.parameters["num_data"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-            return replace(self, args=(*self.args, self.count))  # so that a guide may call it by another name
+            return replace(self, args=(*self.args, self.count))  # positional: a guide may name it otherwise
         return replace(self, kwargs={**self.kwargs, "num_data": self.count})
 
     def _bound(self, known: inspect.Signature) -> inspect.BoundArguments:
@@ -214,14 +214,14 @@ class ModelCall:
 
 
 def call_of(door: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
-    """Return the call that a public function was asked about; a keyword that nobody knows is told.
+    """Return the model call that a public function was given; raise an error for an unknown keyword.
 
     Args:
         door: the public function.
         model: the model.
-        args: what it was given beside the model and the posterior.
-        kwargs: keywords that are not its options. Data that are named x and y, for a model that has other names for
-            them, are meant by their places.
+        args: its arguments after the model and the posterior.
+        kwargs: keywords that are not its options. Data given as x and y become positional for a model that names its
+            data otherwise.
     """
     known = signature_of(model)
     places = [name for name in ("x", "y") if name in kwargs]

@@ -23,14 +23,14 @@ class BayesianNet(nn.Module):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
     Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
-    trained along; buffers and ``train()``/``eval()`` work as in the network itself. A parameter shared by several
+    trained too; buffers and ``train()``/``eval()`` work as in the network itself. A parameter shared by several
     layers is one site. Leading sample dimensions of the weights give leading dimensions of the output, so particles and
     posterior samples can be vectorised.
 
     Args:
         net: the network; it maps x of shape (N, ...) to (N, D).
         prior: the prior over its parameters.
-        likelihood: of the targets given the network's output.
+        likelihood: the distribution of the targets given the network's output.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -70,7 +70,7 @@ class BayesianNet(nn.Module):
         return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
 
     def sample_weights(self) -> dict[str, Tensor]:
-        """Say ``pyro.sample`` for every random parameter, in order, and return the values by name."""
+        """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""
         weights: dict[str, Tensor] = {}
         for name, site in self.sites.items():
             infer: Any = {"kind": site.kind, "row_dim": site.row_dim, "reused": site.uses > 1, "fan_in": site.fan_in}
@@ -132,7 +132,7 @@ class BayesianNet(nn.Module):
         return f
 
     def _repeated(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
-        """Run particles of per-data-point draws: each point has a draw of its own, so particles are repeated points."""
+        """Run particles of per-data-point draws: each point has its own draw, so particles are repeated points."""
         particles = batch.numel()
         for value in weights.values():
             recipe = drawn_per_data_point(value)
@@ -162,7 +162,7 @@ class BayesianNet(nn.Module):
             yield self._run(dict(zip(flat, weights, strict=True)), x)
 
     def _needs_a_loop(self) -> bool:
-        """Whether a module of the network cannot be mapped: recurrent kernels, and statistics updated in place."""
+        """Whether a module of the network cannot run under vmap: recurrent kernels, and statistics updated in place."""
         return any(
             isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
             or (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats)
@@ -182,7 +182,7 @@ def _call(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Any:
 
 
 def _wrong_with(x: Any, weights: dict[str, Tensor], net: nn.Module, cause: Exception) -> PyroDropoutError | None:
-    """Return what it was about x that a network could not take; None where the fault lies elsewhere."""
+    """Return an error that says what is wrong with x; None if x is not at fault."""
     if not isinstance(x, Tensor):
         return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")
     if x.layout is not torch.strided:
@@ -204,12 +204,12 @@ def _buffer(name: str) -> str:
 
 
 def _samples(batch: Size) -> Size:
-    """Return the batch without the place of the plate "data", its last dimension; Predictive leaves that place out."""
+    """Return the batch without its last dimension, that of the plate "data"; Predictive omits that dimension."""
     return batch[:-1] if batch and batch[-1] == 1 else batch
 
 
 def _first(value: Tensor, batch: Size) -> Tensor:
-    """Return one of several equal draws: what is drawn per data point is drawn inside the forward pass."""
+    """Return one of several equal draws: per-data-point weights are drawn inside the forward pass."""
     recipe = drawn_per_data_point(value)
     if recipe is not None:
         return recipe.weight

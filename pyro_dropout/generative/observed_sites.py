@@ -1,8 +1,8 @@
 """What a Pyro model observes: the sites that hold data, and log p(y | w) at each of their points.
 
-The likelihood of a Pyro model is what its observed sites say. Here it is read from a trace: a site's distribution at
-the site's value, with its mask. The scale of a site (``poutine.scale``, a subsampled plate) counts in log p(y, w), of
-which it is a part, and not in the log-likelihood of a point.
+The likelihood of a Pyro model is given by its observed sites. It is read from a trace: a site's distribution at the
+site's value, with its mask. The scale of a site (``poutine.scale``, a subsampled plate) applies to its term of
+log p(y, w), and not to the log-likelihood of a point.
 """
 
 from collections.abc import Collection
@@ -38,7 +38,7 @@ def holds_data(site: Site) -> bool:
 
 
 def observed_sites(trace: Any, latent: Collection[str] = ()) -> dict[str, Site]:
-    """Return the sites that hold data, by name; ``latent`` are those that are observed only because a draw says so."""
+    """Return the sites that hold data, by name; ``latent`` are those that are observed only because a draw is given."""
     return {
         name: site
         for name, site in sample_sites(trace).items()
@@ -59,41 +59,41 @@ def log_density(site: Site) -> Tensor:
 
 
 def full_distribution(site: Site) -> Any:
-    """Return a site's distribution with the batch shape of its log-likelihoods: data may be wider than p(y | w)."""
+    """Return a site's distribution in the batch shape of its log-likelihoods: the data may have more batch elements."""
     fn, shape = site["fn"], site["value"].shape
     batch = torch.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
     return fn if batch == fn.batch_shape else fn.expand(batch)
 
 
 def value_of(site: Site) -> Tensor:
-    """Return the data of a site, one value for each point: a single number may stand for all of them."""
+    """Return the data of a site, one value for each point: a single value is repeated for all of them."""
     value: Tensor = site["value"]
     return value.expand(full_distribution(site).shape())
 
 
 class _AtDraw(ConditionMessenger):
-    """Gives latent sites their values of a draw, which must have the shapes that the model gives them."""
+    """Sets latent sites to the values of a draw, whose shapes must be those in the model."""
 
     def _pyro_sample(self, msg: Any) -> None:
         super()._pyro_sample(msg)
         name = msg["name"]
         if name in self.data and tuple(msg["value"].shape) != tuple(msg["fn"].shape()):
             raise ShapeError(
-                f"site {name!r} has shape {tuple(msg['value'].shape)} in the posterior, and {tuple(msg['fn'].shape())}"
-                " in the model with these arguments. A site that has a value for each data point is known at the points"
-                " of the training only."
+                f"site {name!r} has shape {tuple(msg['value'].shape)} in the posterior, but {tuple(msg['fn'].shape())}"
+                " in the model with these arguments. A site with a value for each data point is known only at the"
+                " training points."
             )
 
 
 def trace_of(call: ModelCall, draw: dict[str, Tensor] | None = None) -> Any:
-    """Return the model's trace at a draw of its latent sites; parameters are shown to handlers further out."""
+    """Return the model's trace at a draw of its latent sites; outer handlers see its parameters."""
     model = call.model if draw is None else _AtDraw(draw)(call.model)
     with poutine.block(expose_types=["param"]):
         return poutine.trace(model).get_trace(*call.args, **call.kwargs)
 
 
 def trace_at(call: ModelCall, draw: dict[str, Tensor]) -> Any:
-    """Return the model's trace at a draw that has all of its latent sites, or say which is missing.
+    """Return the model's trace at a draw that has all of its latent sites; raise an error if one is missing.
 
     Args:
         call: the model and its arguments, data included.
@@ -108,7 +108,7 @@ def trace_at(call: ModelCall, draw: dict[str, Tensor]) -> Any:
 
 
 def check_whole(trace: Any) -> None:
-    """Raise if a plate draws a subsample, of which every run of the model would see another."""
+    """Raise if a plate draws a random subsample, which would differ in every run of the model."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and site_is_subsample(site) and len(site["value"]) < site["fn"].size:
             raise PyroDropoutError(
@@ -118,7 +118,7 @@ def check_whole(trace: Any) -> None:
 
 
 def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
-    """Return what a model observes with these arguments; raise if nothing, or if the posterior has a site of it.
+    """Return the sites that a model observes; raise if there are none, or if the posterior has one of them.
 
     Args:
         call: the model and its arguments, data included.
@@ -133,8 +133,8 @@ def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
     both = [name for name in names if name in data]
     if both:
         raise PyroDropoutError(
-            f"site {both[0]!r} is observed here, and the posterior has it as a latent site: the guide has met the model"
-            " without its data. Make it anew and call it with the data."
+            f"site {both[0]!r} is observed here, but is latent in the posterior: the guide was first called without the"
+            " data. Make a new guide and call it with the data."
         )
     if not data:
         raise PyroDropoutError(
@@ -145,7 +145,7 @@ def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
 
 
 def check_samples(call: ModelCall) -> None:
-    """Raise unless the model says ``pyro.sample`` somewhere; neither random states nor parameters notice."""
+    """Raise unless the model has a sample site; random states and parameters are left unchanged."""
     with torch.no_grad(), quietly(call.model), pyro.get_param_store().scope(), poutine.block():
         trace = poutine.trace(call.model).get_trace(*call.args, **call.kwargs)
     if not sample_sites(trace):
@@ -153,7 +153,7 @@ def check_samples(call: ModelCall) -> None:
 
 
 def no_sites(model: Any) -> str:
-    """Return what to say of a program that is not a Pyro model."""
+    """Return the error message for a program that is not a Pyro model."""
     return (
         f"model must be a Pyro model; {name_of(model)} has no sample site. Write BayesianNet(net, likelihood=...) for a"
         " network."
@@ -161,9 +161,9 @@ def no_sites(model: Any) -> str:
 
 
 def speaks_by_likelihood(call: ModelCall) -> bool:
-    """Whether p(y | w) of a model is its likelihood at the outputs that it returns: the quick way for networks.
+    """Whether p(y | w) of a model is its likelihood at the outputs that it returns: the fast path for networks.
 
-    Models of this package are made so. Of another module that has a likelihood, one run of it tells whether it uses it.
+    True for the models of this package. Any other module with a likelihood is run once to see whether it uses it.
     """
     if not is_network(call.model):
         return False
@@ -175,7 +175,7 @@ def speaks_by_likelihood(call: ModelCall) -> bool:
             site, f = trace.nodes["y"], trace.nodes["_RETURN"]["value"]
             theirs = call.model.likelihood.distribution(f).log_prob(site["value"])
             return bool(torch.allclose(theirs, site["fn"].log_prob(site["value"])))
-        except Exception:  # whatever is wrong, a run of the model will tell
+        except Exception:  # a later run of the model raises the same error
             return False
 
 

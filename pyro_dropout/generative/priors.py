@@ -24,9 +24,9 @@ _ROWS_FIRST = (nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvTransposeNd)
 
 
 def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
-    """Return what ``value`` says for ``site``; None where a dict or a function is silent.
+    """Return the value of an option for ``site``; None where a dict or a function gives none.
 
-    A dict that names a site which does not exist is a mistake, and is told so with the names that do.
+    A dict with a key that is not a site raises an error that lists the sites.
     """
     if value is None:
         return None
@@ -49,7 +49,7 @@ class Site:
     Attributes:
         name: as in ``net.state_dict()``.
         kind: "weight" for tensors of two dimensions or more, "bias" for the others.
-        row_dim: the dimension that counts rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
+        row_dim: the dimension that indexes rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
             Embedding and transposed convolutions.
         fan_in: how many products are summed into one output.
         uses: how many modules share the parameter.
@@ -70,7 +70,7 @@ def in_normalisation(name: str, module: nn.Module) -> bool:
 
 
 class Prior:
-    """Independent Gaussians over a network's parameters, as wide as the paper makes them.
+    """Independent Gaussians over a network's parameters, with the paper's widths.
 
     The first weight layer has N(0, l⁻²), biases have N(0, l'⁻²) and later weight layers N(0, 1/fan_in), the paper's
     √(1/K); with ``width_scaled=False`` every weight layer has N(0, l⁻²).
@@ -78,7 +78,7 @@ class Prior:
     Args:
         length_scale: l of the weights; a number, a dict by site, or a function of the site's name. A site that a dict
             or a function names gets N(0, l⁻²) whatever its depth.
-        bias_length_scale: l' of the biases, given likewise.
+        bias_length_scale: l' of the biases, given the same way.
         width_scaled: whether weight layers after the first are N(0, 1/fan_in).
         hide: which parameters stay ordinary: a function of (name, module); by default, those of normalisation layers.
 
@@ -165,7 +165,7 @@ class Prior:
 
 
 def _by_name(value: BySite) -> bool:
-    """Whether an option speaks of sites by their names, as a dict or a function."""
+    """Whether an option is given by site, as a dict or a function."""
     return isinstance(value, Mapping) or (callable(value) and not isinstance(value, Tensor))
 
 

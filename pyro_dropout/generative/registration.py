@@ -1,8 +1,8 @@
-"""How trained tensors reach Pyro's parameter store: under names that are the same in every process, and never shared.
+"""Registers trained tensors in Pyro's parameter store, under unique names that are the same in every process.
 
-The first ``AutoMeanField`` of a process is "AutoMeanField" in the store, the second "AutoMeanField_1": a file that one
-script has saved is found by the next, and two guides never train each other's numbers. A value in the store that no
-model or guide of this process has put there was loaded, and wins, as in Pyro.
+The first ``AutoMeanField`` of a process is "AutoMeanField" in the store, the second "AutoMeanField_1": one script finds
+what another has saved, and two guides never train each other's parameters. A value in the store that no model or guide
+of this process has registered was loaded, and takes precedence, as in Pyro.
 """
 
 import itertools
@@ -19,15 +19,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.mathematics.errors import ShapeError
 
-# The parameters in the store that a model or guide of this process has put there.
+# The parameters in the store that a model or guide of this process has registered.
 _TOLD: Any = WeakIdKeyDictionary()
-# The name of each owner, and how far the numbers behind a kind have been given out.
+# The name of each owner, and the next number to try for each kind.
 _NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 _NEXT: dict[str, int] = {}
 
 
 def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) -> str:
-    """Return the prefix of an owner's names in the store; it stays the same while nobody else has taken it.
+    """Return the prefix of an owner's names in the store; it stays the same unless another owner has taken it.
 
     Args:
         owner: a model, a likelihood or a guide.
@@ -57,7 +57,7 @@ def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) ->
 
 
 def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = "") -> None:
-    """Say ``pyro.param`` for each trained parameter, so that SVI finds it; a value that was loaded is taken over.
+    """Register each trained parameter with Pyro, so that SVI finds it; a loaded value replaces its own.
 
     Args:
         owner: the module whose parameters they are.
@@ -89,18 +89,18 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
 
 
 def _say_locally(full: str, value: Tensor) -> None:
-    """Show a parameter to the handlers of ``pyro.param`` where modules keep their parameters to themselves."""
+    """Report a parameter to the handlers of ``pyro.param`` when ``module_local_params`` is set."""
     value.unconstrained = weakref.ref(value)  # type: ignore[attr-defined]
     effectful(type="param")(lambda *_, **__: value)(full, value, constraint=constraints.real, name=full)
 
 
 def _taken_over(owner: nn.Module, full: str, value: Tensor, loaded: Tensor) -> nn.Parameter:
-    """Put a value that was loaded into the store in the place of the owner's parameter, and return it."""
+    """Replace the owner's parameter by the value loaded into the store, and return it."""
     if loaded.shape != value.shape:
         raise ShapeError(
-            f"the parameter store holds {full!r} with shape {tuple(loaded.shape)}, and here it has shape"
+            f"the parameter store holds {full!r} with shape {tuple(loaded.shape)}, but here it has shape"
             f" {tuple(value.shape)}: it was saved from another model or guide. Call pyro.clear_param_store() to start"
-            " anew."
+            " afresh."
         )
     taken = loaded.detach().to(value.device, value.dtype)
     found = loaded if isinstance(loaded, nn.Parameter) and taken.data_ptr() == loaded.data_ptr() else None
@@ -120,6 +120,6 @@ def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[st
 def buffered(value: float | Tensor) -> Tensor:
     """Return a number as a tensor: hyper-parameters are buffers, so that replicas can have their own.
 
-    In float64, so that a model made in float32 and moved to float64 has lost nothing of the number it was given.
+    In float64, so that a model made in float32 and moved to float64 keeps the number's full precision.
     """
     return value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)

@@ -1,7 +1,7 @@
-"""Raw data in, raw units out: a model of standardised data that standardises by itself.
+"""A model of standardised data that takes raw data and answers in raw units.
 
-Priors and precisions are stated for inputs and targets of size one; data comes in years and in parts per million. Here
-a model meets its data standardised and everyone else meets the model in the units of the data, precision included.
+Priors and precisions assume inputs and targets of unit scale; data come in years or parts per million. The inner model
+sees standardised data, and its callers see the units of the data, precision included.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ class Standardised(nn.Module):
     """A model that takes x and y in the units of the data, standardises them for ``model``, and answers in those units.
 
     Means and standard deviations are those of the data given here, for each input and each target; a constant column is
-    shifted and not scaled. Targets that are classes or counts stay as they are; a likelihood of your own says so itself
-    (``Likelihood.standardised_targets``). Train, predict and compare with raw data: densities, variances, intervals and
-    ``elbo_report`` are those of the raw targets. Only the loss that ``fit`` lowers is of the standardised ones, which
-    differs by the constant N Σ log σ_y.
+    shifted and not scaled. Targets that are classes or counts stay as they are; a custom likelihood declares this with
+    ``Likelihood.standardised_targets``. Train, predict and compare with raw data: densities, variances, intervals and
+    ``elbo_report`` are those of the raw targets. Only the loss that ``fit`` minimises is that of the standardised
+    targets; it differs by the constant N Σ log σ_y.
 
     Args:
         model: a ``BayesianNet`` or another model of this package; its ``Gaussian(tau)`` is in standardised units.
@@ -50,7 +50,7 @@ class Standardised(nn.Module):
         likelihood_of(model).check_standardised()
         self.model = model
         if isinstance(model, Standardised):
-            raise PyroDropoutError("model is Standardised already; give the model inside it.")
+            raise PyroDropoutError("model is already Standardised; pass the model inside it.")
         self._check(x, y)
         for name, value in (("x", x), ("y", y)):
             scaled = name == "x" or self._scales_targets
@@ -68,10 +68,10 @@ class Standardised(nn.Module):
             got = f"{type(x).__name__} and {type(y).__name__}"
             raise ShapeError(f"x and y must be tensors; got {got}. Write torch.as_tensor(x, dtype=torch.float32).")
         if len(x) != len(y) or len(x) < 2:
-            raise ShapeError(f"x and y must have equally many points, at least two; got {len(x)} and {len(y)}.")
+            raise ShapeError(f"x and y must have the same number of points, at least two; got {len(x)} and {len(y)}.")
         if x.dim() < 2 or (self._scales_targets and y.dim() != 2):
             raise ShapeError(
-                f"x must be (N, ...) and y (N, D), each input and target in a column of its own; got {tuple(x.shape)}"
+                f"x must be (N, ...) and y (N, D), each input and target in its own column; got {tuple(x.shape)}"
                 f" and {tuple(y.shape)}. Write x.unsqueeze(-1) for one column."
             )
 
@@ -85,7 +85,7 @@ class Standardised(nn.Module):
         inner: Likelihood = self.model.likelihood
         return inner.raw_likelihood(self.y_std) if self._scales_targets else inner
 
-    # --- what guides and predictions ask of a network, passed on ------------------------------------------------------
+    # --- the network's interface for guides and predictions, passed on ------------------------------------------------
 
     @property
     def sites(self) -> Any:
@@ -97,14 +97,14 @@ class Standardised(nn.Module):
         return self.model.prior_of(name)
 
     def sample_weights(self) -> Any:
-        """Say ``pyro.sample`` for every random parameter."""
+        """Call ``pyro.sample`` for every random parameter."""
         return self.model.sample_weights()
 
     def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the network with the given weights on raw x; outputs are in the units of y."""
         return self.raw(self.model.evaluate(weights, self.standard_x(x)))
 
-    # --- the way in and the way out -----------------------------------------------------------------------------------
+    # --- standardising data, and undoing it ---------------------------------------------------------------------------
 
     def standard_x(self, x: Tensor) -> Tensor:
         """Return (x - mean)/σ_x."""
@@ -113,7 +113,7 @@ class Standardised(nn.Module):
 
     def standard_y(self, y: Tensor) -> Tensor:
         """Return (y - mean)/σ_y; classes and counts as they are."""
-        if not self._scales_targets or y.dtype == torch.bool:  # of which the likelihood says what is wrong with it
+        if not self._scales_targets or y.dtype == torch.bool:  # the likelihood rejects bool targets itself
             return y
         _check_alike("y", y, self.y_mean)
         return (y - self.y_mean.to(y)) / self.y_std.to(y)
@@ -132,7 +132,7 @@ class Standardised(nn.Module):
 
 
 def _check_alike(name: str, value: Tensor, mean: Tensor) -> None:
-    """Raise unless a point has the shape of those that the means are of; one column would be broadcast to all."""
+    """Raise unless points have the shape of the standardised data; a single column would be broadcast to all."""
     if value.shape[1:] != mean.shape:
         raise ShapeError(
             f"{name} must have shape (N, {', '.join(map(str, mean.shape))}), as in the data that the model was"

@@ -1,4 +1,4 @@
-"""Running a model once to look at it, without leaving a trace in it."""
+"""Run a model once to inspect it, without side effects."""
 
 import contextlib
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def quietly(*modules: Any) -> Iterator[None]:
 
 
 def modules_of(*roots: Any) -> Iterator[nn.Module]:
-    """Yield every module in those of ``roots`` that are modules."""
+    """Yield every submodule of those ``roots`` that are modules."""
     for root in roots:
         if isinstance(root, nn.Module):
             yield from root.modules()

@@ -1,8 +1,8 @@
-"""What every guide has: a site for each latent variable, parameters of its own, and a distribution made from them.
+"""The base class of all guides: the sites of a model, the parameters of each, and the distribution they define.
 
-A guide says two things about a weight site: which parameters it has (``parameters_of``) and which distribution they
-make (``weight_distribution``). Everything else is here: reading the model, biases and other latent variables, plates,
-constrained sites, the parameter store. What is asked of a trained guide is in ``guides/marginals.py``.
+A guide defines two things for a weight site: its parameters (``parameters_of``) and the distribution that they make
+(``weight_distribution``). Everything else is here: reading the model, biases and other latent variables, plates,
+constrained sites, the parameter store. Means, draws and quantiles of a trained guide are in ``guides/marginals.py``.
 """
 
 import warnings
@@ -55,7 +55,7 @@ def trained(value: Tensor) -> nn.Parameter:
 
 
 class Image(dist.Delta):
-    """The image of a draw in unconstrained space, whose volume term is part of its divergence from the prior too."""
+    """A draw mapped from unconstrained space; its divergence from the prior includes the log-determinant term."""
 
 
 @register_kl(Image, dist.Distribution)  # type: ignore[untyped-decorator]
@@ -65,7 +65,7 @@ def _kl_image(q: Image, p: Any) -> Tensor:
 
 
 def matching(value: float | Tensor, like: Tensor) -> Tensor:
-    """Return a setting in the type of a site: straight from the number, which torch's default type would round."""
+    """Return a setting in the dtype of a site, converted directly: torch's default dtype would round it."""
     return torch.as_tensor(value, dtype=like.dtype, device=like.device)
 
 
@@ -74,12 +74,12 @@ class SiteGuide(Marginals):
 
     Args:
         model: the Pyro model.
-        bias: how biases are treated, vectors that are real-valued and in no plate: a point ("map"), a Gaussian of
-            learned width, or dropped as one row ("dropout", where the guide drops).
-        other: how all other latent variables are treated, scalars, constrained sites and sites in plates: a Gaussian of
+        bias: how biases (real-valued vectors outside all plates) are treated: a point ("map"), a Gaussian of learned
+            width, or dropped as one row ("dropout", where the guide drops).
+        other: how all other latent variables (scalars, constrained sites, sites in plates) are treated: a Gaussian of
             learned width in unconstrained space, or a point ("map").
-        row_dim: the dimension of a weight that counts rows; a number, a dict by site, or a function of the site's name.
-            By default what the model says of the site, and else 1, as in torch's Linear.
+        row_dim: the weight dimension that indexes rows; a number, a dict by site, or a function of the site's name.
+            By default the model's choice for the site, or 1, as in torch's Linear, if it makes none.
         init: where means start: "module", the network's own parameters (in plain Pyro models weights start as in
             "paper", and all else at the prior's median); "paper", U(±√(3/fan_in)) for weights and 0 for biases; or a
             function of name and shape.
@@ -89,7 +89,7 @@ class SiteGuide(Marginals):
     """
 
     biases: tuple[str, ...] = ("map", "gaussian")
-    drops = False  # whether all that sets the guide apart from a Gaussian happens to weights
+    drops = False  # whether the guide differs from a Gaussian only at weights
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class SiteGuide(Marginals):
         if not callable(init) and init not in ("module", "paper"):
             raise RangeError(f"init must be 'module', 'paper' or a function of name and shape; got {init!r}.")
         if init_loc_fn is not None and init != "module":
-            raise PyroDropoutError("give init or init_loc_fn, not both: each says where the guide starts.")
+            raise PyroDropoutError("give init or init_loc_fn, not both: each sets where the guide starts.")
         check_positive("init_scale", init_scale)
         self.bias, self.other, self.init, self.init_scale, self._row_dim = bias, other, init, init_scale, row_dim
         self.init_loc_fn = init_loc_fn
@@ -126,7 +126,7 @@ class SiteGuide(Marginals):
         self.states = nn.ModuleDict()
 
     def _start(self) -> None:
-        """Read the model at once where it can name its sites without data; otherwise on the first call."""
+        """Read the model now if it can name its sites without data; otherwise on the first call."""
         if hasattr(self.model, "sample_weights"):
             self._setup_prototype()
 
@@ -138,14 +138,14 @@ class SiteGuide(Marginals):
 
     @abstractmethod
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
-        """Return q(w) of a weight site made from its tensors."""
+        """Return q(w) of a weight site, made from its tensors."""
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """Return the tensors of a bias site's distribution."""
         return self._simple_parameters(site, "map" if self.bias == "map" else "gaussian")
 
     def bias_distribution(self, site: GuideSite, state: Any) -> Any:
-        """Return q(b) of a bias site: a point, or a Gaussian of its own width for each number."""
+        """Return q(b) of a bias site: a point, or a Gaussian with a separate width for each number."""
         return self._simple_distribution(site, state)
 
     def log_width(self, site: GuideSite) -> Tensor:
@@ -153,7 +153,7 @@ class SiteGuide(Marginals):
         return torch.full_like(site.start, self.init_scale).log()
 
     def setting(self, name: str, value: BySite, site: GuideSite, default: float) -> float | Tensor:
-        """Return what an option given by number, dict or function says for ``site``."""
+        """Return the value for ``site`` of an option given as a number, dict or function."""
         found = by_site(name, value, site.name, list(self._expected_sites))
         return default if found is None else found
 
@@ -240,7 +240,7 @@ class SiteGuide(Marginals):
         self._check_built()
 
     def _check_built(self) -> None:
-        """Raise an error where a guide's distribution is not one for its site; warn where the guide does nothing."""
+        """Raise an error if a distribution does not fit its site; warn if the guide finds no weight."""
         with torch.no_grad():
             self._before_sampling()
             for name, site in self._sites.items():
@@ -258,17 +258,17 @@ class SiteGuide(Marginals):
 
     @property
     def _states(self) -> Any:
-        """The states, without telling Pyro of them: reading ``states`` would, under names of Pyro's own."""
+        """The states, without registering them with Pyro: reading ``states`` would, under Pyro's own names."""
         return self._modules["states"]
 
     def _tell(self) -> Any:
-        """Tell Pyro of all parameters, take over what was loaded into its store, and return the states."""
+        """Register all parameters with Pyro, adopt values loaded into its store, and return the states."""
         named = {name.replace("/", "."): value for name, value in self._states.named_parameters()}
         tell_pyro(self, named, str(self._pyro_name))
         return self._states
 
     def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Sample every latent site; takes what the model takes and returns the values by name."""
+        """Sample every latent site; takes the model's arguments and returns the values by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -299,7 +299,7 @@ class SiteGuide(Marginals):
         return self._sample_image(site, pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True}))
 
     def _sample_image(self, site: GuideSite, free: Tensor) -> Tensor:
-        """Sample a site at the image of a draw in unconstrained space."""
+        """Sample a site at a draw mapped from unconstrained space."""
         value = free if site.transform is None else site.transform(free)
         log_density = 0.0 if poutine.get_mask() is False else site.log_volume(free, value)
         return pyro.sample(site.name, Image(value, log_density=log_density, event_dim=site.event_dim))  # type: ignore[no-untyped-call]
@@ -309,13 +309,13 @@ class SiteGuide(Marginals):
         for frame in site.plates:
             if plates[frame.name].subsample_size != site.start.shape[frame.dim - site.free_dim]:
                 raise PyroDropoutError(
-                    f"site {site.name!r} stands in plate {frame.name!r}, which is subsampled now and was not when"
+                    f"site {site.name!r} is in plate {frame.name!r}, which is subsampled now and was not when"
                     f" {type(self).__name__} first saw the model. Call the guide first with the subsample."
                 )
         q = self._distribution(site, state)
         q.lenient, q.site = True, site.name
         free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
-        lead = free.shape[: free.dim() - site.start.dim()]  # particles, and places for plates further in
+        lead = free.shape[: free.dim() - site.start.dim()]  # particles, and dimensions for inner plates
         return free.reshape(torch.broadcast_shapes(site.start.shape, (*lead, *[1] * site.free_dim)))
 
     def _before_sampling(self) -> None:
@@ -329,10 +329,10 @@ _FUNCTIONS = {
 
 
 def check_distribution(q: Any, site: GuideSite, guide: str) -> None:
-    """Raise an error unless q is what a guide can sample a site from.
+    """Raise an error unless a guide can sample a site from q.
 
-    That is a distribution of Pyro's over real numbers, with ``rsample``, whose batch and event together have the shape
-    of the site, and whose event holds all dimensions that no plate stands for.
+    q must be a Pyro distribution over real numbers with ``rsample``; its batch and event shapes together must be the
+    shape of the site, and its event must hold all dimensions that do not belong to a plate.
     """
     if not isinstance(q, Distribution) or not hasattr(q, "to_event"):
         raise PyroDropoutError(

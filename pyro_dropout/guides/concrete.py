@@ -22,7 +22,7 @@ class ConcreteMixture(BernoulliMixture):
     """Dropout at σ = 0 with relaxed coin flips; its KL is that of the Bernoulli mixture, with the flips' entropy."""
 
     temperature: float = 0.1
-    logit: Tensor  # of keep, which may round to 1 where its logit is a number still
+    logit: Tensor  # of keep; keep itself may round to 1
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw relaxed flips s of all rows, and 1 - s."""
@@ -51,9 +51,9 @@ class AutoConcreteDropout(SiteGuide):
     Args:
         model: any Pyro model with continuous sites.
         keep: where the probability of keeping a row starts, in (0, 1); a number, a dict by site, or a function.
-        temperature: of the relaxation; smaller is closer to coin flips, with noisier gradients.
+        temperature: the temperature of the relaxation; smaller is closer to coin flips, with noisier gradients.
         bias: "map" or "gaussian".
-        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start.
         init_scale: the width at which Gaussian biases start.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
@@ -99,7 +99,7 @@ class AutoConcreteDropout(SiteGuide):
         by_row = per_row("keep", keep, site)
         if not bool((keep < 1).all()):
             raise RangeError(
-                f"keep of {site.name} must start below 1 to be learned; got 1. Use AutoDropout to hold it."
+                f"keep of {site.name} must start below 1 to be learned; got 1. Use AutoDropout to hold it fixed."
             )
         return {"loc": trained(site.start / by_row), "logit": trained(torch.log(keep) - torch.log1p(-keep))}
 

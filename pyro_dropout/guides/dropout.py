@@ -35,10 +35,10 @@ class AutoDropout(SiteGuide):
     Args:
         model: any Pyro model with continuous sites.
         keep: probability that a row is kept, in (0, 1]; a number, a dict by site, or a function of the site's name.
-        scale: standard deviation σ of both components, given likewise.
+        scale: standard deviation σ of both components, given the same way.
         bias: what happens to sites of fewer than two dimensions: "map" (a point), "gaussian", or "dropout": the bias
             vector is the row of a constant input unit, and is dropped as a whole.
-        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start: "module", "paper" (U(±√(3/fan_in))), or a function of name and shape. Means of
             kept rows start at 1/keep times the module's weights, so that E[w] is the module.
         init_scale: the width at which Gaussian biases start.
@@ -107,7 +107,7 @@ class AutoDropout(SiteGuide):
         return self.bias == "dropout" and site.plain
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
-        """As in every guide; a dropped bias has what a weight has."""
+        """As in every guide; a dropped bias has the tensors of a weight."""
         return self.parameters_of(site) if self._is_dropped(site) else super().bias_parameters(site)
 
     def bias_distribution(self, site: GuideSite, state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""An existing network with dropout, read as the paper reads it: a model without dropout, and a guide that drops."""
+"""Converts a network with dropout layers as the paper reads it: a model without dropout, and a guide that drops."""
 
 import copy
 from collections import Counter
@@ -39,15 +39,15 @@ def from_dropout(
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
 ) -> tuple[BayesianNet, AutoDropout]:
-    """Turn a network with ``nn.Dropout`` layers, trained or not, into the model and the posterior that it stands for.
+    """Turn a network with ``nn.Dropout`` layers, trained or not, into the model and the posterior that it represents.
 
-    The model is the network without dropout; the guide drops the rows of every weight layer that stands behind a
-    dropout layer, and holds all others as points. torch multiplies what it keeps by 1/keep; here that factor is folded
+    The model is the network without dropout; the guide drops the rows of every weight layer that follows a dropout
+    layer, and treats all others as points. torch multiplies what it keeps by 1/keep; here that factor is folded
     into the weights, so predictions of the pair are those of stochastic forward passes through ``net``. The network is
     copied.
 
     Args:
-        net: the network; ``torch.fx`` must be able to follow it.
+        net: the network; ``torch.fx`` must be able to trace it.
         tau: observation precision, for a Gaussian likelihood.
         length_scale: l of the prior N(0, l⁻²) on every weight layer and bias.
         likelihood: another likelihood, such as ``Categorical()``; ``tau`` is then not used.
@@ -57,8 +57,8 @@ def from_dropout(
         The model and the guide.
 
     Raises:
-        PyroDropoutError: a dropout layer does not stand before a weight layer, or drops what are not rows of it; the
-            message names the layer.
+        PyroDropoutError: a dropout layer does not come before a weight layer, or does not drop rows of it; the message
+            names the layer.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -78,7 +78,7 @@ def from_dropout(
     for drop in _dropped(net, graph):
         site = names.get(id(net.get_submodule(drop.layer).weight))
         if site is None:
-            raise PyroDropoutError(f"the weight of layer {drop.layer!r} is computed from other parameters: no site.")
+            raise PyroDropoutError(f"the weight of layer {drop.layer!r} is computed from others: it is not a site.")
         keep[site] = drop.keep
         if isinstance(net.get_submodule(drop.layer), nn.Linear):
             clean.get_submodule(drop.layer).register_forward_pre_hook(_NoPositions(drop))
@@ -93,7 +93,7 @@ def from_dropout(
 
 
 class _Drop(NamedTuple):
-    """A weight layer behind a dropout layer: its path, the dropout's name, and the probability of keeping a row."""
+    """A weight layer after a dropout layer: its path, the dropout's name, and the probability of keeping a row."""
 
     layer: str
     label: str
@@ -101,7 +101,7 @@ class _Drop(NamedTuple):
 
 
 class _NoPositions:
-    """Refuses a sequence before a dropped Linear layer, where torch has a mask for each position."""
+    """Rejects a sequence before a dropped Linear layer, where torch draws a mask for each position."""
 
     def __init__(self, drop: _Drop) -> None:
         self.drop = drop
@@ -109,8 +109,8 @@ class _NoPositions:
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         if inputs[0].dim() > 2:
             raise PyroDropoutError(
-                f"{self.drop.label} drops units of {self.drop.layer!r} anew at each position of an input of shape"
-                f" {tuple(inputs[0].shape)}, and a draw of the weights drops them at all positions: the two differ."
+                f"{self.drop.label} drops units of {self.drop.layer!r} separately at each position of an input of shape"
+                f" {tuple(inputs[0].shape)}, but a draw of the weights drops them at all positions: the two differ."
                 " Build the pair by hand: BayesianNet(net without dropout) and AutoDropout(model, keep={...})."
             )
 
@@ -129,7 +129,7 @@ def _follow(net: nn.Module) -> fx.Graph:
 
 
 def _dropped(net: nn.Module, graph: fx.Graph) -> Iterator[_Drop]:
-    """Yield every weight layer behind a dropout layer; raise where dropping units is not dropping rows of one draw."""
+    """Yield every weight layer after a dropout layer; raise if dropping its units is not dropping rows of one draw."""
     modules = dict(net.named_modules())
     uses = Counter(id(weight) for node in graph.nodes for weight in _weights(node, net, modules))
     for node in graph.nodes:
@@ -142,7 +142,7 @@ def _dropped(net: nn.Module, graph: fx.Graph) -> Iterator[_Drop]:
         layers = list(_behind(node, modules, label))
         if len(layers) > 1:
             raise PyroDropoutError(
-                f"{label} gives one mask to {' and '.join(map(repr, layers))}, and each of them draws its own here."
+                f"{label} gives one mask to {' and '.join(map(repr, layers))}, but here each of them draws its own."
                 " Make them one layer, or give each a dropout layer."
             )
         for path in layers:
@@ -150,7 +150,7 @@ def _dropped(net: nn.Module, graph: fx.Graph) -> Iterator[_Drop]:
             if uses[id(modules[path].weight)] > 1:
                 raise PyroDropoutError(
                     f"the weight of {path!r}, behind {label}, is used more than once in a forward pass: torch drops"
-                    " its rows anew at each use, and one draw of a weight drops them once."
+                    " its rows again at each use, but one draw of a weight drops them once."
                 )
             yield _Drop(path, label, 1 - p)
 
@@ -171,12 +171,12 @@ def _check_rows(label: str, dropout: nn.Module, path: str, layer: nn.Module) -> 
     if not isinstance(dropout, wanted):
         what = "single positions" if isinstance(dropout, nn.Dropout) else "whole channels"
         raise PyroDropoutError(
-            f"{label} drops {what} before the {type(layer).__name__} layer {path!r}, and those are not rows of its"
+            f"{label} drops {what} before the {type(layer).__name__} layer {path!r}, which are not rows of its"
             f" weight. Use nn.{wanted.__name__}."
         )
     if getattr(layer, "groups", 1) > 1:
         raise PyroDropoutError(
-            f"{label} stands before {path!r}, whose groups={layer.groups} share their rows: a dropped channel is no row"
+            f"{label} comes before {path!r}, whose groups={layer.groups} share rows: a dropped channel is not a row"
             " of its weight."
         )
 
@@ -194,11 +194,11 @@ def _dropout(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] 
     if isinstance(module, _DROPOUTS):
         return label, module.p
     if isinstance(module, nn.modules.dropout._DropoutNd):
-        raise PyroDropoutError(f"{label} does not give 0 or x/keep: it cannot be read.")
+        raise PyroDropoutError(f"{label} does not give 0 or x/keep, so it cannot be converted.")
     for part in module.modules():
         inside = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else getattr(part, "dropout", 0.0)
         if isinstance(inside, int | float) and inside > 0:
-            raise PyroDropoutError(f"{label} has dropout inside, which cannot be read.")
+            raise PyroDropoutError(f"{label} has dropout inside, which cannot be converted.")
     return None
 
 
@@ -217,8 +217,8 @@ def _behind(node: fx.Node, modules: dict[str, nn.Module], label: str) -> Iterato
         else:
             what = "the network's output" if user.op == "output" else _described(user, module)
             raise PyroDropoutError(
-                f"{label} stands before {what}, which is not a Linear or convolution layer: what it drops are not rows"
-                " of a weight. Move it to stand right before a weight layer."
+                f"{label} comes before {what}, which is not a Linear or convolution layer: what it drops are not rows"
+                " of a weight. Move it directly before a weight layer."
             )
 
 

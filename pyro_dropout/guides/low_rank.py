@@ -19,7 +19,7 @@ from pyro_dropout.registry import guide
 
 
 class SharedFactor:
-    """What the sites of a network-wide low-rank Gaussian have in common in one draw: η, and one R×R factorisation."""
+    """State that the sites of a network-wide low-rank Gaussian share in one draw: η, and one R×R factorisation."""
 
     def __init__(self, directions: list[Tensor]) -> None:
         self._directions = directions
@@ -31,14 +31,14 @@ class SharedFactor:
 
     @property
     def factors(self) -> list[Factor]:
-        """The factorisation, made when it is first needed."""
+        """The factorisation, computed on first use."""
         if self._factors is None:
             self._factors = joint_factor([a[None, None] for a in self._directions])
         return self._factors
 
     @property
     def log_det(self) -> Tensor:
-        """The joint log det(I + AAᵀ), made when it is first needed."""
+        """The joint log det(I + AAᵀ), computed on first use."""
         if self._log_det is None:
             self._log_det = joint_log_det(self._directions)
         return self._log_det
@@ -52,7 +52,7 @@ class SharedFactor:
         return self.coefficients
 
     def correction(self) -> Tensor:
-        """Return what the joint quadratic form has beyond Σ‖ε‖²: ‖η‖² - bᵀG⁻¹b, with b = Σ Bᵀε - C⁻¹η."""
+        """Return the part of the joint quadratic form beyond Σ‖ε‖²: ‖η‖² - bᵀG⁻¹b, with b = Σ Bᵀε - C⁻¹η."""
         if self.coefficients is None or len(self.noise) != len(self.factors):
             raise PyroDropoutError("the joint density of a network-wide low-rank guide needs a draw of all its sites.")
         eta, shared = self.coefficients, self.factors[0]
@@ -108,7 +108,7 @@ class AutoLowRank(SiteGuide):
     Args:
         model: any Pyro model with continuous sites.
         rank: R, the number of columns of A.
-        per: "layer", each weight site has an A of its own and all other sites are independent Gaussians; "net", one A
+        per: "layer", each weight site has its own A and all other sites are independent Gaussians; "net", one A
             for all sites but those in subsampled plates, which are independent Gaussians.
         init: where the means start: "module", "paper", or a function of name and shape.
         init_scale: the standard deviation that every number starts with; a hundredth of its square comes from A.
@@ -161,12 +161,12 @@ class AutoLowRank(SiteGuide):
     # --- one A for all sites ------------------------------------------------------------------------------------------
 
     def _joint(self, site: GuideSite) -> bool:
-        """Whether a site has a part of the one A; the elements of a subsampled plate are never seen together."""
+        """Whether a site has a block of the shared A; the elements of a subsampled plate are never seen together."""
         shown_in_part = site.subsampled or any(frame.name in self._subsampled for frame in site.plates)
         return self.per == "net" and not shown_in_part
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_shared": None}  # what a draw leaves behind
+        return {**super().__getstate__(), "_shared": None}  # left over from a draw
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
         return self.parameters_of(site) if self._joint(site) else super()._tensors_of(site)

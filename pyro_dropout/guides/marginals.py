@@ -1,6 +1,6 @@
-"""What can be asked of a trained guide: the distribution of one site, means, draws, medians and quantiles.
+"""Queries of a trained guide: the distribution of one site, means, draws, medians and quantiles.
 
-Any distribution of Pyro's serves: quantiles come from its ``icdf`` where it has one, and from draws where it has none.
+Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, and from draws otherwise.
 """
 
 import copy
@@ -23,7 +23,7 @@ _DRAWS = 10_000  # for quantiles of a distribution that has no ``icdf``
 
 
 class Marginals(AutoGuide):
-    """A guide that can say what it knows of each site; ``SiteGuide`` is where its sites come from."""
+    """A guide that describes the posterior of each site; ``SiteGuide`` provides the sites."""
 
     _sites: dict[str, GuideSite]
     prototype_trace: Any
@@ -38,7 +38,7 @@ class Marginals(AutoGuide):
         raise NotImplementedError
 
     def _marginal(self, site: GuideSite, state: Any) -> Any:
-        """Return q of one site on its own."""
+        """Return q of one site by itself."""
         return self._distribution(site, state)
 
     def _known(self) -> Iterator[GuideSite]:
@@ -85,11 +85,11 @@ class Marginals(AutoGuide):
             }
 
     def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the posterior median of every single number of every site."""
+        """Return the posterior median of every element of every site."""
         return {name: values[0] for name, values in self.quantiles([0.5], *args, **kwargs).items()}
 
     def quantiles(self, quantiles: Sequence[float] | Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return quantiles of every single number of every site: {name: (len(quantiles), ...)}."""
+        """Return quantiles of every element of every site: {name: (len(quantiles), ...)}."""
         levels = [float(level) for level in quantiles]
         for level in levels:
             if not 0 < level < 1:
@@ -105,8 +105,8 @@ class Marginals(AutoGuide):
     # --- copies -------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pyro's own takes the model away from the guide that is being pickled. A model is often a function that cannot
-        # be pickled; the copy has none, and knows its sites.
+        # Pyro's own method takes the model away from the guide that is being pickled. A model is often a function that
+        # cannot be pickled; the copy has none, but knows its sites.
         state = self.__dict__.copy()
         state["_model"], state["master"] = (None,), None
         for parameter in self.parameters():
@@ -123,13 +123,13 @@ class Marginals(AutoGuide):
 
 
 def _image(site: GuideSite, value: Tensor) -> Tensor:
-    """Return values in unconstrained space as the model has them."""
+    """Map values from unconstrained space to the support of a site."""
     found: Tensor = value.clone() if site.transform is None else site.transform(value)
     return found
 
 
 def _quantiles(fn: Any, levels: list[float]) -> list[Tensor]:
-    """Return quantiles of every single number of a distribution."""
+    """Return quantiles of every element of a distribution."""
     if isinstance(fn, dist.Delta):
         return [fn.v for _ in levels]
     if isinstance(fn, Stacked):

@@ -28,7 +28,7 @@ class AutoMultiplicative(SiteGuide):
         learn_alpha: whether α is trained, one for each site.
         scale: standard deviation of added noise, given like ``alpha``; gives rows a density.
         bias: "map" or "gaussian".
-        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start.
         init_scale: the width at which Gaussian biases start.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".

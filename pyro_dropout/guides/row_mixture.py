@@ -34,7 +34,7 @@ class AutoRowMixture(SiteGuide):
         scale: a fixed σ for all weights; by default the widths are learned, one for each weight and component.
         spread: how far apart the means start, in units of the weights' own standard deviation.
         bias: "map" or "gaussian".
-        row_dim: the dimension that counts rows; by default what the model says, and else 1.
+        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start.
         init_scale: the width at which learned widths start.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".

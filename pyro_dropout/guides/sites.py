@@ -1,8 +1,8 @@
-"""What a guide knows of one latent variable: what it is, how large it is, and where it starts.
+"""What a guide knows about one latent variable: its kind, its shape, and where it starts.
 
-A *weight* is what the model calls one, or else a real-valued site of two dimensions or more outside all plates. A
-*bias* is what the model calls one, or else a real-valued vector outside all plates. Everything else (a scalar, a
-constrained site, a site in a plate) is an *other* latent variable: nothing of it is ever dropped.
+A *weight* is a site that the model marks as one, or else a real-valued site of two dimensions or more outside all
+plates. A *bias* is a site that the model marks as one, or else a real-valued vector outside all plates. Everything else
+(a scalar, a constrained site, a site in a plate) is an *other* latent variable, and is never dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,17 +28,17 @@ _KINDS = ("weight", "bias", "other")
 
 @dataclass(frozen=True)
 class GuideSite:
-    """What a guide knows of one latent variable; shapes are those of unconstrained space.
+    """What a guide knows about one latent variable; shapes are those of unconstrained space.
 
     Attributes:
         name: the site's name.
         kind: "weight", "bias" or "other".
-        row_dim: the dimension that counts rows.
+        row_dim: the dimension that indexes rows.
         start: the value to start from, (*plates, *event), with the plates at their full size.
         transform: from unconstrained space to the site's support; None for real-valued sites.
         event_dim: how many dimensions the model's site has beyond its plates.
         free_dim: the same in unconstrained space.
-        plates: the plates that the site stands in, as Pyro's frames.
+        plates: the plates that the site is in, as Pyro's frames.
         reused: whether several layers share it.
         own: whether ``start`` is a value that the model or the user has given.
     """
@@ -61,7 +61,7 @@ class GuideSite:
 
     @property
     def subsampled(self) -> bool:
-        """Whether a plate of the site shows only some of its elements at a time."""
+        """Whether a plate of the site is subsampled."""
         return any((frame.full_size or frame.size) != frame.size for frame in self.plates)
 
     def element(self) -> "GuideSite":
@@ -70,7 +70,7 @@ class GuideSite:
         return replace(self, start=self.start[(0,) * lead], plates=())
 
     def log_volume(self, free: Tensor, value: Tensor) -> float | Tensor:
-        """Return what the transform takes from the log density of a draw, one number for each element of a plate."""
+        """Return the transform's log-determinant term for a draw, one number for each element of a plate."""
         if self.transform is None:
             return 0.0
         found: Tensor = self.transform.inv.log_abs_det_jacobian(value, free)
@@ -80,14 +80,14 @@ class GuideSite:
 def read_site(
     name: str, site: Any, *, guide: str, sites: list[str], row_dim: BySite | None, init: Init, given: bool
 ) -> GuideSite:
-    """Return what a guide knows of a site of its model's trace.
+    """Return what a guide knows about a site of its model's trace.
 
     Args:
         name: the site's name.
         site: the site, with the value that it starts from.
         guide: the name of the guide's class, for messages.
         sites: the names of all sites.
-        row_dim: which dimension counts rows, if the user says so.
+        row_dim: which dimension indexes rows, if the user has set it.
         init: where means start.
         given: whether the value comes from the user's ``init_loc_fn``.
     """
@@ -117,7 +117,7 @@ def read_site(
 def first_value(init_loc_fn: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
     """Return the function that gives each site the value it has while a guide reads its model.
 
-    That is what ``init_loc_fn`` says; or what the model says; or, of a weight, a draw, and else the prior's median.
+    The value comes from ``init_loc_fn``, or else from the model; otherwise it is the prior's median (discrete: a draw).
     """
 
     def first(site: Any) -> Tensor:
@@ -157,7 +157,7 @@ def _kind(name: str, infer: Mapping[str, Any], real: bool, free: Tensor, plates:
 def _rows(
     name: str, infer: Mapping[str, Any], chosen: BySite | None, sites: list[str], shape: Size, kind: str
 ) -> RowDim:
-    """Return the dimension of a site (of one element of its plates) that counts rows."""
+    """Return the dimension of a site (of one element of its plates) that indexes rows."""
     found: RowDim = infer.get("row_dim", min(1, max(0, len(shape) - 1)))
     said: Any = by_site("row_dim", chosen, name, sites)
     if said is not None:
@@ -170,7 +170,7 @@ def _rows(
 
 
 def _start(site: GuideSite, infer: Mapping[str, Any], init: Init, given: bool) -> tuple[Tensor, bool]:
-    """Return where a site's mean starts, and whether somebody has said so."""
+    """Return where a site's mean starts, and whether the model or the user has set it."""
     value, name = site.start, site.name
     if callable(init):
         chosen = init(name, value.shape)

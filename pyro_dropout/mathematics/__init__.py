@@ -1,1 +1,1 @@
-"""The paper's mathematics: tensors in, tensors out; this floor knows no Pyro model."""
+"""The paper's mathematics: functions and distributions of tensors, independent of any Pyro model."""

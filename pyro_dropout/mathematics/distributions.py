@@ -30,7 +30,7 @@ class BernoulliMixture(RowMixture):
         loc: the variational mean M of the kept rows, (*shape).
         keep: probability that a row is kept, in (0, 1]; a number, or one for each row.
         scale: standard deviation σ >= 0, broadcast to ``loc``.
-        row_dim: the dimension that counts rows: 1 for torch's Linear and ConvNd weights.
+        row_dim: the dimension that indexes rows: 1 for torch's Linear and ConvNd weights.
         validate_args: check the values once, here; on by default.
 
     Example:
@@ -94,7 +94,7 @@ class MultiplicativeNormal(RowMixture):
         alpha: variance α > 0 of the multiplicative noise; a number, one for each row, or with ``row_dim=None`` any
             shape that broadcasts to ``loc``.
         scale: standard deviation of the added noise, >= 0.
-        row_dim: the dimension that counts rows, or None for noise of its own on every weight.
+        row_dim: the dimension that indexes rows, or None for independent noise on every weight.
         validate_args: check the values once, here; on by default.
 
     Example:

@@ -1,4 +1,4 @@
-"""What can be wrong with an argument, and the checks that say so to a person.
+"""Exception types, and argument checks with readable messages.
 
 Every message names the argument, what was given, and what is allowed. All types are ``ValueError`` as well, so code
 that catches the usual exception keeps working.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class PyroDropoutError(ValueError):
-    """Any mistake in what was handed to pyro_dropout; the base of those below.
+    """Base class of all errors that pyro_dropout raises.
 
     Example:
         >>> import pyro_dropout as pd
@@ -25,7 +25,7 @@ class PyroDropoutError(ValueError):
 
 
 class RangeError(PyroDropoutError):
-    """A number outside the range in which the mathematics means something.
+    """A value is outside its allowed range.
 
     Example:
         >>> import pyro_dropout as pd
@@ -51,7 +51,7 @@ class ShapeError(PyroDropoutError):
 
 
 class SingularError(PyroDropoutError):
-    """A density was asked of a distribution that has none, such as dropout in its limit ``scale=0``.
+    """A density was requested from a distribution that has none, such as dropout at ``scale=0``.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -64,12 +64,12 @@ class SingularError(PyroDropoutError):
 
 
 class NotFollowedError(PyroDropoutError):
-    """A model in which weights cannot be drawn for each data point, so that all points must share each draw.
+    """The model does not support a separate weight draw for each data point, so all points must share each draw.
 
     Args:
         message: what was wrong, and what to do.
-        site: the site whose draws cannot be followed, where it is known.
-        reason: the message without its advice, for a warning that goes on with shared draws.
+        site: the site that caused the error, if known.
+        reason: the message without its advice, for the warning about falling back to shared draws.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -89,23 +89,23 @@ class NotFollowedError(PyroDropoutError):
         self._site, self._reason = site, reason
 
     def _told(self) -> "NotFollowedError":
-        """Return the error as it was first raised: Pyro raises it again with the shapes of the trace."""
+        """Return the original error: Pyro raises it again with the shapes of the trace."""
         return self.__cause__._told() if isinstance(self.__cause__, NotFollowedError) else self
 
     @property
     def site(self) -> str | None:
-        """The site whose draws cannot be followed, where it is known."""
+        """The site that caused the error, if known."""
         return self._told()._site
 
     @property
     def reason(self) -> str:
-        """The message without its advice, or all of it."""
+        """The message without its advice, if given separately; otherwise the whole message."""
         first = self._told()
         return str(first).rstrip(".") if first._reason is None else first._reason
 
 
 def describe(value: Any) -> str:
-    """Return ``value`` as an error message shows it: numbers as they are, large tensors by shape and range."""
+    """Format ``value`` for an error message: small values in full, large tensors by shape and range."""
     if not isinstance(value, Tensor):
         return repr(value)
     if value.numel() == 1:
@@ -153,7 +153,7 @@ def check_keep(name: str, value: Any) -> None:
 
 
 def check_dense(name: str, value: Tensor) -> None:
-    """Raise if a tensor is stored in a layout such as the sparse ones, with which little can be computed."""
+    """Raise if a tensor has a sparse or other non-strided layout, which few operations support."""
     if value.layout is not torch.strided:
         words = f"Write {name.split()[-1]}.to_dense()."
         raise ShapeError(f"{name} must be a dense tensor; got one of layout {value.layout}. {words}")
@@ -186,13 +186,13 @@ def check_pairs(name: str, x: Any, y: Any) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raise unless ``value`` is True or False: any other text or number would count as one of them without a word."""
+    """Raise unless ``value`` is True or False: any other value would silently be read as one of them."""
     if not isinstance(value, bool):
         raise RangeError(f"{name} must be True or False; got {value!r}.")
 
 
 def check_seed(seed: Any, least: int = -(2**63), most: int = 2**64 - 1) -> None:
-    """Raise unless ``seed`` is None or a whole number that generators take: torch's, unless another range is given."""
+    """Raise unless ``seed`` is None or a whole number in the range of the generator (torch's by default)."""
     if isinstance(seed, bool) or not isinstance(seed, Integral | None):
         raise RangeError(f"seed must be a whole number or None; got {seed!r}.")
     if seed is not None and not least <= int(seed) <= most:
@@ -206,11 +206,11 @@ def check_count(name: str, value: Any) -> None:
 
 
 def check_device(name: str, value: Any) -> torch.device:
-    """Return the device that a value stands for, or say why it cannot be used here."""
+    """Return ``value`` as a torch device; raise with the reason if it cannot be used here."""
     try:
         device = torch.device(value)
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as cause:  # each backend has its own way
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as cause:  # backends raise different types
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
         raise PyroDropoutError(
             f"{name} must be a torch device that can be used here, such as 'cpu' or 'cuda'; got {value!r}: {reason}"

@@ -81,7 +81,7 @@ def finite_rank_features(
 def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -> Float[Tensor, "... n k"]:
     """Features Φ₂ of a deep Gaussian process's second layer, given the outputs of its first.
 
-    Φ₂ = √(1/K₂) σ₂(h + b): no weights are drawn, for the first layer's outputs are the K₂ pre-activations. Leading
+    Φ₂ = √(1/K₂) σ₂(h + b): no weights are drawn, because the first layer's outputs are the K₂ pre-activations. Leading
     dimensions broadcast.
 
     Equation: sec4.6-features.
@@ -107,7 +107,7 @@ def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -
 
 
 class _Featured(Covariance):
-    """A covariance that is given by its features: the frame of the two below."""
+    """Base class of the two covariances below, each given by its features."""
 
     nonlinearity: Nonlinearity
     standard_weight: Tensor
@@ -141,10 +141,10 @@ class FiniteRank(_Featured):
         nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
         width: Number K of units.
         input_dim: Number Q of inputs.
-        variance: Factor of the whole covariance; 1 when absent.
-        length_scale: l, a number or (Q,); 1 when absent.
-        bias_length_scale: l', 1 when absent; a uniform prior has none.
-        seed: Seed of the draws; torch's global generator when absent.
+        variance: Factor of the whole covariance; 1 by default.
+        length_scale: l, a number or (Q,); 1 by default.
+        bias_length_scale: l', 1 by default; a uniform prior has none.
+        seed: Seed of the draws; torch's global generator by default.
         bias_prior: "normal", or "uniform" for b_k ~ U[0, 2π).
 
     Example:
@@ -195,17 +195,17 @@ class SecondLayer(_Featured):
     """Covariance between hidden vectors with which a deep Gaussian process matches a dropout network, as a Pyro kernel.
 
     K₂(x, y) = (1/K₂) ∫ p(b₂) σ₂(x + b₂)ᵀ σ₂(y + b₂) db₂ for vectors x, y of length K₂ and b₂ ~ N(0, l'⁻²I). The kernel
-    is its Monte Carlo estimate with so many ``terms``, one in the paper; `exact` is the integral.
+    is its Monte Carlo estimate with ``terms`` draws, one in the paper; `exact` is the integral.
 
     Equation: sec4.6-covariance.
 
     Args:
         nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
         width: Number K₂ of hidden units, the columns of the inputs.
-        bias_length_scale: l'; 1 when absent.
+        bias_length_scale: l'; 1 by default.
         terms: Number of draws of b₂ that are averaged.
-        seed: Seed of the draws; torch's global generator when absent.
-        variance: Factor of the whole covariance; 1 when absent.
+        seed: Seed of the draws; torch's global generator by default.
+        variance: Factor of the whole covariance; 1 by default.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -247,8 +247,8 @@ class SecondLayer(_Featured):
     def exact(self, X: Tensor, Z: Tensor | None = None, nodes: int = 128) -> Float[Tensor, "n m"]:
         """The integral over b₂, (N, M), by Gauss-Hermite quadrature in each unit; memory is (nodes, N, K₂).
 
-        The error falls geometrically in √nodes for smooth σ₂ (tanh, erf, cos), the slower the smaller l' is; at a kink
-        (relu) it falls as a power of nodes only.
+        The error falls geometrically in √nodes for smooth σ₂ (tanh, erf, cos), more slowly for small l'; with a kink
+        (relu) it falls only as a power of nodes.
         """
         check_count("nodes", nodes)
         points, masses = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(nodes))

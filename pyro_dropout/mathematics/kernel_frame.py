@@ -1,4 +1,4 @@
-"""The frame of the package's covariance functions as ``pyro.contrib.gp`` kernels: parameters and inputs, checked."""
+"""Base class of the package's covariance functions as ``pyro.contrib.gp`` kernels; it checks parameters and inputs."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,21 +27,21 @@ def check_values(check: Callable[[str, Any], None], **values: Any) -> None:
         if not captured and not torch.compiler.is_compiling():
             try:
                 check(name, value)
-            except RuntimeError:  # vmap cannot be asked beforehand; our own errors are ValueErrors
+            except RuntimeError:  # vmap cannot be detected beforehand; our own errors are ValueErrors
                 continue
 
 
 def check_shape(fits: bool, name: str, allowed: str, value: Tensor) -> None:
-    """Raise unless a tensor fits, with the shape that is allowed."""
+    """Raise a ShapeError that names the allowed shape, unless the tensor fits."""
     if not fits:
         raise ShapeError(f"{name} must have shape {allowed}; got {tuple(value.shape)}.")
 
 
 def own_parameters(method: Method) -> Method:
-    """Make a Pyro method that, outside a model, reads the parameters of this object and of no other.
+    """Wrap a Pyro method so that, outside a model, it reads only this object's parameters.
 
-    Pyro looks parameters up by name, and a kernel that stands alone calls its own just "variance": a second such kernel
-    would silently take on the values of the first.
+    Pyro looks parameters up by name, and a standalone kernel calls its own just "variance": a second standalone kernel
+    would silently use the values of the first.
     """
 
     @functools.wraps(method)
@@ -54,7 +54,7 @@ def own_parameters(method: Method) -> Method:
 
 
 class Covariance(Kernel):
-    """What the package's covariances share: parameters and inputs checked at the door."""
+    """Base class of the package's covariances; it checks parameters and inputs."""
 
     variance: Tensor
     length_scale: Tensor

@@ -1,7 +1,7 @@
 """A Gaussian over a whole weight tensor whose covariance is σ(I + AAᵀ)σ: a diagonal, and R directions in its units.
 
-Held in units of σ, the factor needs no rescaling before I + AᵀA is formed, however small σ is, and one pass over A
-gives the draw, one the R×R matrix.
+Because A is in units of σ, it needs no rescaling before I + AᵀA is formed, however small σ is. A draw takes one pass
+over A, and so does the R×R matrix.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Stand-ins: for the density of a draw that has none, and for weights that exist once for every data point."""
+"""Placeholders for a log density that does not exist, and for weights that are drawn for every data point."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from pyro_dropout.mathematics.per_data_point import PerDataPoint
 
 MARK = "_pyro_dropout_per_data_point"
-# What Pyro does to every log density of a trace in passing, whether or not the loss will read it.
+# Operations that Pyro applies to every log density of a trace, whether or not the loss reads it.
 _IN_PASSING = {"sum", "mul", "__mul__", "__rmul__", "expand", "reshape", "detach", "clone", "dim", "size", "numel"}
 _QUESTIONS = {"isnan", "isinf", "isfinite", "any", "all", "eq", "__eq__", "__bool__", "is_floating_point"}
 
 
 def drawn_per_data_point(value: object) -> "PerDataPoint | None":
-    """Return the recipe of a tensor that stands for one weight draw for each data point, or None for any other."""
+    """Return the recipe behind a placeholder for weights drawn per data point, or None for any other value."""
     return getattr(value, MARK, None)
 
 
 class NoDensity(Tensor):
-    """A log density that must not be read: it passes through a trace, and raises when a loss uses its value."""
+    """A log density that must not be read: a trace may carry it, but using its value raises an error."""
 
     site: str
 
@@ -47,7 +47,7 @@ class NoDensity(Tensor):
 
 
 def no_density(like: Tensor, shape: torch.Size, site: str = "") -> Tensor:
-    """Return a stand-in for a log density of shape ``shape``, of the draw of ``site``."""
+    """Return a placeholder for the log density of a draw of ``site``, of shape ``shape``."""
     found = torch.zeros((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(NoDensity)
     found.site = site
     return found

@@ -1,4 +1,4 @@
-"""The dropout objective, and the dictionary between a prior and a weight decay (sections 2.1 and 4.2-4.3).
+"""The dropout objective, and conversions between a prior and a weight decay (sections 2.1 and 4.2-4.3).
 
 Dropout training minimises (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖². Minus the ELBO of the paper's model, divided by
 Nτ, is the same function of the weights when λ_i = l² p_i / (2Nτ): p_i is ``keep``, and 1 for a bias that is
@@ -39,14 +39,14 @@ def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Numb
 def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Number = 1.0) -> float | Tensor:
     """The weight decay λ = l² p / (2Nτ) under which dropout training is inference with this prior and noise.
 
-    λ multiplies ‖W‖² beside (1/2N) Σ‖y − ŷ‖²; for ``torch.optim`` use ``optimizer_weight_decay``.
+    λ is the factor of ‖W‖² in (1/2N) Σ‖y − ŷ‖² + λ‖W‖²; for ``torch.optim`` use ``optimizer_weight_decay``.
 
     Equation: sec4.2-weight-decay.
 
     Args:
         keep: probability in (0, 1] that a row of the layer is kept; 1 for a bias, which is not dropped.
         tau: observation precision, positive.
-        num_data: number of data points, whole and at least 1 (``455.0`` is whole, ``455.5`` is refused).
+        num_data: number of data points, whole and at least 1 (``455.0`` is whole, ``455.5`` is an error).
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
     Returns:
@@ -68,13 +68,13 @@ def precision(keep: float, weight_decay: float, num_data: float, length_scale: f
 @overload
 def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale: Number = 1.0) -> Tensor | Any: ...
 def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale: Number = 1.0) -> float | Tensor:
-    """The observation precision τ = l² p / (2Nλ) that a network trained with weight decay λ has assumed.
+    """The observation precision τ = l² p / (2Nλ) that training with weight decay λ implies.
 
     Equation: sec4.2-precision.
 
     Args:
         keep: probability in (0, 1] that a row of the layer is kept.
-        weight_decay: λ beside (1/2N) Σ‖y − ŷ‖², positive: λ = 0 would claim data without noise.
+        weight_decay: the λ in (1/2N) Σ‖y − ŷ‖² + λ‖W‖², positive: λ = 0 would mean data without noise.
         num_data: number of data points, whole and at least 1.
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
@@ -97,14 +97,14 @@ def implied_length_scale(keep: float, tau: float, weight_decay: float, num_data:
 @overload
 def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_data: Number) -> Tensor | Any: ...
 def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_data: Number) -> float | Tensor:
-    """The prior length-scale l = √(2Nτλ / p) that a stated weight decay and precision take for granted.
+    """The prior length-scale l = √(2Nτλ / p) that a weight decay and a precision imply.
 
     Equation: sec4.2-length-scale.
 
     Args:
         keep: probability in (0, 1] that a row of the layer is kept.
         tau: observation precision, positive.
-        weight_decay: λ beside (1/2N) Σ‖y − ŷ‖², positive.
+        weight_decay: the λ in (1/2N) Σ‖y − ŷ‖² + λ‖W‖², positive.
         num_data: number of data points, whole and at least 1.
 
     Returns:
@@ -149,12 +149,12 @@ def optimizer_weight_decay(
     loss: str = "half_mse",
     out_features: int = 1,
 ) -> float | Tensor:
-    """The number to hand to ``torch.optim`` as ``weight_decay``, for the loss that you train with.
+    """The ``weight_decay`` to pass to ``torch.optim``, for the loss that you train with.
 
-    ``SGD`` and ``Adam`` add c·w to the gradient, and the gradient of λ‖w‖² is 2λ·w: beside the loss that λ
-    belongs to, c = 2λ, and a multiple of that loss takes the same multiple of c. (``AdamW`` shrinks weights
-    apart from the gradient; no c makes it minimise this objective.) Weights and biases need a parameter group
-    each, because a bias that is not dropped has ``keep=1``.
+    ``SGD`` and ``Adam`` add c·w to the gradient, and the gradient of λ‖w‖² is 2λ·w: for the loss that λ belongs to,
+    c = 2λ, and for a multiple of that loss, the same multiple of c. (``AdamW`` shrinks weights separately from the
+    gradient; no c makes it minimise this objective.) Weights and biases need separate parameter groups, because a bias
+    that is not dropped has ``keep=1``.
 
     Equation: sec4.2-optimizer-weight-decay.
 
@@ -163,7 +163,7 @@ def optimizer_weight_decay(
         tau: observation precision, positive; 1 for ``"cross_entropy"``, since labels have no such noise.
         num_data: number of data points (not of a batch), whole and at least 1.
         length_scale: the l of the prior N(0, l⁻² I), positive.
-        loss: what λ stands beside, a mean over points in each case. ``"half_mse"``: (1/2N) Σ‖y − ŷ‖², a sum
+        loss: the data term beside λ‖W‖², a mean over points in each case. ``"half_mse"``: (1/2N) Σ‖y − ŷ‖², a sum
             over the D outputs; c = 2λ. ``"mse"``: torch's ``MSELoss``, (1/ND) Σ‖y − ŷ‖², a mean over the
             outputs and so 2/D times the former; c = 4λ/D. ``"cross_entropy"``: −(1/N) Σ log p̂(y); c = 2λ.
         out_features: the D of ``"mse"``, a whole number; the other losses do not depend on it.
@@ -184,7 +184,7 @@ def optimizer_weight_decay(
     decay = weight_decay(keep, tau, num_data, length_scale)
     if loss == "cross_entropy" and bool((torch.as_tensor(tau) != 1).any()):
         raise RangeError(
-            f"tau must be 1 beside loss='cross_entropy', as labels have no observation precision; got {describe(tau)}."
+            f"tau must be 1 with loss='cross_entropy', as labels have no observation precision; got {describe(tau)}."
         )
     return 4 * decay / out_features if loss == "mse" else 2 * decay
 
@@ -227,7 +227,7 @@ def dropout_objective(
 ) -> Float[Tensor, ""]:
     """What dropout training minimises: (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖², with the softmax loss for classes.
 
-    For tests and for teaching, where the whole objective should stand in one place.
+    For tests and teaching, where the whole objective should be in one place.
 
     Equation: eq3.
 
@@ -266,9 +266,9 @@ def _mean_surprise(y: Int[Tensor, " n"], logits: Float[Tensor, "n c"]) -> Float[
 
 
 def _pairs(weights: Any, weight_decays: Any) -> list[tuple[Tensor, Number]]:
-    """Each weight with its own decay, whichever of the accepted forms the two came in."""
+    """Pair each weight with its decay, for any of the accepted forms."""
     if isinstance(weights, Tensor):
-        raise ShapeError("weights must be a dict or a list of tensors; got one tensor: write [w] for it.")
+        raise ShapeError("weights must be a dict or a list of tensors; got one tensor; write [w].")
     if not isinstance(weights, Iterable):
         raise ShapeError(f"weights must be a dict or a list of tensors; got {type(weights).__name__}.")
     named = dict(weights) if isinstance(weights, Mapping) else dict(enumerate(weights))
@@ -278,12 +278,12 @@ def _pairs(weights: Any, weight_decays: Any) -> list[tuple[Tensor, Number]]:
         decays = dict(weight_decays)
     elif not isinstance(weight_decays, Iterable):
         raise ShapeError(
-            f"weight_decays must be a number, or a list or dict with one a weight; got {type(weight_decays).__name__}."
+            f"weight_decays must be a number, a list or a dict, one per weight; got {type(weight_decays).__name__}."
         )
     else:
         listed = list(weight_decays)
         if len(listed) != len(named):
-            raise ShapeError(f"weight_decays must be one a weight; got {len(listed)} for {len(named)} weights.")
+            raise ShapeError(f"weight_decays must hold one per weight; got {len(listed)} for {len(named)} weights.")
         decays = dict(zip(named, listed, strict=True))
     if decays.keys() != named.keys():
         raise ShapeError(f"weight_decays must have the keys of weights, {list(named)}; got {list(decays)}.")
@@ -305,7 +305,7 @@ def _check_targets(y: Any, y_hat: Any) -> None:
     if y.is_floating_point():
         if y.shape != y_hat.shape:
             raise ShapeError(
-                f"y and y_hat must share one shape; {shapes}. Beside (N, 1) an (N,) broadcasts to (N, N): "
+                f"y and y_hat must share one shape; {shapes}. With (N, 1), an (N,) broadcasts to (N, N): "
                 "each point against every prediction. Write y.reshape(y_hat.shape)."
             )
         check_finite("y", y)

@@ -1,12 +1,12 @@
-"""A weight draw of its own for every data point, at the price of a mask: what one layer does with it.
+"""A separate weight draw for every data point, at the cost of a mask: how one layer computes with it.
 
 A draw of row mixtures is W_n = Σ_l M_l∘[z_n = l] + Σ_r V_r∘η_nr + σ∘ε_n, with one z and one η for each row. A layer is
 linear in its weights, so the first two parts are the layer's own product with masked or scaled inputs, and no tensor of
 size N × out × in is ever made. The last part is Gaussian noise on the layer's output: for a plain matrix product it is
-independent with a known variance (local reparameterisation, Kingma et al. 2015). Where one draw meets several positions
-of one data point, in convolutions and sequences, the outputs are correlated, and one draw ε for the batch with a sign
-flip for every input and output unit of every data point has exactly the right distribution (flipout, Wen et al. 2018).
-Distinct data points then share |ε|: they are uncorrelated in what is linear in the weights, not in the rest.
+independent with a known variance (local reparameterisation, Kingma et al. 2015). Where one draw is used at several
+positions of one data point, in convolutions and sequences, the outputs are correlated, and one draw ε for the batch
+with a sign flip for every input and output unit of every data point has exactly the right distribution (flipout, Wen
+et al. 2018). Distinct data points then share |ε|: quantities linear in the weights are uncorrelated, others are not.
 """
 
 import functools
@@ -25,7 +25,7 @@ Product = Callable[[Tensor, Tensor], Tensor]
 
 
 class MisplacedPointsError(NotFollowedError, ShapeError):
-    """An input whose first dimension does not count the data points that a site is drawn for."""
+    """The first dimension of an input is not the number of data points that a site was drawn for."""
 
 
 class PerDataPoint:
@@ -34,11 +34,11 @@ class PerDataPoint:
     Args:
         site: the site's name, for messages.
         q: the distribution that every data point's weights are drawn from.
-        reused: whether one draw meets several inputs (tied layers, recurrence), so that noise must be a draw of the
-            weights themselves.
+        reused: whether one draw is used on several inputs (tied layers, recurrence), so that the weights themselves are
+            drawn.
 
     Attributes:
-        weight: a tensor of the site's shape that stands for the draws; a handler recognises it in the model's layers.
+        weight: a placeholder for the draws, of the site's shape; a handler recognises it in the model's layers.
     """
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
@@ -54,11 +54,11 @@ class PerDataPoint:
 
     @property
     def weight(self) -> Tensor:
-        """A new stand-in; it refers to the draws and they do not refer to it, so both are freed with the last one."""
+        """A new placeholder; it refers to the draws, they do not refer to it, and both are freed with the last one."""
         return self.mark(self._like.view(self.q.event_shape))
 
     def mark(self, value: Tensor) -> Tensor:
-        """Make ``value`` stand for these draws."""
+        """Make ``value`` a placeholder for these draws."""
         setattr(value, MARK, self)
         return value
 
@@ -68,7 +68,7 @@ class PerDataPoint:
         if self.count is None:
             self.count = count
         if self.count != count:
-            reason = f"is drawn for {self.count} data points, and meets an input whose first dimension is {count}"
+            reason = f"is drawn for {self.count} data points, but is used on an input whose first dimension is {count}"
             raise MisplacedPointsError(
                 f"site {self.site!r} {reason}. Inputs must have data points first (batch_first=True in recurrent and"
                 " attention layers), or use shared draws (per_example=False).",
@@ -79,7 +79,7 @@ class PerDataPoint:
     def _start(self, count: int) -> None:
         self._check_count(count)
         if self.masks is None:
-            # One component needs no labels; and where every weight is a row, they would be as many as all weights.
+            # One component needs no labels; where every weight is a row, there would be as many labels as weights.
             self.masks = self.q.sample_masks((count,)) if self.q.components > 1 else []
             if self.q.row_dim is not None:
                 self._coefficients = self.q.sample_coefficients((count, self.q.rows))
@@ -93,7 +93,7 @@ class PerDataPoint:
         return self._flips[dim]
 
     def _epsilon(self) -> Tensor:
-        """Return the one ε that all data points flip the signs of."""
+        """Return the ε that all data points share up to signs."""
         if self._noise is None:
             self._noise = torch.randn_like(self.q.like)
         return self._noise
@@ -101,19 +101,19 @@ class PerDataPoint:
     # --- what a layer makes of it -----------------------------------------------------------------------------------
 
     def product(self, x: Tensor, layer: "Layer") -> Tensor:
-        """Return what a layer gives when every data point has a draw of its own, without the layer's bias."""
+        """Return the layer's output with a separate draw for every data point, without the layer's bias."""
         self._start(len(x))
         assert self.masks is not None
         q = self.q
         if q.row_dim is None and q.components > 1:
-            reason = "has a label for each weight, so a draw for each data point would be a weight tensor for each"
+            reason = "has a label for each weight, so a draw for each data point would need a whole weight tensor"
             raise NotFollowedError(
                 f"site {self.site!r} {reason}. Use shared draws (per_example=False), or rows (row_dim=1).",
                 self.site,
                 f"it {reason}",
             )
         if isinstance(q.row_dim, int) and q.row_dim not in (layer.in_dim, layer.out_dim):
-            reason = f"counts rows by dimension {q.row_dim}, which is neither its layer's input"
+            reason = f"has rows along dimension {q.row_dim}, which is neither its layer's input"
             reason += f" ({layer.in_dim}) nor its output ({layer.out_dim})"
             raise NotFollowedError(
                 f"site {self.site!r} {reason}. Use one of them as row_dim, or shared draws (per_example=False).",
@@ -140,7 +140,7 @@ class PerDataPoint:
         return layer.scale_out(layer.op(x, matrix), rows)  # rows are output units, or all weights are one row
 
     def _low_rank(self, x: Tensor, layer: "Layer") -> list[Tensor]:
-        """Return the products with V_r∘η_r: R of them, or L·R where each component has a factor of its own."""
+        """Return the products with V_r∘η_r: R of them, or L·R where each component has its own factor."""
         q = self.q
         assert q.cov_factor is not None
         assert self._coefficients is not None
@@ -199,7 +199,7 @@ class PerDataPoint:
         return variance
 
     def label_log_prob(self) -> Tensor:
-        """Return log p(z_n) of the labels that each data point has drawn, (N,)."""
+        """Return log p(z_n) of the labels drawn for each data point, (N,)."""
         log_probs = self.q.probs.clamp_min(torch.finfo(self.q.probs.dtype).tiny).log()
         if not self.masks:  # one component, or a site that no layer has used
             return log_probs.new_zeros(self.count or 1)
@@ -214,13 +214,13 @@ class PerDataPoint:
 
 
 class Layer:
-    """How a layer's weight meets its input: which dimension is which, and how units are scaled.
+    """How a layer applies its weight to its input: which dimension is which, and how units are scaled.
 
     Args:
         op: the layer, bilinear in (input, weight), without its bias.
-        in_dim: the dimension of the weight that meets the input.
-        out_dim: the dimension of the weight that becomes the output.
-        channel: the dimension of input and output that counts units.
+        in_dim: the weight's input dimension.
+        out_dim: the weight's output dimension.
+        channel: the dimension of input and output that indexes units.
         groups: how often the weight's input dimension repeats along the input's units (grouped convolutions); a
             transposed convolution repeats its output dimension instead.
         positions: whether one data point has several positions that share its draw.
@@ -243,7 +243,7 @@ class Layer:
     def by_input(self, x: Tensor, matrix: Tensor, rows: Tensor) -> Tensor:
         """Return the product with ``matrix``, its input units scaled by ``rows``, (N, in), for each data point."""
         if x.shape[self.channel] != self.in_repeat * rows.shape[-1]:
-            return self.op(x, matrix)  # which refuses x in its own words; scaled, one unit would be broadcast to all
+            return self.op(x, matrix)  # raises the layer's own error for x; scaling would broadcast one unit to all
         return self.op(_scale(x, rows, self.channel, self.in_repeat), matrix)
 
     def scale_out(self, y: Tensor, rows: Tensor) -> Tensor:
@@ -261,7 +261,7 @@ class Lookup(Layer):
 
 
 def _total(parts: list[Tensor]) -> Tensor:
-    # Nothing is added to a product that stands alone: a matrix product and its bias can then be one kernel.
+    # A single product is returned as it is, so that a matrix product and its bias can be one kernel.
     return functools.reduce(torch.add, parts)
 
 

@@ -7,12 +7,12 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.shapes import Float
 
-# Past this size the sweeps, one for each column, cost more than the calls of a solver.
+# Above this size the sweeps, one per column, cost more than a solver.
 _SWEEPS = 32
 
 
 class _GramLogDet(torch.autograd.Function):
-    """log det(I + AᵀA), whose slope in A is 2A(I + AᵀA)⁻¹: one product, where autograd would find two."""
+    """log det(I + AᵀA), whose slope in A is 2A(I + AᵀA)⁻¹: one product, where autograd would need two."""
 
     generate_vmap_rule = True
 
@@ -62,7 +62,7 @@ def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _swept(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log det G and G⁻¹ by Gauss-Jordan sweeps; a solver's calls, one by one, cost a GPU more than the sums."""
+    """Return log det G and G⁻¹ by Gauss-Jordan sweeps: on a GPU, a solver's launches cost more than the arithmetic."""
     index = torch.arange(matrix.shape[-1], device=matrix.device)
     log_det = torch.zeros_like(matrix[..., 0, 0])
     least = 4 * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1)  # a pivot may not round below this
@@ -79,7 +79,7 @@ def _swept(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """Return log det of positive definite matrices; the gradient is their inverse, and no second gradient exists.
+    """Return log det of positive definite matrices; the gradient is their inverse, and there is no second gradient.
 
     Args:
         matrix: positive definite, (..., n, n).
@@ -92,7 +92,7 @@ def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
 
 
 def gram_log_det(directions: Float[Tensor, "*batch K R"]) -> Float[Tensor, "*batch"]:
-    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; no second gradient exists.
+    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient.
 
     Args:
         directions: A, (..., K, R).

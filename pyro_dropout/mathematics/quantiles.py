@@ -8,7 +8,7 @@ from pyro_dropout.mathematics.row_mixture import RowMixture
 
 
 def marginal_quantile(q: RowMixture, level: float) -> Tensor:
-    """Return the ``level`` quantile of every weight on its own, in the event's shape."""
+    """Return the ``level`` quantile of each weight separately, in the event's shape."""
     if not 0 < level < 1:
         raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")
     spread = q.scale.square()

@@ -7,7 +7,7 @@ from torch import Size, Tensor
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
-# Which dimension counts rows: an index; None, every weight is a row; "all", the tensor is one row.
+# Which dimension indexes rows: an index; None, every weight is a row; "all", the tensor is one row.
 RowDim = int | Literal["all"] | None
 
 
@@ -16,7 +16,7 @@ class RowLayout:
 
     Args:
         shape: the tensor's shape.
-        row_dim: the dimension that counts rows; None makes every weight a row, "all" makes the tensor one row.
+        row_dim: the dimension that indexes rows; None makes every weight a row, "all" makes the tensor one row.
 
     Attributes:
         rows: how many rows there are.
@@ -55,7 +55,7 @@ class RowLayout:
         return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
 
     def per_row(self, value: Tensor) -> Tensor:
-        """Shape one number a row, (..., rows), so that it broadcasts against the tensor."""
+        """Reshape one number per row, (..., rows), so that it broadcasts against the tensor."""
         if self.row_dim is None:
             return value.reshape((*value.shape[:-1], *self.shape))
         if self.row_dim == "all":

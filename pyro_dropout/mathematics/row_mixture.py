@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians over the rows of a weight tensor: the family that dropout and its kin belong to (§5).
+"""Mixtures of Gaussians over the rows of a weight tensor: the family that dropout and related methods belong to (§5).
 
 A row of the paper's W is what one input unit sends onward; in torch's layout it is a column of ``Linear.weight`` and an
 input channel of a convolution, which is why ``row_dim`` is 1 by default. All weights of a row share one label z.
@@ -43,7 +43,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         scale: standard deviation σ >= 0 of each weight, broadcast to ``locs``: a number, or (*shape) to share it among
             components, or (L, *shape).
         probs: component probabilities, (L,) or (rows, L), summing to one.
-        row_dim: the dimension of ``shape`` that counts rows; None makes every weight a row of its own, and "all" makes
+        row_dim: the dimension of ``shape`` that indexes rows; None makes every weight a separate row, and "all" makes
             the whole tensor one row.
         cov_factor: V, (L, rows, rest, R), or (1, rows, rest, R) to share it; adds V Vᵀ to each row's covariance.
         validate_args: check the values once, here; on by default.
@@ -56,7 +56,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
-    # In a guide, a density that does not exist is an error when it is used, not when a trace asks for it in passing.
+    # In a guide, a missing density is an error when a loss uses it, not when a trace computes it.
     lenient = False
     site = ""  # for that error: the site that is drawn
     learns_probs = False  # whether ``probs`` are trained, by the score of the labels
@@ -87,7 +87,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         cov_factor: Tensor | None,
         validate: bool,
     ) -> None:
-        """Set the mixture up from the means of its components; None is a mean of zero, which costs nothing."""
+        """Set up the mixture from its component means; None is a mean of zero, which costs nothing."""
         self._validate = validate
         self.means = means
         self.like = next(mean for mean in means if mean is not None)  # for dtype, device and shape
@@ -98,7 +98,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         self.probs = self._check_probs(probs).expand(self.rows, self.components)
         self.scale = self._check_scale(scale)
         self._cov_factor = self._check_cov_factor(cov_factor)
-        # A number is known to be zero while tracing; a tensor is looked at only where looking is allowed.
+        # A plain number can be compared with zero while tracing; a tensor is read only where reading is allowed.
         zero = scale == 0 if self._validate or not isinstance(scale, Tensor) else False
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
         self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
@@ -168,7 +168,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         return self.layout.from_rows(value)
 
     def per_row(self, value: Tensor) -> Tensor:
-        """Shape one number a row, (..., rows), so that it broadcasts against the event."""
+        """Reshape one number per row, (..., rows), so that it broadcasts against the event."""
         return self.layout.per_row(value)
 
     @property
@@ -218,7 +218,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
                 f" {self.components} component(s) and {self.scale.shape[0]} covariance(s)."
             )
         difference = torch.as_tensor(self.mean_rows(0) - self.mean_rows(1))
-        if self.singular:  # the limit σ → 0: equal means stay together, all others part for good
+        if self.singular:  # the limit σ → 0: equal means are at distance 0, all others at infinity
             return torch.where(difference.abs().amax(-1) > 0, torch.inf, 0.0).to(difference)
         log_scale = self.log_scale()
         squared = mahalanobis(standardise(difference, log_scale[0]).unsqueeze(0), self.factor(log_scale))
@@ -232,7 +232,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         if self.components == 1:  # nothing to draw
             return torch.zeros(shape, dtype=torch.long, device=self.like.device)
         u = torch.rand(shape, dtype=self.like.dtype, device=self.like.device)
-        # The last component takes what is left, so that rounding in the sums can never name a component too many.
+        # The last component takes the rest, so that rounding in the sums cannot give an index past the last component.
         return (u.unsqueeze(-1) >= self.probs.cumsum(-1)[..., :-1]).sum(-1)
 
     def sample_coefficients(self, shape: Sequence[int]) -> Tensor | None:
@@ -247,7 +247,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         return [(labels == label).to(self.like.dtype) for label in range(self.components)]
 
     def _pick(self, labels: Tensor, choices: Tensor | list[Tensor | float]) -> Tensor:
-        """Return for each row the one of ``choices`` (1 or L of them, broadcastable) that its label names."""
+        """Return for each row the one of ``choices`` (1 or L of them, broadcastable) that its label selects."""
         picked = choices[0]
         for label in range(1, len(choices)):
             picked = torch.where(labels == label, choices[label], picked)
@@ -282,10 +282,10 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     ) -> Float[Tensor, "components *batch rows"]:
         """Return log p(z=l) + log N(w; m_l, Σ_l) of each row under every component l.
 
-        Without ``labels``, ``noise`` is w itself by rows; with them, w is m_z + σ_z ε + V_z η given by its parts, and
-        under its own component nothing that rounding has destroyed is asked for.
+        Without ``labels``, ``noise`` is w itself by rows. With them, w = m_z + σ_z ε + V_z η is given by its parts, so
+        that its density under component z does not suffer from the rounding of the sum.
         """
-        log_scale = self.log_scale()  # once: slopes of 1e38 in σ may be added up before they are divided by it only
+        log_scale = self.log_scale()  # once, so that gradients of 1e38 are summed before the division by σ
         factor = self.factor(log_scale)
         locs = [self.mean_rows(label) for label in range(self.components)]
         log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
@@ -312,8 +312,8 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
 
     @property
     def scored(self) -> bool:
-        """Whether labels are drawn whose probabilities are trained, without a path to them."""
-        relaxed = type(self).sample_masks is not RowMixture.sample_masks  # a relaxed label is a path
+        """Whether labels are drawn with trained probabilities, which have no pathwise gradient."""
+        relaxed = type(self).sample_masks is not RowMixture.sample_masks  # relaxed labels have a pathwise gradient
         return self.components > 1 and (self.learns_probs or (self.probs.requires_grad and not relaxed))
 
     def drew(self, value: object) -> bool:

@@ -1,7 +1,7 @@
-"""Draws with a discrete part whose probabilities are trained: what Pyro's losses are told about them.
+"""Score-function terms for draws with a discrete part whose probabilities are trained.
 
-A label says nothing about its probability when it is differentiated; only its score does. A loss that has a term for
-scores gets it here, and one that has none is refused, because it would leave the probabilities where they started.
+A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here, and a loss
+without one raises an error, because it would leave the probabilities where they started.
 """
 
 import sys
@@ -17,12 +17,12 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.no_density import drawn_per_data_point
 
 _WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
-_NEAR = 12  # frames between a loss and the density it asks for
+_NEAR = 12  # stack frames to search for the loss that called
 
 
 @dataclass(frozen=True)
 class Draw:
-    """What a sample was made of; in float32 m + σε may round to m, and then only ε still knows its density."""
+    """The parts that a sample was made from: in float32 m + σε may round to m, and then only ε gives its density."""
 
     value: weakref.ref[Tensor]
     labels: Tensor
@@ -31,11 +31,11 @@ class Draw:
 
 
 class Scored:
-    """The base of distributions that may draw labels; without trained probabilities a draw is a path to everything."""
+    """Base class of distributions that may draw labels; draws are reparameterised unless probabilities are trained."""
 
     @property
     def scored(self) -> bool:
-        """Whether labels are drawn whose probabilities are trained, without a path to them."""
+        """Whether labels are drawn with trained probabilities, which have no pathwise gradient."""
         raise NotImplementedError
 
     def drew(self, value: object) -> bool:
@@ -52,33 +52,33 @@ class Scored:
         return not self.scored
 
     def __call__(self, sample_shape: Any = (), *args: Any, **kwargs: Any) -> Tensor:
-        """Draw; means and widths always have their path through a draw, whether or not probabilities need a score."""
+        """Draw a sample; means and widths always have pathwise gradients, whether or not probabilities need a score."""
         drawn: Tensor = self.rsample(sample_shape)  # type: ignore[attr-defined]
         return drawn
 
     def score_parts(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Tell Pyro's losses of the discrete part: the log probability of its labels is the score function."""
+        """Return the score parts for Pyro's losses: the score function is the log probability of the labels."""
         if not self.scored:
             return super().score_parts(x, *args, **kwargs)  # type: ignore[misc]
         _refuse_losses_without_scores()
         log_prob = self.log_prob(x)  # type: ignore[attr-defined]
         if drawn_per_data_point(x) is not None:
-            return ScoreParts(log_prob, log_prob, log_prob)  # not zero, so a loss that reads it refuses
+            return ScoreParts(log_prob, log_prob, log_prob)  # nonzero, so a loss that reads it raises
         if not self.drew(detach_provenance(x)):
-            return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type] # as Pyro treats every draw that has no path
+            return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type] # as Pyro does for draws without rsample
         return ScoreParts(log_prob, self.label_log_prob(), log_prob)
 
 
 def _refuse_losses_without_scores() -> None:
-    """Raise an error where one of Pyro's losses that has no term for scores asks for them."""
+    """Raise an error if the caller is one of Pyro's losses that have no score term."""
     frame = sys._getframe(2)
     for _ in range(_NEAR):
         owner = frame.f_locals.get("self")
         names = {kind.__name__ for kind in type(owner).__mro__} if frame.f_code.co_name != "score_parts" else set()
         if names & _WITHOUT_SCORES:
             raise PyroDropoutError(
-                f"the component probabilities of a mixture are trained by the score of its labels, and"
-                f" {type(owner).__name__} has no term for scores. Use pyro_dropout.ELBO or pyro.infer.Trace_ELBO, or"
+                f"the component probabilities of a mixture are trained by the score of its labels, but"
+                f" {type(owner).__name__} has no score term. Use pyro_dropout.ELBO or pyro.infer.Trace_ELBO, or"
                 " AutoRowMixture(weights='fixed')."
             )
         if frame.f_back is None:

@@ -1,4 +1,4 @@
-"""Distributions side by side: one for each element of a plate, as a distribution with a batch."""
+"""Independent distributions, one for each element of a plate, as one batched distribution."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from pyro_dropout.mathematics.scored import Scored
 
 
 class Stacked(Scored, TorchDistribution):  # type: ignore[override]
-    """Independent distributions of the same event, as one distribution whose batch counts them.
+    """Independent distributions of the same event shape, as one batched distribution.
 
     Args:
         parts: the distributions, each without a batch, in the order of the elements of ``batch_shape``.
@@ -54,7 +54,7 @@ class Stacked(Scored, TorchDistribution):  # type: ignore[override]
 
     @property
     def scored(self) -> bool:
-        """Whether a part draws labels whose probabilities are trained, without a path to them."""
+        """Whether a part draws labels with trained probabilities, which have no pathwise gradient."""
         return any(getattr(part, "scored", False) for part in self.parts)
 
     def drew(self, value: object) -> bool:
@@ -82,7 +82,7 @@ class Stacked(Scored, TorchDistribution):  # type: ignore[override]
         return found.expand(torch.broadcast_shapes(found.shape, self.batch_shape))
 
     def each(self, of: Callable[[Any], Tensor]) -> Tensor:
-        """Return something of every part, laid out as the batch is."""
+        """Return one tensor from every part, stacked in the batch shape."""
         found = torch.stack([of(part) for part in self.parts])
         return found.reshape(self.parts_shape + found.shape[1:]).expand(self.batch_shape + found.shape[1:])
 

@@ -1,1 +1,1 @@
-"""What the posterior says."""
+"""Posterior predictions: moments, densities, intervals and draws."""

@@ -1,4 +1,4 @@
-"""Predictive bands along one input: a line with shades around it, from standard deviations or from draws.
+"""Predictive bands along one input: a line with shaded bands, from standard deviations or from draws.
 
 ``draw_bands`` draws a mean with bands of ± k standard deviations (or standard errors), ``draw_fan`` the quantiles of
 draws; the other two put several posteriors, or several sets of curves, into panels, to which data can be added.
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's blue, orange, green, vermilion, pink, light blue and a grey: told apart by the colour-blind as well.
+# Okabe and Ito's blue, orange, green, vermilion, pink, light blue and a grey: safe for colour-blind readers.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
-_DARKEST = 0.6  # what all shades on top of one another come near to; one alone has half of it
+_DARKEST = 0.6  # the opacity that stacked shades approach; a single one has half of it
 
 
 @contextlib.contextmanager
 def literal_text() -> Iterator[None]:
-    """Within this context, or in a function with it as its decorator, texts are drawn as they are: a $ is a $."""
+    """Within this context, or in a function that it decorates, text is drawn literally: a $ is a $."""
     import matplotlib
 
     with matplotlib.rc_context({"text.parse_math": False}):
@@ -43,16 +43,16 @@ def draw_bands(
     label: str | None = "mean",
     band_label: str | None = None,
 ) -> None:
-    """Draw a mean with a shade for each of several multiples of its standard deviation (or standard error).
+    """Draw a mean with a shaded band for each of several multiples of its standard deviation (or standard error).
 
     Args:
         axes: matplotlib's axes to draw on.
-        x: places, (N,), in order; a tensor, an array or a list, as the next two.
-        mean: of what is predicted there, (N,).
+        x: positions, (N,), in order; a tensor, an array or a list, like the next two.
+        mean: the predicted mean at each position, (N,).
         std: its standard deviation, (N,).
         multiples: how many standard deviations each band reaches, up and down.
-        color: of the line and the bands.
-        label: the line's name in a legend; None for none.
+        color: the colour of the line and the bands.
+        label: the line's name in a legend; None to leave it out.
         band_label: the bands' name there, one for all of them.
 
     Example:
@@ -65,7 +65,7 @@ def draw_bands(
     """
     x, mean, std = (_vector(name, value) for name, value in (("x", x), ("mean", mean), ("std", std)))
     if not len(x) == len(mean) == len(std):
-        raise ShapeError(f"x, mean and std must have one number a place; got {len(x)}, {len(mean)} and {len(std)}.")
+        raise ShapeError(f"x, mean and std must have the same length; got {len(x)}, {len(mean)} and {len(std)}.")
     if bool((std < 0).any()) or not multiples or min(multiples) <= 0:
         raise RangeError(f"std must not be negative, and multiples must be positive; got {list(multiples)!r}.")
     shade = {"color": color, "alpha": _DARKEST / (1 + len(multiples)), "lw": 0}
@@ -84,15 +84,15 @@ def draw_fan(
     color: str = PALETTE[0],
     label: str | None = "mean",
 ) -> None:
-    """Draw the mean of draws with the central share of them at every place, one shade for each of ``levels``.
+    """Draw the mean of draws and, at every position, the central share of them: one shaded band for each level.
 
     Args:
         axes: matplotlib's axes to draw on.
-        x: places, (N,), in order.
-        draws: of what is predicted there, (T, N).
+        x: positions, (N,), in order.
+        draws: draws of the predicted quantity there, (T, N).
         levels: the shares of draws between a band's edges, each between 0 and 1.
-        color: of the line and the bands.
-        label: the line's name in a legend; None for none.
+        color: the colour of the line and the bands.
+        label: the line's name in a legend; None to leave it out.
 
     Example:
         >>> import torch
@@ -105,14 +105,14 @@ def draw_fan(
     """
     x, draws = _vector("x", x), torch.as_tensor(draws).detach().cpu().double()
     if draws.dim() != 2 or draws.shape[1] != len(x) or len(draws) == 0:
-        raise ShapeError(f"draws must have shape (T, N) with N = {len(x)} places; got {tuple(draws.shape)}.")
+        raise ShapeError(f"draws must have shape (T, N) with N = {len(x)} positions; got {tuple(draws.shape)}.")
     if not levels or not all(0 < level < 1 for level in levels):
         raise RangeError(f"levels are shares of the draws, each between 0 and 1; got {list(levels)!r}.")
     alpha = _DARKEST / (1 + len(levels))
     for k, level in enumerate(sorted(levels, reverse=True)):
         low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype), dim=0)
         axes.fill_between(x, low, high, color=color, alpha=alpha, lw=0)
-        seen = 1 - (1 - alpha) ** (k + 1)  # over the wider bands; this one is empty, for the legend
+        seen = 1 - (1 - alpha) ** (k + 1)  # drawn over the wider bands; an empty one for the legend
         axes.fill_between([], [], color=color, alpha=seen, lw=0, label=f"{level:.0%} of the draws")
     axes.plot(x, draws.mean(0), color=color, lw=1.3, label=label)
 
@@ -125,14 +125,14 @@ def band_panels(
     size: tuple[float, float] = (4.5, 3.0),
     **style: Any,
 ) -> "Figure":
-    """Draw one panel for each posterior: its mean and its bands, on axes that all share.
+    """Draw one panel for each posterior, with its mean and bands, on shared axes.
 
     Args:
-        x: places, (N,), in order.
-        answers: the mean and the standard deviation there, both (N,), by the title of a panel.
-        columns: panels side by side, at most.
-        size: of a panel, in inches.
-        style: of ``draw_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
+        x: positions, (N,), in order.
+        answers: the mean and the standard deviation there, both (N,), by panel title.
+        columns: at most this many panels side by side.
+        size: width and height of a panel, in inches.
+        style: options of ``draw_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
 
     Returns:
         A figure; its ``axes`` are in the order of ``answers``, and data or limits can be added to them.
@@ -160,16 +160,16 @@ def curve_panels(
     levels: Mapping[str, float] | None = None,
     share: bool = False,
 ) -> "Figure":
-    """Draw one panel for each set of curves, with one legend for all of them below.
+    """Draw one panel for each set of curves, with one legend below for all of them.
 
     Args:
-        panels: curves by name, by the title of a panel: (x, y), or (x, y, error) for a band of ± error around y.
+        panels: curves by name, by panel title: (x, y), or (x, y, error) for a band of ± error around y.
         xlabel: what x is, in all panels.
         ylabel: what y is, in all panels.
-        columns: panels side by side, at most.
-        size: of a panel, in inches.
-        styles: matplotlib's options of curves, by name; others have a colour of their own each.
-        levels: heights to compare with, by name: a black line across all panels for each.
+        columns: at most this many panels side by side.
+        size: width and height of a panel, in inches.
+        styles: matplotlib options of curves, by name; each other curve gets its own colour.
+        levels: reference values by name, each a black line across all panels.
         share: whether all panels have the same limits.
 
     Returns:
@@ -196,7 +196,7 @@ def curve_panels(
         for (name, level), dashes in zip((levels or {}).items(), cycle(("--", ":", "-", "-.")), strict=False):
             shown[name] = axes.axhline(level, color="black", lw=1, ls=dashes, label=name)
         axes.set(xlabel=xlabel, ylabel=ylabel)
-    # As many names side by side as the figure is wide for: some eleven letters an inch, and six for a name's own line.
+    # As many names side by side as fit: about eleven letters per inch, and six letters for each name's line.
     beside = int(11 * figure.get_size_inches()[0] / (6 + max(map(len, shown))))
     below: Any = {"loc": "outside lower center", "ncols": max(1, min(4, len(shown), beside)), "frameon": False}
     figure.legend(list(shown.values()), list(shown), **below)
@@ -204,14 +204,14 @@ def curve_panels(
 
 
 def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: int = 3) -> "Figure":
-    """Draw the softmax's inputs and outputs in every draw along a line: the paper's figure of a 1 that is turned.
+    """Draw the softmax inputs and outputs of every draw along a line, as in the paper's figure of a rotated 1.
 
     Args:
-        x: places, (N,), in order.
+        x: positions, (N,), in order.
         f: the network's outputs there in every draw, (T, N, C).
         xlabel: what x is.
-        images: what the network saw at each place, (N, height, width), to be shown below; None for none.
-        classes: how many to show: those with the most probability on average.
+        images: what the network saw at each position, (N, height, width), shown below; None to leave them out.
+        classes: how many to show: those with the highest mean probability.
 
     Returns:
         A figure with two panels, inputs and outputs, and the images below each.
@@ -227,7 +227,7 @@ def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: in
 
     x, f = _vector("x", x), torch.as_tensor(f).detach().cpu().double()
     if f.dim() != 3 or f.shape[1] != len(x) or len(f) == 0:
-        raise ShapeError(f"f must have shape (T, N, C) with N = {len(x)} places; got {tuple(f.shape)}.")
+        raise ShapeError(f"f must have shape (T, N, C) with N = {len(x)} positions; got {tuple(f.shape)}.")
     check_count("classes", classes)
     figure = Figure(figsize=(11, 4 if images is None else 4.8), layout="constrained")
     rows = figure.subplots(
@@ -238,7 +238,7 @@ def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: in
     for axes, values, label in zip(rows[0], (f, f.softmax(-1)), ("softmax input", "softmax output"), strict=True):
         for k, one in enumerate(shown):
             style: Any = {"color": PALETTE[k % len(PALETTE)], "marker": "_", "ls": "", "mew": 1.5, "ms": 7}
-            aside = step * 0.27 * (k - (len(shown) - 1) / 2)  # classes side by side, not over one another
+            aside = step * 0.27 * (k - (len(shown) - 1) / 2)  # classes side by side, without overlap
             axes.plot(x + aside, values[..., one].T, alpha=0.3, **style)
             axes.plot([], [], label=f"class {one}", **style)
         axes.set(xlabel=xlabel, ylabel=label, xlim=(float(x[0]) - step / 2, float(x[-1]) + step / 2), xticks=x.round())
@@ -255,7 +255,7 @@ def _grid(name: str, panels: Mapping[str, Any], columns: int, size: tuple[float,
 
     check_count("columns", columns)
     if not panels:
-        raise ShapeError(f"{name} must hold what one panel shows, by its title, at least; it is empty.")
+        raise ShapeError(f"{name} must hold at least one panel, by its title; it is empty.")
     across = min(columns, len(panels))
     down = -(-len(panels) // across)
     figure = Figure(figsize=(size[0] * across, size[1] * down), layout="constrained")
@@ -264,12 +264,12 @@ def _grid(name: str, panels: Mapping[str, Any], columns: int, size: tuple[float,
         axes.remove()
     for axes, title in zip(figure.axes, panels, strict=True):
         axes.set_title(title)
-        axes.tick_params(labelbottom=True)  # a panel above an empty place would have no numbers otherwise
+        axes.tick_params(labelbottom=True)  # a panel above an empty slot would have no numbers otherwise
     return figure
 
 
 def _vector(name: str, value: Any) -> Tensor:
     found = torch.as_tensor(value).detach().cpu().double()
     if found.dim() != 1 or len(found) == 0:
-        raise ShapeError(f"{name} must have one number a place, (N,); got shape {tuple(found.shape)}.")
+        raise ShapeError(f"{name} must have one number per position, (N,); got shape {tuple(found.shape)}.")
     return found

@@ -1,7 +1,7 @@
-"""The way through all pairs of draws and data points, in blocks that fit into memory, and the same way once more.
+"""Runs all pairs of draws and data points in blocks that fit into memory, and can repeat a run with the same draws.
 
-A block is some draws at some points: one forward pass, reduced over its draws before anything is kept. What a second
-walk needs to meet the very same draws is the random state at the start and the blocks that the first one took.
+A block is some draws at some points: one forward pass, reduced over its draws before anything is kept. To repeat the
+very same draws, a second pass needs the random state at the start and the blocks that the first pass used.
 """
 
 import functools
@@ -27,7 +27,7 @@ from pyro_dropout.training.compile.program import Program
 
 Reduce = Callable[..., Any]  # outputs (T, N, D) and what belongs to the N points -> tensors without T
 
-_CPU_ROWS = 8192  # with more, a row takes no less time
+_CPU_ROWS = 8192  # more rows do not make a row faster
 _CUDA_ROWS = 2**20
 _TRIAL_ROWS = 1024
 
@@ -57,7 +57,7 @@ class Block:
         return self.count * int(self.points.stop - self.points.start)
 
     def within(self, rows: int) -> Iterator["Block"]:
-        """Yield the block in parts of at most ``rows`` rows, or of one: draws are parted first, then points."""
+        """Yield the block in parts of at most ``rows`` rows, or of one row: draws are split first, then points."""
         if self.rows <= max(1, rows):
             yield self
             return
@@ -70,11 +70,11 @@ class Walk:
     """All draws at all points.
 
     Args:
-        weights: how the posterior's weights are put into the model.
+        weights: how to put the posterior's weights into the model.
         x: the data points.
         samples: how many draws.
         chunk: rows of one forward pass; by default what fits.
-        seed: of the random numbers; without one they come from torch's generators as they are.
+        seed: for the random numbers; without one they come from torch's generators in their current state.
         compile: whether a block is compiled.
     """
 
@@ -100,33 +100,33 @@ class Walk:
         draws = _even(samples, min(most, max(1, rows // points)))
         self._blocks = [Block(drawn, drawn, p) for drawn in _cuts(samples, draws) for p in _cuts(len(x), points)]
 
-    # --- walking ------------------------------------------------------------------------------------------------------
+    # --- the two passes -----------------------------------------------------------------------------------------------
 
     def first(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], progress: bool = False) -> None:
-        """Walk, and hand every block's result to ``receive``; for each point the draws come in order."""
+        """Run all blocks, and pass every result to ``receive``; for each point the draws come in order."""
         with seeded(self.seed, self.x.device):
             self._start = random_state(self.x.device)
             self._blocks = self._walk(label, reduce, receive, (), progress)
 
     def again(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], *of_points: Tensor) -> None:
-        """Walk the same way with the same draws, and leave torch's generators as they are."""
+        """Run the same blocks with the same draws; torch's generators are restored on exit."""
         if self._fingerprint() != self._print:
             raise PyroDropoutError(
-                "the model, the posterior or x has changed since predict(), so its draws cannot be walked again, and"
-                " they were not kept. Call predict() anew, or with keep_samples=True."
+                "the model, the posterior or x has changed since predict(), so its draws cannot be repeated, and"
+                " they were not kept. Call predict() again, or use keep_samples=True."
             )
         with forked(self.x.device):
             put_back(self._start, self.x.device)
             self._walk(label, reduce, receive, of_points, False)
 
     def remember(self) -> None:
-        """Note the values of all parameters, so that a second walk can tell whether they are the same."""
+        """Record the values of all parameters, so that a second pass can check that they are the same."""
         self._print = self._fingerprint()
 
     def _walk(
         self, label: str, reduce: Reduce, receive: Any, of_points: tuple[Tensor, ...], progress: bool
     ) -> list[Block]:
-        """Take all blocks, and return those that were taken: smaller ones, where memory ran out."""
+        """Run all blocks, and return those that were run: smaller ones if memory ran out."""
         self.weights.begin()
         todo, taken = deque(self._blocks), []
         held, weights = None, {}
@@ -141,7 +141,7 @@ class Walk:
                     held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, self.x)
                 result = self._tried(block, label, reduce, weights, of_points)
                 if result is None:
-                    # What did not fit once will not fit later: all that is left is cut as well.
+                    # What did not fit once will not fit later: the remaining blocks are split too.
                     todo = deque(part for each in (block, *todo) for part in each.within(block.rows // 2))
                     continue
                 receive(block, result)
@@ -150,7 +150,7 @@ class Walk:
         return taken
 
     def _tried(self, block: Block, label: str, reduce: Reduce, weights: Weights, of_points: tuple[Tensor, ...]) -> Any:
-        """Return a block's result; None, with random states as they were, when memory does not suffice for it."""
+        """Return a block's result; None, with random states restored, if memory runs out."""
         before = random_state(self.x.device)
         first = block.drawn.start
         own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
@@ -162,7 +162,7 @@ class Walk:
         except torch.OutOfMemoryError:
             if block.rows == 1:
                 raise
-        # Only here is the traceback gone, which holds the tensors of the failed pass.
+        # Only here is the traceback released, which holds the tensors of the failed pass.
         put_back(before, self.x.device)
         if self.x.is_cuda:
             torch.cuda.empty_cache()
@@ -175,7 +175,7 @@ class Walk:
         return Parameters(self.weights.model, self.weights.posterior, self, (self.x[:1],), {})
 
     def differentiable_loss(self, model: Any, guide: Any, x: Tensor) -> Tensor:
-        """Run one draw, for those who look which parameters it uses."""
+        """Run one draw, so that callers can see which parameters it uses."""
         return self._outputs_of(x)
 
     def _compiled(self, label: str, reduce: Reduce, count: int, weights: Weights, inputs: list[Tensor]) -> Any:
@@ -202,7 +202,7 @@ class Walk:
 
     @contextmanager
     def _trial(self) -> Iterator[None]:
-        """Within this context a run leaves no mark: neither on random states nor on networks."""
+        """Within this context a run has no side effects on random states or networks."""
         with forked(self.x.device), evaluating(self.weights.model, self.weights.posterior):
             yield
 
@@ -211,9 +211,9 @@ class Walk:
         return self.weights.outputs(self.weights.draw(count, x), x, count)
 
     def _rows_that_fit(self) -> int:
-        """Return how many rows take half of the memory that is free, from the peak of a small block."""
+        """Return how many rows use half of the free memory, from the peak of a small block."""
         x, device = self.x[:_TRIAL_ROWS], self.x.device
-        self._outputs_of(x)  # libraries take their workspace on first use
+        self._outputs_of(x)  # libraries allocate their workspace on first use
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         self._outputs_of(x)
@@ -221,7 +221,7 @@ class Walk:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + unused
         fits = max(1, min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))
-        return int(2 ** math.floor(math.log2(fits)))  # so that a seed gives the same draws on two days
+        return int(2 ** math.floor(math.log2(fits)))  # so that a seed gives the same draws every time
 
     def _fingerprint(self) -> list[Any]:
         with self._trial():
@@ -238,7 +238,7 @@ def _cuts(total: int, size: int) -> list[slice]:
 
 
 def _even(total: int, most: int) -> int:
-    """Return a size of at most ``most`` that cuts ``total`` evenly if one near by does: fewer shapes to compile."""
+    """Return a size of at most ``most`` that divides ``total`` evenly if one near it does: fewer shapes to compile."""
     most = min(total, most)
     for size in range(most, max(most // 2, most - 4096), -1):
         if total % size == 0:

@@ -1,6 +1,6 @@
-"""Sums over draws that need no list of the draws: moments, class probabilities and votes, log-likelihoods.
+"""Running sums over draws, without storing the draws: moments, class probabilities and votes, log-likelihoods.
 
-A block of draws is reduced to sums for each data point, and those are added to what came before, all in float64. With
+A block of draws is reduced to sums for each data point, which are added to the earlier ones, all in float64. With
 y_t the targets given the t-th output, the law of total variance splits Var y = Var_t E[y_t] + E_t Var[y_t].
 """
 
@@ -24,7 +24,7 @@ def base_of(p: Any) -> Any:
 
 
 def is_class(p: Any) -> bool:
-    """Whether targets are classes: one of several, or yes and no."""
+    """Whether targets are classes: one of several, or binary."""
     return isinstance(base_of(p), Categorical | Bernoulli)
 
 
@@ -34,7 +34,7 @@ def is_normal(p: Any) -> bool:
 
 
 def moments_of(p: Any) -> Sums:
-    """Return what a distribution says of each target: "mean" and "noise", its variance, in float64.
+    """Return the moments of each target under a distribution: "mean" and "noise", its variance, in float64.
 
     For classes also "surprise", the entropy, and "votes", the most probable one, as indicators.
     """
@@ -56,7 +56,7 @@ def block_sums(likelihood: Any, f: Tensor) -> Sums:
 
     Returns:
         "mean" of E[y], "spread", its squared distances from the mean, and "noise", the sum of Var[y]; for classes also
-        "surprise", the sum of the draws' own entropies, and "votes", how many draws are for each class.
+        "surprise", the sum of the draws' own entropies, and "votes", how many draws vote for each class.
     """
     each = moments_of(likelihood.distribution(f))
     means = each.pop("mean")
@@ -66,7 +66,7 @@ def block_sums(likelihood: Any, f: Tensor) -> Sums:
 
 
 def _votes(logits: Tensor) -> Tensor:
-    """Return which class each draw is for, as indicators."""
+    """Return which class each draw votes for, as indicators."""
     best = logits.argmax(-1, keepdim=True)
     return best == torch.arange(logits.shape[-1], device=best.device)
 
@@ -87,7 +87,7 @@ class Running:
     """The sums of all draws so far, for every data point.
 
     Args:
-        points: how many data points there are; of no use where all are added together, by an ellipsis.
+        points: how many data points there are; unused if all are added together, by an ellipsis.
     """
 
     def __init__(self, points: int) -> None:
@@ -95,7 +95,7 @@ class Running:
         self.sums: Sums = {}
 
     def add(self, seen: int, count: int, points: Any, block: Sums) -> None:
-        """Add a block of ``count`` draws for some points, which have ``seen`` draws already."""
+        """Add a block of ``count`` draws for some points, which already have ``seen`` draws."""
         if not self.sums:
             sizes = {k: v.shape if points is ... else (self.points, *v.shape[1:]) for k, v in block.items()}
             self.sums = {k: v.new_zeros(sizes[k], dtype=_whole(v.dtype)) for k, v in block.items()}
@@ -117,7 +117,7 @@ def mixture_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:
     halvings = 44 if loc.dtype == F64 else 28  # to 6e-14 of the bracket's width, or 4e-9
     loc, scale = loc.to(F64), scale.to(F64)
     quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=F64, device=loc.device))
-    # The mixture's quantile lies between the smallest and the largest of its parts' own.
+    # The mixture's quantile lies between the smallest and the largest quantile of its parts.
     parts = loc + scale * quantile
     low, high = parts.amin(0), parts.amax(0)
     for _ in range(halvings):

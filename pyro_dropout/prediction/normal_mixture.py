@@ -1,7 +1,7 @@
-"""A prediction with Gaussian noise as what it is: for every target a mixture of T normals, one for each draw.
+"""A prediction with Gaussian noise as a mixture of T normals for every target, one for each draw.
 
-Here are its parts, taken a piece at a time so that memory stays bounded, its distribution function and its quantiles,
-all in float64.
+Its parts, taken a piece at a time so that memory stays bounded, its distribution function and its quantiles, all in
+float64.
 """
 
 import math
@@ -16,7 +16,7 @@ from pyro_dropout.prediction.moments import base_of, is_normal
 from pyro_dropout.prediction.prediction import Prediction
 
 _F64 = torch.float64
-_THINNEST = torch.finfo(torch.float32).tiny  # an underflow to zero would give no numbers
+_THINNEST = torch.finfo(torch.float32).tiny  # an underflow to zero would give NaN
 
 
 def check_prediction(prediction: Prediction) -> None:
@@ -28,7 +28,7 @@ def check_prediction(prediction: Prediction) -> None:
 
 
 def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
-    """Return ``y`` as the likelihood wants it, where the prediction is; a target that is no number is refused."""
+    """Return ``y`` as the likelihood expects it, on the prediction's device; raise if a target is not finite."""
     check_prediction(prediction)
     if prediction.mean.numel() == 0:
         raise ShapeError("prediction must be of at least one point; it has none.")
@@ -43,7 +43,7 @@ def check_normal(prediction: Prediction, name: str) -> None:
     check_prediction(prediction)
     if not is_normal(prediction._targets):
         raise PyroDropoutError(
-            f"{name} is for Gaussian likelihoods, and this prediction is of {prediction._name}; classes have"
+            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction._name}; classes have"
             " reliability, ece and brier."
         )
 
@@ -56,7 +56,7 @@ def normal_pieces(prediction: Prediction) -> Iterator[tuple[Any, Tensor, Tensor]
 
 
 def together(pieces: Iterable[Tensor]) -> Tensor:
-    """Return what was found for some points at a time, for all of them; a site that is one number has no pieces."""
+    """Concatenate results for some points at a time; a site that is a single number has one piece."""
     found = list(pieces)
     return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -68,10 +68,10 @@ def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
 
 
 def fast_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:
-    """Return a quantile of equally weighted normals (T, ...), by Newton's steps inside a bracket.
+    """Return a quantile of equally weighted normals (T, ...), by Newton steps inside a bracket.
 
-    Three or four passes over the parts do here what bisection does in forty: a curve of intervals needs dozens of
-    quantiles. A step that leaves the bracket, or does not halve the one before it, is replaced by a bisection.
+    Three or four passes over the parts replace forty bisections: a curve of intervals needs dozens of quantiles. A step
+    that leaves the bracket, or does not halve the one before it, is replaced by a bisection.
     """
     inner = torch.special.ndtri(torch.tensor(level, dtype=_F64, device=loc.device))
     parts = loc + scale * inner
@@ -87,10 +87,10 @@ def fast_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:
         low, high = torch.where(excess < 0, z, low), torch.where(excess > 0, z, high)
         newton = torch.where(excess == 0, z, z - excess / density)
         good = (newton >= low) & (newton <= high) & ((newton - z).abs() <= before / 2)
-        # What has arrived stays: steps of the size of rounding errors do not halve, and would be taken for bad ones.
+        # Converged values stay: steps of the size of rounding errors do not halve, and would look like bad ones.
         following = torch.where(done, z, torch.where(good, newton, (low + high) / 2))
         before, z = (following - z).abs(), following
-        done = done | (before <= near)  # each of Newton's steps squares the error: after this one none is left
+        done = done | (before <= near)  # each Newton step squares the error: after this one none is left
         if bool(done.all()):
             break
     return z

@@ -29,8 +29,8 @@ from pyro_dropout.training.fit import move_to
 
 Keep = Literal["auto"] | bool
 
-_FEW = 2**24  # numbers in the samples that are kept without being asked for
-_ROWS = 2**16  # pairs of a draw and a point, of functions drawn together
+_FEW = 2**24  # the most numbers that keep_samples="auto" keeps
+_ROWS = 2**16  # pairs of a draw and a point, for functions drawn together
 
 
 def predict(
@@ -49,41 +49,41 @@ def predict(
     shard: Shard = "points",
     **kwargs: Any,
 ) -> Any:
-    """Predict what a model has not seen: its outputs, or its sites, averaged over draws of its posterior.
+    """Predict a model's outputs or sites at new data, averaged over draws of its posterior.
 
-    Of a network, the targets at ``x``: draws are summed up as they come, so that memory does not grow with their
-    number, and the network runs in evaluation mode. Of any other Pyro model, all sites that the posterior does not
-    have, observed or not: one run of the model for each draw.
+    For a network, the targets at ``x``: draws are summed as they come, so that memory does not grow with their number,
+    and the network runs in evaluation mode. For any other Pyro model, all sites that the posterior does not have,
+    observed or not: one run of the model for each draw.
 
     Args:
         model: a network of this package, ``model(x)``, which returns its outputs f, (N, D); or any Pyro model.
         posterior: a guide of its latent sites; or a reference that gives whole functions, by ``nuts`` (its draws,
-            shuffled, each once before any comes twice), ``conjugate`` or ``gp_posterior`` (then of the model only the
-            likelihood is used).
-        args: the model's own arguments, of a network x, N data points, first dimension first; moved to where the model
-            is. Data that are to be predicted are left out, as in ``model(x, y=None)``.
+            shuffled, each used once before any is repeated), ``conjugate`` or ``gp_posterior`` (which use only the
+            likelihood of the model).
+        args: the model's own arguments; for a network x, N data points, first dimension first; moved to the model's
+            device. Data to be predicted are left out, as in ``model(x, y=None)``.
         samples: the number T of draws.
-        method: "mc"; or "standard", one pass with the mean weights, which knows no epistemic uncertainty.
-        shared: whether all points share each draw, which is then a whole function. Otherwise every point has weights of
-            its own in every draw: the answer at each point has the same distribution, and the points' errors are
+        method: "mc"; or "standard", one pass with the mean weights, without epistemic uncertainty.
+        shared: whether all points share each draw, which is then a whole function. Otherwise every point has its own
+            weights in every draw: the answer at each point has the same distribution, and the points' errors are
             independent. References, and Pyro models other than networks, always share.
-        seed: makes the draws repeat, and leaves torch's random state as it was. On a GPU give ``chunk`` as well, for it
-            decides in which order random numbers are used, and is otherwise measured.
+        seed: makes the draws reproducible, and leaves torch's random state as it was. On a GPU give ``chunk`` as well:
+            it decides in which order random numbers are used, and is measured if not given.
         keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).
-        compile: whether to compile the forward passes: some ten seconds for each shape of block, repaid by long runs.
-            This and the next two are for networks.
-        chunk: rows, pairs of a draw and a point, of one forward pass; by default what fits into memory. It is halved
+        compile: whether to compile the forward passes: about ten seconds for each block shape, worth it in long runs.
+            This and the next two options are for networks.
+        chunk: rows, pairs of a draw and a point, in one forward pass; by default what fits into memory. It is halved
             whenever memory runs out.
         progress: whether to show a bar.
         distributed: whether this is one of several processes that torchrun has started, which share the work; all make
             the same call and all get the whole answer. Where samples are not kept, ``log_prob`` and ``covariance`` of
-            it must be asked by all as well.
-        shard: what they share out, "points" or "samples"; draws differ from those of one process.
+            it must be called by all of them as well.
+        shard: what they divide, "points" or "samples"; draws differ from those of one process.
         kwargs: the model's own keyword arguments.
 
     Returns:
-        A ``Prediction``; of a Pyro model that is not a network, a ``SitePrediction``, or a dict of them by site where
-        the posterior leaves several sites to predict.
+        A ``Prediction``; for a Pyro model that is not a network, a ``SitePrediction``, or a dict of them by site if the
+        posterior leaves several sites to predict.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -148,7 +148,7 @@ def predict(
 
 
 def _together(model: Any, posterior: Any, x: Tensor, shard: Shard, **asked: Any) -> Prediction:
-    """Make the prediction on all ranks; whether samples are kept is decided by all of them that there are."""
+    """Predict on all ranks; the total size decides whether samples are kept."""
     group = join(x.device)
     if asked["keep_samples"] == "auto":
         one = predict(model, posterior, x[:1], **{**asked, "samples": 1, "keep_samples": True, "seed": 0})
@@ -157,22 +157,22 @@ def _together(model: Any, posterior: Any, x: Tensor, shard: Shard, **asked: Any)
 
 
 def _points_of(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return x, which a network is asked about, by place or by name."""
+    """Return x, the input of a network, given by position or by name."""
     check_keywords(predict, model, kwargs)
     given = [*args, *(kwargs[name] for name in ("x",) if name in kwargs)]
     rest = [name for name in kwargs if name != "x"]
     if len(given) != 1 or rest:
         got = [*(type(arg).__name__ for arg in args), *(f"{name}=..." for name in kwargs)]
-        raise PyroDropoutError(f"a network is asked about x alone, as predict(model, posterior, x); got {got}.")
+        raise PyroDropoutError(f"a network takes only x, as in predict(model, posterior, x); got {got}.")
     return given[0]
 
 
 def _check_alone(compile: bool, distributed: bool) -> None:
-    """Raise where what was asked for is done for networks only."""
+    """Raise if an option that only networks support was given."""
     for name, value in (("compile", compile), ("distributed", distributed)):
         if value:
             raise PyroDropoutError(
-                f"{name}=True is for networks: any other Pyro model is run once for each draw, here. Leave it out."
+                f"{name}=True is for networks: here any other Pyro model is run once for each draw. Leave it out."
             )
 
 
@@ -196,17 +196,17 @@ def _check_met(posterior: Any) -> None:
     """Raise if a guide has not read its model, which it cannot do here: without ``y`` it would take y for a weight."""
     if getattr(posterior, "prototype_trace", posterior) is None:
         raise PyroDropoutError(
-            f"{type(posterior).__name__} has not seen its model yet: fit it, or call posterior(x, y) once, first, with"
+            f"{type(posterior).__name__} has not seen its model yet: first fit it, or call posterior(x, y) once, with"
             " the data."
         )
 
 
 def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shared: bool, options: Any) -> Walk:
-    """Return the walk, made ready; where weights cannot be drawn for each point, say so, and what can be done."""
+    """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
     if method == "standard":
         return Walk(MeanWeights(model, posterior), x, samples, **options)
     if hasattr(posterior, "sample_functions"):
-        # Points that are met in different blocks would lie on different functions, so a block has all of them.
+        # Points in different blocks would lie on different functions, so a block has all of them.
         options = {**options, "chunk": max(options["chunk"] or _ROWS, len(x)), "compile": False}
         return Walk(FunctionDraws(model, posterior), x, samples, **options)
     if hasattr(posterior, "draws_at"):
@@ -216,7 +216,7 @@ def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shar
     try:
         return Walk(PerExample(model, posterior), x, samples, **options)
     except PyroDropoutError as cause:
-        Walk(WholeFunctions(model, posterior), x[:1], 1, **options)  # what is wrong here too is wrong in itself
+        Walk(WholeFunctions(model, posterior), x[:1], 1, **options)  # not an error of per-point draws if this fails too
         raise PyroDropoutError(
             f"weights cannot be drawn for each data point here: {cause} Write predict(..., shared=True)."
         ) from cause

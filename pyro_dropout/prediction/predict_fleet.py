@@ -1,4 +1,4 @@
-"""Predictions of a fleet: all replicas at once, each at its own rows of one set of data; results lead with E."""
+"""Predictions of a fleet: all replicas at once, each at its own rows of one data set; results have E in front."""
 
 import math
 from collections import deque
@@ -22,11 +22,11 @@ from pyro_dropout.training.compile.functional import Buffers, Parameters, unvali
 from pyro_dropout.training.compile.program import Program, traced
 from pyro_dropout.training.fleet.fleet import Fleet
 
-_CPU_ROWS, _CUDA_ROWS = 2**15, 2**20  # of one forward pass of all replicas
+_CPU_ROWS, _CUDA_ROWS = 2**15, 2**20  # in one forward pass of all replicas
 
 
 class FleetPrediction(Prediction):
-    """What every replica of a fleet says about the targets: as ``Prediction``, each result with E in front.
+    """The predictions of every replica of a fleet: like ``Prediction``, with E in front of each result.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -51,7 +51,7 @@ class FleetPrediction(Prediction):
 
     @property
     def samples(self) -> Tensor:
-        """The outputs of every draw, (T, E, n, D), where ``predict_fleet`` was told to keep them."""
+        """The outputs of every draw, (T, E, n, D), if ``predict_fleet`` was called with ``keep_samples=True``."""
         if self._samples is None:
             raise PyroDropoutError("samples were not kept; call predict_fleet(..., keep_samples=True).")
         return self._samples
@@ -70,7 +70,7 @@ class FleetPrediction(Prediction):
         return (self.log_sums - math.log(self._count)).to(self._like)
 
     def scores(self) -> dict[str, Tensor]:
-        """Return scores of every replica, (E,): "log_likelihood" a point, and "rmse", or "accuracy" for classes."""
+        """Return scores of every replica, (E,): "log_likelihood" per point, and "rmse", or "accuracy" for classes."""
         log_likelihood = self.log_prob().mean(1)
         assert self.targets is not None
         if self._one_of_several:
@@ -93,18 +93,18 @@ def predict_fleet(
     chunk: int | None = None,
     progress: bool = False,
 ) -> FleetPrediction:
-    """Predict with all replicas of a fleet in one computation, a weight draw for each draw, replica and point.
+    """Predict with all replicas of a fleet in one computation, with separate weights for each draw, replica and point.
 
     Args:
         fleet: the fleet.
         x: data points, (N, ...).
-        y: their targets, where log-likelihoods and scores are wanted.
+        y: their targets, if log-likelihoods and scores are needed.
         indices: (E, n), the rows of x that each replica predicts; all of them by default.
         samples: the number T of draws.
-        seed: makes the draws repeat, and leaves torch's random state as it was.
+        seed: makes the draws reproducible, and leaves torch's random state as it was.
         keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D).
         compile: whether to compile the forward pass.
-        chunk: rows, draws times replicas times points, of one forward pass; halved whenever memory runs out.
+        chunk: rows, draws times replicas times points, in one forward pass; halved whenever memory runs out.
         progress: whether to show a bar.
 
     Example:
@@ -114,7 +114,7 @@ def predict_fleet(
         ...     return model, pd.AutoDropout(model, keep=keep)
         >>> fleet = pd.Fleet(build, {"keep": [0.5, 0.99]})
         >>> answer = pd.predict_fleet(fleet, torch.ones(5, 2), samples=200, seed=0)
-        >>> bool((answer.epistemic[0] > answer.epistemic[1]).all())  # what drops more knows less
+        >>> bool((answer.epistemic[0] > answer.epistemic[1]).all())  # more dropout, more uncertainty
         True
     """
     check_count("samples", samples)
@@ -169,7 +169,7 @@ def predict_fleet(
 
 
 class _Task:
-    """The forward pass of some replicas, as the mapped graph of one replica's."""
+    """The forward pass of some replicas, as one replica's graph mapped over them."""
 
     def __init__(self, fleet: Fleet, x: Tensor, y: Tensor | None, rows: Tensor, compile: bool, keep: bool) -> None:
         self.x, self.y, self.rows, self.compile, self.keep = x, y, rows, compile, keep
@@ -183,7 +183,7 @@ class _Task:
         self._programs: dict[tuple[int, int], Program] = {}
 
     def differentiable_loss(self, model: Any, guide: Any, x: Tensor) -> Tensor:
-        """Run one draw, for those who look which parameters it uses."""
+        """Run one draw, so that callers can see which parameters it uses."""
         return self.weights.outputs({}, x, 1)
 
     def run(self, replicas: slice, count: int) -> tuple[Sums, Tensor, Tensor]:
@@ -234,7 +234,7 @@ def _cuts(start: int, stop: int, size: int) -> list[slice]:
 
 
 def _halved(replicas: slice, draws: slice) -> list[tuple[slice, slice]]:
-    """Return a block in two parts: half the draws each, or half the replicas when there is only one draw."""
+    """Split a block in two: half the draws each, or half the replicas if there is only one draw."""
     if draws.stop - draws.start > 1:
         middle = (draws.start + draws.stop) // 2
         return [(replicas, slice(draws.start, middle)), (replicas, slice(middle, draws.stop))]

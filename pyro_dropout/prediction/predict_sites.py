@@ -1,4 +1,4 @@
-"""Predictions of any Pyro model: its sites that the posterior does not have, at each draw of those that it has."""
+"""Predictions of any Pyro model: the sites that the posterior does not have, at each draw of those that it has."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,22 +23,22 @@ from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.prediction.snapshot import evaluating, seeded
 from pyro_dropout.training.fit import place_of
 
-_FEW = 2**24  # numbers in the samples that are kept without being asked for
-_MOST = 2**26  # numbers in the draws of the latent sites that are held at once
+_FEW = 2**24  # the most numbers that keep="auto" keeps
+_MOST = 2**26  # the most numbers in draws of latent sites that are held at once
 _DRAWS = 64  # of a site at each draw, where its distribution has no moments in closed form
 
 
 def predict_sites(
     call: ModelCall, posterior: Any, *, samples: int, method: str, seed: int | None, keep: Any, progress: bool
 ) -> SitePrediction | dict[str, SitePrediction]:
-    """Return what a model says of the sites that the posterior does not have: of one, or of several by name.
+    """Return predictions of the sites that the posterior does not have: one, or several by name.
 
     Args:
-        call: the model and its arguments; where data are among them, the sites that hold them are predicted.
+        call: the model and its arguments; if they include data, the sites that hold the data are predicted.
         posterior: a guide, or draws.
         samples: how many draws of the posterior.
         method: "mc", or "standard" for one run at the posterior's mean.
-        seed: makes the draws repeat.
+        seed: makes the draws reproducible.
         keep: whether each draw's distribution and a sample of it are kept; "auto", where they are few.
         progress: whether to show a bar.
     """
@@ -58,8 +58,8 @@ def predict_sites(
                 found = {name: _Tally(name, keeps) for name in sites}
             if set(sites) != set(found):
                 raise PyroDropoutError(
-                    f"the model samples other sites at other draws: {', '.join(found)} at first, and then"
-                    f" {', '.join(sites)}. It must sample the same ones always."
+                    f"the model samples different sites at different draws: {', '.join(found)} at first, and then"
+                    f" {', '.join(sites)}. It must always sample the same ones."
                 )
             for name, site in sites.items():
                 found[name].add(t, site)
@@ -69,12 +69,12 @@ def predict_sites(
 
 
 def _draws(call: ModelCall, posterior: Any, samples: int, method: str) -> Iterator[Weights]:
-    """Yield draws of the latent sites, one at a time; some are made together."""
+    """Yield draws of the latent sites, one at a time; they are made in batches."""
     if method == "standard":
         means = MeanWeights(call.model, posterior).draw(1, torch.zeros(()))
         yield {name: value[0] for name, value in means.items()}
         return
-    if hasattr(posterior, "draws_at"):  # each once before any comes twice
+    if hasattr(posterior, "draws_at"):  # each used once before any is repeated
         left = posterior.order(samples)
         size = sum(value[0, 0].numel() for value in posterior.weights.values())
         for numbers in left.split(max(1, _MOST // max(1, size))):
@@ -107,13 +107,13 @@ def _asked(call: ModelCall, draw: Weights) -> dict[str, Site]:
     if not asked:
         raise PyroDropoutError(
             f"the posterior has all sites of the model, {', '.join(known)}, so there is nothing to predict: a guide"
-            " must meet its model with the data, which it then does not draw."
+            " must be called with the data, so that it does not sample them."
         )
     return asked
 
 
 class _Tally:
-    """What the draws so far say of one site."""
+    """The prediction of one site from the draws so far."""
 
     def __init__(self, name: str, keep: bool) -> None:
         self.name, self.keep = name, keep
@@ -131,7 +131,7 @@ class _Tally:
         self.running.add(t, 1, ..., self._moments(p))
         if self.keep:
             self.parts.append(p)
-            # What was drawn is what later sites of this draw were made from.
+            # Later sites of this draw were made from the drawn value.
             self.values.append(p.sample() if site["is_observed"] else site["value"])
 
     def _moments(self, p: Any) -> Sums:
@@ -143,7 +143,7 @@ class _Tally:
                 self.estimated = True
         drawn = p.sample((_DRAWS,)).double()
         mean, noise = drawn.mean(0), drawn.var(0)
-        # The spread of such means holds some of the noise, which is taken off again.
+        # The spread of such means includes some of the noise, which is subtracted.
         return {"mean": mean, "noise": noise, "spread": -noise / _DRAWS}
 
     def prediction(self, samples: int) -> SitePrediction:

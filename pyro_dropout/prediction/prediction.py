@@ -1,6 +1,6 @@
-"""What a model and its posterior say about new targets: moments, densities, intervals, classes.
+"""Predictions of new targets by a model and its posterior: moments, densities, intervals, classes.
 
-Var y is the sum of two parts: epistemic, the variance of E[y | f] over the draws, which more data would lessen, and
+Var y is the sum of two parts: epistemic, the variance of E[y | f] over the draws, which more data would reduce, and
 aleatoric, the mean of Var[y | f], which is noise.
 """
 
@@ -24,11 +24,11 @@ from pyro_dropout.prediction.moments import (
     mixture_quantile,
 )
 
-_PIECE = 2**22  # numbers of the samples that are worked on at once
+_PIECE = 2**22  # numbers of the samples that are processed at once
 
 
 class Prediction:
-    """What a model and its posterior say about the targets at N points; made by ``predict``.
+    """The prediction of a model and its posterior for the targets at N points; made by ``predict``.
 
     Targets of classes are indicators: D is then the number of classes, and ``mean`` their probabilities.
 
@@ -36,9 +36,9 @@ class Prediction:
         likelihood: p(y | f).
         sums: over all draws, for each point.
         count: how many draws.
-        like: some of the model's outputs, for their type.
-        samples: the outputs, where they were kept.
-        walk: the way to the outputs, where they were not.
+        like: some of the model's outputs, for their dtype.
+        samples: the outputs, if they were kept.
+        walk: recomputes the outputs, if they were not kept.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -102,7 +102,7 @@ class Prediction:
     def covariance(self) -> Tensor:
         """Cov[y] between the targets of a point, (N, D, D): E[yyᵀ] - E[y]E[y]ᵀ, noise included (Prop. 4).
 
-        Where samples were not kept, the same draws are made once more.
+        If samples were not kept, the same draws are made again.
         """
         mean = self._sums["mean"]
         if self._one_of_several:  # indicators, of which one is 1
@@ -132,7 +132,7 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y | x) ≈ logsumexp_t log p(y | f_t) - log T of each point, (N,).
 
-        Where samples were not kept, the same draws are made once more.
+        If samples were not kept, the same draws are made again.
         """
         y = self._checked(y)
         found = torch.full((len(y),), -math.inf, dtype=torch.float64, device=self._like.device)
@@ -166,25 +166,25 @@ class Prediction:
 
     @property
     def probs(self) -> Tensor:
-        """Probabilities of the classes, (N, C); with a Bernoulli likelihood of "yes", (N, D)."""
+        """Probabilities of the classes, (N, C); with a Bernoulli likelihood, those of "yes", (N, D)."""
         self._check_classes("probs")
         return self.mean
 
     @property
     def entropy(self) -> Tensor:
-        """The entropy of the predicted class in nats, (N,); with a Bernoulli likelihood of each target, (N, D)."""
+        """The entropy of the predicted class in nats, (N,); with a Bernoulli likelihood, of each target, (N, D)."""
         self._check_classes("entropy")
         return self._entropy().to(self._like)
 
     @property
     def mutual_information(self) -> Tensor:
-        """How much the class and the weights say about each other, in nats: the epistemic part of the entropy."""
+        """The mutual information of the class and the weights, in nats: the epistemic part of the entropy."""
         self._check_classes("mutual_information")
         return (self._entropy() - self._sums["surprise"] / self._count).clamp_min(0).to(self._like)
 
     @property
     def variation_ratio(self) -> Tensor:
-        """The fraction of draws that are not for the class that most draws are for."""
+        """The fraction of draws that do not vote for the most common class."""
         self._check_classes("variation_ratio")
         votes = self._sums["votes"].to(torch.float64) / self._count
         most = votes.amax(-1) if self._one_of_several else torch.maximum(votes, 1 - votes)
@@ -209,19 +209,19 @@ class Prediction:
     def _check_classes(self, name: str) -> None:
         if not is_class(self._targets):
             raise PyroDropoutError(
-                f"{name} is for classes, and this prediction is of {self._name}; it has mean, variance, epistemic,"
+                f"{name} is for classes, but this prediction is of {self._name}; it has mean, variance, epistemic,"
                 " aleatoric, std, log_prob(y)" + (" and interval(level)." if is_normal(self._targets) else ".")
             )
 
     def _checked(self, y: Tensor) -> Tensor:
-        """Return ``y`` as the likelihood wants it, or say what is wrong with it or with one of its values."""
+        """Return ``y`` as the likelihood expects it; raise if it or one of its values is not valid."""
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
         check_dense("y", y)
         f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
         checked: Tensor = self._likelihood.checked(f, y.to(f.device))
         self._likelihood.check_values(f, checked)
-        classes = f.shape[-1]  # looked at whatever the likelihood says of them, for torch would crash on a GPU
+        classes = f.shape[-1]  # checked whatever the likelihood checks, because torch would crash on a GPU
         if self._one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
             low, high = int(checked.min()), int(checked.max())
             raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
@@ -243,17 +243,17 @@ class Prediction:
         return drawn
 
     def _per_point(self, each: Tensor) -> Tensor:
-        """Return values of single targets, added up for each point, (N,)."""
+        """Return values of single targets, summed for each point, (N,)."""
         return each if self._one_of_several else each.sum(-1)
 
     def _pieces(self) -> Iterator[Any]:
-        """Yield the points in pieces whose samples can be worked on at once."""
+        """Yield the points in pieces whose samples can be processed at once."""
         count, points, width = self.samples.shape
         size = max(1, _PIECE // (count * width))
         return (slice(start, start + size) for start in range(0, points, size))
 
 
 def check_level(level: Any) -> None:
-    """Raise unless this is the level of an interval."""
+    """Raise unless this is a valid level of an interval."""
     if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
         raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")

@@ -1,4 +1,4 @@
-"""A posterior that is known by draws: the weights of several Markov chains, and whether the chains agree."""
+"""A posterior given by draws: the weights of several Markov chains, and whether the chains agree."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,14 @@ from pyro_dropout.mathematics.errors import ShapeError, check_count
 class SampledPosterior:
     """Draws of a network's weights from its posterior, chain by chain; a posterior that ``predict`` takes.
 
-    Weights of a network are not identified: hidden units can trade places, and two chains that agree about the function
-    may disagree about every weight. Ask ``rhat_of`` and ``ess_of`` about outputs, not about weights.
+    Weights of a network are not identified: hidden units can be exchanged, and two chains that agree about the function
+    may disagree about every weight. Use ``rhat_of`` and ``ess_of`` on outputs, not on weights.
 
     Attributes:
         weights: {site: (chains, draws, *shape)}.
-        divergences: how many trajectories were lost, of all chains; any at all is a reason for doubt.
+        divergences: the number of divergent trajectories in all chains; any at all is a reason for doubt.
         seconds: how long sampling took.
-        whole_functions: True, for each draw is one function, at all points.
+        whole_functions: True, because each draw is one function, at all points.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -67,21 +67,21 @@ class SampledPosterior:
         return int(next(iter(self.weights.values())).shape[1])
 
     def mean(self) -> dict[str, Tensor]:
-        """Return the mean of each site over all draws; of a network with hidden units it means little."""
+        """Return the mean of each site over all draws; for a network with hidden units it means little."""
         return {name: value.mean((0, 1)) for name, value in self.weights.items()}
 
     def sample_weights(self, n: int) -> dict[str, Tensor]:
-        """Return ``n`` draws, {site: (n, *shape)}, shuffled by torch's generator, each once before any comes twice."""
+        """Return ``n`` shuffled draws, {site: (n, *shape)}, each used once before any is repeated."""
         return self.draws_at(self.order(n))
 
     def order(self, n: int) -> Tensor:
-        """Return the numbers of ``n`` draws, (n,), shuffled: whole rounds of all of them, and a part of one."""
+        """Return the indices of ``n`` draws, (n,), shuffled: whole rounds of all draws, and part of one."""
         check_count("n", n)
         total = self.num_chains * self.num_draws
         return torch.cat([torch.randperm(total) for _ in range(-(-n // total))])[:n]
 
     def draws_at(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Return the draws with these numbers, which count through the first chain, then the second, and so on."""
+        """Return the draws with these indices, which run through the first chain, then the second, and so on."""
         return {name: value.flatten(0, 1)[numbers.to(value.device)] for name, value in self.weights.items()}
 
     # --- whether the chains agree -------------------------------------------------------------------------------------
@@ -89,13 +89,13 @@ class SampledPosterior:
     def rhat_of(self, values: Tensor) -> Tensor:
         """Return R-hat of values (chains, draws, ...), rank-normalised and split; above 1.01 the chains disagree.
 
-        It is that of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), by ArviZ, and 1 for what never changes.
+        It is that of Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), by ArviZ, and 1 for constant values.
         The result has shape (...).
         """
         return self._by_arviz("rhat", values, 1.0)
 
     def ess_of(self, values: Tensor) -> Tensor:
-        """Return how many independent draws say as much about the mean of values (chains, draws, ...); shape (...)."""
+        """Return the effective sample size for the mean of values (chains, draws, ...); shape (...)."""
         return self._by_arviz("ess", values, float(self.num_chains * self.num_draws))
 
     def _by_arviz(self, name: str, values: Tensor, constant: float) -> Tensor:
@@ -108,6 +108,6 @@ class SampledPosterior:
             )
         of: Any = getattr(arviz, name)
         each = values.detach().to("cpu", torch.float64).reshape(self.num_chains, self.num_draws, -1).unbind(-1)
-        with np.errstate(divide="ignore", invalid="ignore"):  # of a chain that never moved
+        with np.errstate(divide="ignore", invalid="ignore"):  # for a chain that never moved
             found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]
         return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])

@@ -1,4 +1,4 @@
-"""A prediction that several processes make together: each walks its share of the points, or of the draws."""
+"""A prediction by several processes together: each computes its share of the points, or of the draws."""
 
 import math
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from pyro_dropout.training.distributed.process_group import Group
 
 Shard = Literal["points", "samples"]
 
-_ROWS = 2**18  # of one forward pass on a GPU, where all ranks must draw their weights in the same portions
+_ROWS = 2**18  # in one forward pass on a GPU, where all ranks must draw weights in equal portions
 
 
 class Shards:
-    """Who has which points or draws, and how their answers are put together.
+    """Which rank has which points or draws, and how their results are combined.
 
     Args:
         group: the ranks.
-        shard: what is shared out.
+        shard: what is divided.
         points: how many points there are.
         samples: how many draws.
     """
@@ -33,10 +33,10 @@ class Shards:
         self._window = math.ceil(points / group.world)
 
     def own_points(self, rank: int) -> tuple[slice, int]:
-        """Return the points that a rank walks, and how many of the first of them are another's too.
+        """Return the points that a rank computes, and how many of the first of them another rank computes too.
 
-        All walk equally many, at the price of some that two walk: then all draw whole functions in the same portions,
-        and points of different ranks lie on the same functions.
+        All ranks compute the same number of points, so that some are computed twice: then all draw whole functions in
+        equal portions, and points of different ranks lie on the same functions.
         """
         if self.shard == "samples":
             return slice(0, self.points), 0
@@ -45,14 +45,14 @@ class Shards:
         return slice(start, start + self._window), min(begin - start, self._window)
 
     def own_draws(self, rank: int) -> int:
-        """Return how many draws of a rank count."""
+        """Return how many of a rank's draws count."""
         if self.shard == "points":
             return self.samples
         share = Group(rank, self.group.world).share(self.samples)
         return int(share.stop - share.start)
 
     def joined(self, own: Tensor, dim: int) -> Tensor:
-        """Return every rank's points put together, in order; ``dim`` is that of the points."""
+        """Return every rank's points joined in order; ``dim`` is the dimension of the points."""
         parts = []
         for rank in range(self.group.world):
             _, doubled = self.own_points(rank)
@@ -60,7 +60,7 @@ class Shards:
         return torch.cat(parts, dim)
 
     def of_each(self, own: Tensor) -> list[tuple[int, Tensor]]:
-        """Return every rank's tensor with its number of draws; those who have none are left out."""
+        """Return every rank's tensor with its number of draws; ranks without draws are left out."""
         found = [(self.own_draws(rank), self.group.copied(own, rank)) for rank in range(self.group.world)]
         return [(count, each) for count, each in found if count]
 
@@ -87,11 +87,11 @@ class Shards:
 
 
 class ShardedPrediction(Prediction):
-    """A prediction whose samples were not kept: what needs them is asked of all ranks, who must all ask.
+    """A prediction whose samples were not kept: whatever needs them must be called on all ranks.
 
     Args:
         own: this rank's prediction.
-        shards: who has what.
+        shards: which rank has what.
         sums: over all draws.
     """
 
@@ -100,7 +100,7 @@ class ShardedPrediction(Prediction):
         self._own, self._shards = own, shards
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return log p(y | x) of each point, (N,); every rank makes its draws once more."""
+        """Return log p(y | x) of each point, (N,); every rank repeats its draws."""
         points, _ = self._shards.own_points(self._shards.group.rank)
         own = self._own.log_prob(self._checked(y)[points])
         if self._shards.shard == "points":
@@ -110,7 +110,7 @@ class ShardedPrediction(Prediction):
 
     @property
     def covariance(self) -> Tensor:
-        """Cov[y] between the targets of a point, (N, D, D); every rank makes its draws once more."""
+        """Cov[y] between the targets of a point, (N, D, D); every rank repeats its draws."""
         own = self._own.covariance
         if self._shards.shard == "points":
             return self._shards.joined(own, 0)
@@ -133,7 +133,7 @@ def predict_together(
 
     Args:
         group: the ranks.
-        ask: makes a prediction by itself: ``ask(model, posterior, x, **asked)``.
+        ask: makes a prediction in one process: ``ask(model, posterior, x, **asked)``.
         model: the model.
         posterior: its posterior, with the same parameters on all ranks.
         x: all points.
@@ -156,7 +156,7 @@ def predict_together(
     else:
         asked["seed"] = group.seed(base)
     points, _ = shards.own_points(group.rank)
-    # Who has no draw makes one all the same, for the shapes of what the others found.
+    # A rank without draws makes one all the same, for the shapes of the others' results.
     own = ask(model, posterior, x[points], **{**asked, "samples": max(1, shards.own_draws(group.rank))})
     sums = shards.sums(own._sums)
     if not keep:
@@ -169,11 +169,11 @@ def _check_shard(posterior: Any, shard: Any) -> None:
         raise RangeError(f"shard must be 'points' or 'samples'; got {shard!r}.")
     if shard == "points" and hasattr(posterior, "sample_functions"):
         raise PyroDropoutError(
-            f"{type(posterior).__name__} draws its functions at all points together, so they cannot be shared out: use"
+            f"{type(posterior).__name__} draws its functions at all points together, so they cannot be divided: use"
             " shard='samples'."
         )
     if shard == "samples" and hasattr(posterior, "draws_at"):
         raise PyroDropoutError(
-            f"{type(posterior).__name__} has a fixed set of draws, each to be met once before any comes twice, so they"
-            " cannot be shared out: use shard='points'."
+            f"{type(posterior).__name__} has a fixed set of draws, each used once before any is repeated, so they"
+            " cannot be divided: use shard='points'."
         )

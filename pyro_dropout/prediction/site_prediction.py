@@ -1,8 +1,8 @@
-"""What a Pyro model and its posterior say about one of its sites: the mixture of the site's distributions over draws.
+"""A prediction of one site of a Pyro model: the mixture of the site's distributions over draws.
 
-A network gives outputs, and a likelihood says what they mean. Any other Pyro model says at each draw of its latent
-sites which distribution a site has, and that is kept: one distribution for each draw. Results have the shape of the
-site: its points, as its plates lay them out, and then the numbers of one point.
+A network gives outputs, and a likelihood gives their meaning. Any other Pyro model gives a site's distribution at each
+draw of its latent sites, and these are kept: one distribution for each draw. Results have the shape of the site: its
+points, as its plates lay them out, and then the numbers of one point.
 """
 
 import math
@@ -18,15 +18,15 @@ from pyro_dropout.prediction.prediction import Prediction, check_level
 
 
 class SitePrediction(Prediction):
-    """What a Pyro model and its posterior say about one site; made by ``predict``, with all that a ``Prediction`` has.
+    """The prediction of a Pyro model and its posterior for one site; made by ``predict``, with all of ``Prediction``.
 
     Args:
         site: the site's name.
         kind: its distribution at some draw.
-        sums: over all draws, for each number of the site.
+        sums: over all draws, for each element of the site.
         count: how many draws.
-        parts: the site's distribution at each draw, where they were kept.
-        samples: a value of the site drawn with each draw, (T, ...), where they were kept.
+        parts: the site's distribution at each draw, if kept.
+        samples: a value of the site drawn with each draw, (T, ...), if kept.
 
     Attributes:
         site: the site's name.
@@ -69,7 +69,7 @@ class SitePrediction(Prediction):
 
     @property
     def likelihood(self) -> Any:
-        """The site's distribution at the first draw, which tells its kind."""
+        """The site's distribution at the first draw, which shows its kind."""
         return self._likelihood
 
     @property
@@ -88,7 +88,7 @@ class SitePrediction(Prediction):
 
     @property
     def covariance(self) -> Tensor:
-        """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; where there is one, (..., 1, 1)."""
+        """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; (..., 1, 1) if there is only one."""
         kind = self._likelihood
         if self._one_of_several and kind.event_dim == 0:
             mean = self._sums["mean"]
@@ -118,13 +118,13 @@ class SitePrediction(Prediction):
         return (found - math.log(self._count)).to(self._like)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return the ends of the central interval that holds each number of the site with probability ``level``.
+        """Return the ends of the central interval that holds each element of the site with probability ``level``.
 
         With normal noise they are quantiles of the mixture of normals, and otherwise those of the samples.
         """
         check_level(level)
         if is_class(self._targets):
-            raise PyroDropoutError(f"interval() is for numbers, and site {self.site!r} is of {self._name}; use probs.")
+            raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self._name}; use probs.")
         tails = ((1 - level) / 2, (1 + level) / 2)
         if is_normal(self._targets):
             p = base_of(self._parts(...))
@@ -134,10 +134,10 @@ class SitePrediction(Prediction):
             low, high = (_between(drawn, tail) for tail in tails)
         return low.to(self._like), high.to(self._like)
 
-    # --- what scores ask of a prediction ------------------------------------------------------------------------------
+    # --- the interface for scores -------------------------------------------------------------------------------------
 
     def _parts(self, points: Any) -> Any:
-        """Return the normal distributions of all draws as one, (T, ...)."""
+        """Return the normal distributions of all draws as one distribution, (T, ...)."""
         bases = [base_of(p) for p in self.parts]
         loc, scale = (torch.stack([getattr(p, name) for p in bases]) for name in ("loc", "scale"))
         return torch.distributions.Normal(loc, scale, validate_args=False)
@@ -153,7 +153,7 @@ class SitePrediction(Prediction):
         return each.sum(dims) if dims else each
 
     def _checked(self, y: Tensor) -> Tensor:
-        """Return ``y`` as the site's distribution wants it, or say what is wrong with it."""
+        """Return ``y`` as the site's distribution expects it; raise if it is not valid."""
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
         check_dense("y", y)
@@ -164,7 +164,7 @@ class SitePrediction(Prediction):
         y = y.long() if self._one_of_several else y.to(self._like.dtype)
         try:
             inside = self._likelihood.support.check(y)
-        except NotImplementedError:  # a distribution that does not tell
+        except NotImplementedError:  # a distribution without a support
             return y
         if not bool(inside.all()):
             raise RangeError(f"y must lie in the support of site {self.site!r}, {self._name}; got {describe(y)}.")
@@ -176,7 +176,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _between(ordered: Tensor, level: float) -> Tensor:
-    """Return a quantile of values in rising order, (T, ...), on the line between the two nearest."""
+    """Return a quantile of sorted values, (T, ...), by linear interpolation."""
     place = level * (len(ordered) - 1)
     first = min(int(place), max(len(ordered) - 2, 0))
     last = min(first + 1, len(ordered) - 1)

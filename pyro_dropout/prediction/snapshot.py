@@ -1,4 +1,4 @@
-"""What a prediction depends on beside its arguments: random states, the mode of networks, values of parameters."""
+"""What a prediction depends on besides its arguments: random states, the mode of networks, values of parameters."""
 
 import contextlib
 import copy
@@ -12,7 +12,7 @@ from pyro_dropout.training.compile.functional import Parameters
 
 RandomState = tuple[Tensor, Tensor | None]
 
-_PIECE = 2**20  # numbers that a checksum looks at in one go
+_PIECE = 2**20  # numbers that a checksum processes at once
 
 
 def random_state(device: torch.device) -> RandomState:
@@ -21,14 +21,14 @@ def random_state(device: torch.device) -> RandomState:
 
 
 def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Put the generators back to where they were."""
+    """Restore the generators' states."""
     torch.set_rng_state(state[0])
     if state[1] is not None:
         torch.cuda.set_rng_state(state[1], device)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the two generators; ``torch.manual_seed`` would seed those of all other devices too."""
+    """Seed the two generators; ``torch.manual_seed`` would also seed those of all other devices."""
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         with torch.cuda.device(device):
@@ -36,13 +36,13 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 def forked(device: torch.device) -> Any:
-    """Within this context, random numbers leave no mark on the generators."""
+    """Restore the generators' states on exit."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 @contextlib.contextmanager
 def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Within this context random numbers come from a seed and leave no mark; without a seed nothing is different."""
+    """Draw random numbers from a seed, and restore the generators' states on exit; without a seed, do nothing."""
     with forked(device) if seed is not None else contextlib.nullcontext():
         if seed is not None:
             seed_generators(int(seed), device)
@@ -65,15 +65,15 @@ def evaluating(*roots: Any) -> Iterator[None]:
 
 
 def frozen(module: nn.Module) -> Any:
-    """Return a copy whose tensors no training moves; those with a history of gradients can be copied so too."""
+    """Return a copy that training does not change; it works for tensors with a gradient history too."""
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def fingerprint(model: Any, posterior: Any, run: Any, x: Tensor) -> list[Any]:
-    """Return numbers that change when a parameter, a buffer or ``x`` does, by whatever way.
+    """Return numbers that change when a parameter, a buffer or ``x`` changes, in whatever way.
 
-    They are made of the values themselves: an assignment to ``.data`` leaves torch's version counters as they are.
+    They are computed from the values: an assignment to ``.data`` does not change torch's version counters.
     """
     found = Parameters(model, posterior, run, (x[:1],), {}).by_name
     tensors = {id(value): value for value in (*found.values(), x)}
@@ -86,9 +86,9 @@ def fingerprint(model: Any, posterior: Any, run: Any, x: Tensor) -> list[Any]:
 
 
 def checksum(value: Tensor) -> Tensor:
-    """Return a whole number made of all bits of a tensor: Σ bitsᵢ·(2i + 1) modulo 2⁶⁴.
+    """Return a whole number computed from all bits of a tensor: Σ bitsᵢ·(2i + 1) modulo 2⁶⁴.
 
-    Odd factors have inverses, so a change of any one number changes the sum, however small it is.
+    Odd factors have inverses, so any change of a single number changes the sum, however small it is.
     """
     flat = value.contiguous().reshape(-1)
     bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])

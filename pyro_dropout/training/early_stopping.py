@@ -1,4 +1,4 @@
-"""Early stopping for any Pyro model: the mean log predictive density of the observed sites, at data held back."""
+"""Early stopping for any Pyro model, by the mean log predictive density of the observed sites on held-out data."""
 
 import math
 from typing import Any
@@ -17,15 +17,15 @@ _DRAWS = 16  # of the guide, for each check
 
 
 class SiteWatch(Watch):
-    """Keeps the parameters under which held-back data were most probable.
+    """Keeps the parameters under which held-out data were most probable.
 
     Args:
-        call: the model with its arguments, held-back data included.
+        call: the model with its arguments, held-out data included.
         guide: the guide.
         run: the training.
-        patience: how many checks without improvement are borne.
+        patience: how many checks without improvement are allowed.
         every: steps between checks.
-        seed: of the draws.
+        seed: for the draws.
     """
 
     def __init__(self, call: ModelCall, guide: Any, run: Any, patience: int, every: int, seed: int | None) -> None:
@@ -47,7 +47,7 @@ class SiteWatch(Watch):
         return torch.stack([-torch.stack([part.sum() for part in each]).sum(), each[0].new_tensor(_count(each))])
 
     def facts(self) -> dict[str, Any]:
-        """Return what must be the same in a training that is taken up again."""
+        """Return what must be the same when the training is resumed."""
         held = [digest(leaf) for leaf in self.call.leaves()]
         return {"data": held, "patience": self.patience, "every": self.every}
 

@@ -1,4 +1,4 @@
-"""Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is no longer a number."""
+"""Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is not finite."""
 
 import contextlib
 import warnings
@@ -74,45 +74,45 @@ def fit(
     distributed: bool = False,
     **kwargs: Any,
 ) -> History:
-    """Train a guide (and a model's ordinary parameters) on data, and say how it went.
+    """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
     gather included; on a GPU many steps run in one CUDA graph, with the data resident there.
 
     Args:
-        model: any Pyro model. One that has a parameter ``num_data``, as networks of this package have, is told N, the
+        model: any Pyro model. If it has a parameter ``num_data``, as networks of this package have, it is given N, the
             length of the first tensor among its arguments, and can be trained on mini-batches: rows of every tensor
-            that has N of them. Any other meets all of its data at every step.
+            that has N of them. Any other model sees all of its data at every step.
         guide: its guide.
-        args: the model's own arguments, of a network (x, y): inputs, (N, ...), and targets, (N, D) or (N,). They may be
+        args: the model's arguments; for a network (x, y): inputs, (N, ...), and targets, (N, D) or (N,). They may be
             tensors, numbers, and dicts, lists and tuples of them.
         steps: how many steps to take; or give ``epochs``.
         epochs: how often to go through the data.
-        batch_size: points in a mini-batch; all of them by default, and where there are fewer. It needs a model that
-            takes ``num_data``.
+        batch_size: points in a mini-batch; by default, or if there are fewer, all of them. It needs a model that takes
+            ``num_data``.
         lr: learning rate.
         optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
-            Adam, AdamW and SGD join the compiled step, from zero state; any other runs beside it.
+            Adam, AdamW and SGD are part of the compiled step, from zero state; any other runs outside it.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
-        clip_norm: the largest norm of the gradient; None for any.
+        clip_norm: the largest norm of the gradient; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
         compile: "auto", True or False, as in ``SVI``.
         progress: show a progress bar with the loss and the speed.
-        seed: of weight draws and mini-batches.
+        seed: for weight draws and mini-batches.
         device: where to train; model, guide and data are moved there. By default, where the model is.
         validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
-            best parameters are put back. Of a model that is not a network, a tuple of its arguments or a dict of its
-            keyword arguments, and what is watched is the mean log predictive density of its observed sites.
-        patience: how many checks without improvement are borne.
-        check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps come in twenties, and a
-            check comes after the twenty in which it falls. The last step is always checked. Checks draw random numbers
-            of their own, so that training does not depend on how many there are.
+            best parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
+            keyword arguments; the mean log predictive density of its observed sites is then watched.
+        patience: how many checks without improvement are allowed.
+        check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps run in blocks of twenty,
+            and a check waits for the end of its block. The last step is always checked. Checks use other random
+            numbers, so that training does not depend on how many there are.
         checkpoint: a folder for checkpoints, or a ``Checkpoint`` that says how often to write them. If the folder holds
-            one of this same training, it goes on from there and ends as if it had never stopped, bit by bit.
-        distributed: whether this is one of several processes that torchrun has started for one training, on one machine
-            or many. Each makes the same call with all of the data, and computes on its share of every batch;
-            ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes the
-            checkpoints, and steps run eagerly.
+            one of the same run, training resumes from it and ends bitwise as if it had never stopped.
+        distributed: whether this is one of several processes that torchrun has started for one run, on one machine
+            or many. Each makes the same call with all of the data, and computes its share of every batch;
+            ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
+            the checkpoints, and steps run eagerly.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -159,7 +159,7 @@ def fit(
 
     def train() -> History:
         with warnings.catch_warnings():
-            if loss is None and not is_network(model):  # nobody has asked for a draw for each data point
+            if loss is None and not is_network(model):  # a draw for each data point was not requested
                 warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
             return trained()
 
@@ -184,10 +184,10 @@ def fit(
 def _admitted(
     call: ModelCall, duration: tuple[Any, Any, Any], watched: tuple[Any, Any, Any]
 ) -> tuple[ModelCall, ModelCall | None]:
-    """Return the call that a training makes, and of a model that is not a network the one with held-back data.
+    """Return the model call of a training run and, for a model that is not a network, the call with held-out data.
 
     Args:
-        call: as it was given.
+        call: as given.
         duration: steps, epochs and batch_size.
         watched: validation, patience and check_every.
     """
@@ -209,7 +209,7 @@ def _admitted(
 
 
 def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.device | str:
-    """Move modules to ``device``; without one, return the device that they are on."""
+    """Move modules to ``device``; without one, return their current device."""
     modules = [part for part in parts if isinstance(part, nn.Module)]
     if device is not None:
         for module in modules:
@@ -219,7 +219,7 @@ def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.de
 
 
 def place_of(parts: Iterable[Any], call: ModelCall) -> torch.device:
-    """Return the device of the first parameter of some modules; where they have none, that of the arguments."""
+    """Return the device of the first parameter of some modules; if they have none, that of the arguments."""
     parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
     return next((value.device for value in (*parameters, *call.leaves())), torch.device("cpu"))
 
@@ -232,15 +232,15 @@ def _update(
     found = from_optimiser(optim, schedule=schedule, clip_norm=clip_norm)
     if found is None and (schedule is not None or clip_norm is not None):
         raise PyroDropoutError(
-            f"{type(optim).__name__} with these options runs beside the step, where schedule and clip_norm do not reach"
-            " it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
+            f"{type(optim).__name__} with these options runs outside the step, so schedule and clip_norm do not apply"
+            " to it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
         )
     return optim if found is None else found
 
 
 @dataclass
 class _Task:
-    """What is fitted to what."""
+    """A model call, a guide and a loss: what a training run fits."""
 
     guide: Any
     loss: Any
@@ -252,7 +252,7 @@ class _Task:
         return self.call.model, self.guide, self.loss
 
     def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> Run:
-        """Return a training of the guide's and the model's parameters, ready to start."""
+        """Return a training run of the guide's and the model's parameters, ready to start."""
         whole = batch == (self.call.count or 1)
         first = self.call if whole else self.call.at(slice(0, batch))
         parameters = Parameters(*self.parts, first.args, first.kwargs)
@@ -261,7 +261,7 @@ class _Task:
             device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
             batches = Batches(batch, torch.arange(self.call.count or 1, device=device))
         buffers = (Buffers(self.call.model, self.guide).values,)
-        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not notice
+        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
             if isinstance(update, torch.optim.Optimizer):
                 gradients_of = make_gradients(*self.parts, parameters, self._arguments)
                 trained = list(parameters.by_name.values())
@@ -271,7 +271,7 @@ class _Task:
             return Run(step, parameters.values, update, write=parameters.write, **options)
 
     def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> Run:
-        """Return a training by several ranks, of which each draws its own masks, but all the same batches."""
+        """Return a training run on several ranks: each draws its own masks, and all draw the same batches."""
         base = group.one_seed(seed)
         torch.manual_seed(base)
         run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
@@ -283,7 +283,7 @@ class _Task:
         return call.args, call.kwargs
 
     def try_step(self, points: int) -> None:
-        """Take the gradient of the first ``points`` points, and throw it away: to see whether it fits into memory."""
+        """Take the gradient of the first ``points`` points and discard it, to see whether it fits into memory."""
         count, device = self.call.count or 1, next(self.call.leaves()).device
         batch = self.call.at(torch.arange(points, device=device) % count)
         parameters = Parameters(*self.parts, batch.args, batch.kwargs)
@@ -293,16 +293,16 @@ class _Task:
         del moments
 
     def facts(self) -> dict[str, Any]:
-        """Return what must be the same in a training that is taken up again."""
+        """Return what must be the same when the training is resumed."""
         leaves = list(self.call.leaves())
         names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]
         return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {"loss": told_loss(self.loss)}
 
     def blame(self) -> str:
-        """Name a site whose term is not a number at the published parameters; "" where all are."""
+        """Name a site whose term is not finite at the published parameters; "" if there is none."""
         if not isinstance(self.loss, ELBO):
             return ""
-        # Parameters that are no numbers leave their mark on running means, and some distributions refuse them.
+        # Parameters that are not finite spoil running means, and some distributions reject them.
         with (
             torch.no_grad(),
             unvalidated(),

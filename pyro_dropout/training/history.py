@@ -1,4 +1,4 @@
-"""What a training leaves behind: the loss at every step, how fast it went, and why it stopped if it had to."""
+"""The result of a training run: the loss at every step, its speed, and the error that is raised when it diverges."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +10,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
 class DivergedError(PyroDropoutError):
-    """Training met a loss that is not a number; the message names the step and the site.
+    """The training loss is not finite; the message names the step and the site.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -26,17 +26,17 @@ class DivergedError(PyroDropoutError):
 
 @dataclass(repr=False)
 class History:
-    """What happened in training.
+    """The record of a training run.
 
     Attributes:
         losses: -ELBO at every step, before that step: (steps,), or (steps, replicas) of a fleet.
         steps: how many steps were taken.
-        seconds: how long they took, compilation left out.
+        seconds: how long they took, without compilation.
         compile_seconds: how long compilation took.
         compiled: whether the steps were compiled.
         matmul_precision: torch's setting at the time, ``torch.get_float32_matmul_precision()``.
         validation: (step, -log p(y|w) per point on the validation set), where one was given.
-        best_step: the step whose parameters were kept, where a validation set chose.
+        best_step: the step whose parameters were kept, where a validation set was given.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -62,22 +62,22 @@ class History:
 
     @property
     def steps_per_second(self) -> float:
-        """Steps a second, compilation left out."""
+        """Steps per second, without compilation."""
         return self.steps / self.seconds if self.seconds > 0 else float("nan")
 
     @property
     def diverged(self) -> Tensor:
-        """Whether a loss was not a number, at any step: one answer, or one for each replica."""
+        """Whether any loss was not finite: one answer, or one for each replica."""
         return ~torch.isfinite(self.losses).all(0)
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the loss against the step, smoothed and as it was; returns matplotlib's axes."""
+        """Plot the loss against the step, raw and smoothed; returns matplotlib's axes."""
         import matplotlib.pyplot as plt
 
         if ax is None:
             _, ax = plt.subplots(figsize=(6, 3), layout="constrained")
         losses = self.losses.double()
-        if losses.dim() > 1:  # of a fleet, its average
+        if losses.dim() > 1:  # a fleet: its average
             losses = losses.nanmean(1)
         width = max(1, len(losses) // 100)
         smooth = losses[: len(losses) // width * width].reshape(-1, width).mean(1)

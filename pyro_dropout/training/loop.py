@@ -1,4 +1,4 @@
-"""The loop around a training's steps: progress, early stopping, checkpoints, and an end when the loss is no number."""
+"""The loop around the training steps: progress, early stopping, checkpoints, and a stop when the loss is not finite."""
 
 import contextlib
 import signal
@@ -45,7 +45,7 @@ class Watch:
         self.seen: list[tuple[int, float]] = []
 
     def stop(self, step: int) -> bool:
-        """Evaluate the validation set at ``step``, and say whether to stop; no later draw of the training notices."""
+        """Evaluate the validation set at ``step``, and return whether to stop; the training's draws do not change."""
         self.run.publish()
         model = self.model
         training = bool(getattr(model, "training", False))
@@ -66,28 +66,28 @@ class Watch:
         return self.waited >= self.patience
 
     def _surprise(self) -> Tensor:
-        """Return -log p(y|w) of the points, added up, and how many they are, (2,)."""
-        # Ranks have shares of the points; where these are too few, every rank has all of them.
+        """Return -log p(y|w) summed over the points, and their number, (2,)."""
+        # Ranks share the points; if there are too few, every rank has all of them.
         share = self.group.share(len(self.x)) if len(self.x) >= self.group.world else slice(None)
         nll = ELBO(num_particles=8).parts(self.model, self.guide, self.x[share], self.y[share])["nll"]
         return torch.stack([nll.double(), nll.new_tensor(len(self.x[share])).double()])
 
     def ahead(self, done: int) -> int:
-        """Return how many steps to take before the next check; those that come in twenties do not stop for it."""
+        """Return how many steps to take before the next check; steps in blocks of twenty do not stop for it."""
         return self.every if self.run.chained and self.every >= CHAIN else self.every - done % self.every
 
     def facts(self) -> dict[str, Any]:
-        """Return what must be the same in a training that is taken up again."""
+        """Return what must be the same when the training is resumed."""
         return {"x": digest(self.x), "y": digest(self.y), "patience": self.patience, "every": self.every}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return what it has seen so far: tensors, and the rest."""
+        """Return its state: tensors, and the rest."""
         rest = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self.seen}
         rest["seed"] = self.seed
         return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, rest
 
     def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Go back to a state."""
+        """Restore a state."""
         self.best, self.best_step, self.waited = rest["best"], rest["best_step"], rest["waited"]
         self.seen = [(int(step), float(value)) for step, value in rest["seen"]]
         self.seed = rest.get("seed", self.seed)
@@ -111,10 +111,10 @@ def loop(
         total: how many steps it has.
         progress: whether to show the bar.
         watch: when to stop early.
-        blame: names a site whose term is not finite at the parameters that were published last; "" where all are.
+        blame: names a site whose term is not finite at the parameters that were published last; "" if there is none.
         keeper: writes checkpoints, and knows the last one.
-        group: the ranks that take these steps together. Whatever depends on a clock or a signal they agree on, for a
-            rank that left by itself would be waited for.
+        group: the ranks that take these steps together. They agree on whatever depends on a clock or a signal, because
+            the others would wait for a rank that left alone.
     """
     ledger = Ledger(total)
     if keeper is not None:
@@ -133,7 +133,7 @@ def loop(
             ledger.enter(group.mean(run.advance(min(total - done, CHAIN if watch is None else watch.ahead(done)))))
             taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
-            # Looking at a loss waits for the device, so it is done twice a second and not at every step.
+            # Reading a loss waits for the device, so it is done twice a second and not at every step.
             late = keeper is not None and keeper.due(done)
             looks, due, number = group.any(now - shown > 0.5, late, asked.signal or 0)
             if looks or done >= total:
@@ -143,7 +143,7 @@ def loop(
             bar.update(taken)
             watched = watch is not None and done // watch.every != (done - taken) // watch.every
             writes = keeper is not None and (bool(due or number) or done >= total)
-            if (watched or writes) and seen < done:  # parameters that are no numbers are neither validated nor kept
+            if (watched or writes) and seen < done:  # parameters that are not finite are neither validated nor saved
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
                 good, seen = run.snapshot(), done
             if watched:
@@ -152,10 +152,10 @@ def loop(
             if keeper is not None and (writes or stopped):
                 keeper.write(done, ledger.losses)
             asked.leave(number, run, done, group.first)
-        # Not in the checkpoint, where a longer training finds no check that it would not have made.
+        # Not in the checkpoint: a longer run that resumes from it would not have made this check.
         if watch is not None and not stopped and (not watch.seen or watch.seen[-1][0] != done):
             watch.stop(done)
-        asked.leave(asked.signal or 0, run, done, group.first)  # who was asked after the last step
+        asked.leave(asked.signal or 0, run, done, group.first)  # a signal after the last step
     seconds = time.perf_counter() - started
     if watch is not None and watch.kept:
         run.restore(watch.kept)
@@ -174,7 +174,7 @@ def loop(
 
 @contextlib.contextmanager
 def _published(run: Run) -> Iterator[None]:
-    """Within this context, an interruption (Ctrl-C) leaves what was learned so far in the model and the guide."""
+    """Within this context, an interruption (Ctrl-C) leaves the parameters so far in the model and the guide."""
     try:
         yield
     except KeyboardInterrupt:
@@ -183,9 +183,9 @@ def _published(run: Run) -> Iterator[None]:
 
 
 def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]) -> None:
-    """Raise an error if a loss since step ``seen`` is not a number; the parameters go back to ``good``.
+    """Raise an error if a loss since step ``seen`` is not finite; the parameters return to ``good``.
 
-    Where there are several losses a step, one for each replica, the others go on until all are lost.
+    Where a step has several losses, one for each replica, the others continue until all are lost.
     """
     finite = torch.isfinite(losses[seen:])
     bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
@@ -211,20 +211,20 @@ def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], b
 
 
 class _Asked:
-    """Whether the process was asked to end, and by which signal; answered between steps, when all is in order."""
+    """Whether the process has received a signal to end; it is handled between steps, when the state is consistent."""
 
     def __init__(self, keeper: Keeper | None) -> None:
         self.keeper = keeper
         self.signal: int | None = None
 
     def note(self, number: int, frame: Any) -> None:
-        """Remember the first signal; whoever asks again is served at once."""
+        """Remember the first signal; a second one interrupts immediately."""
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number
 
     def leave(self, number: int, run: Run, done: int, speaks: bool) -> None:
-        """End the process, after the checkpoint, by a signal that it or another rank was sent; 0 is none."""
+        """End the process, after the checkpoint, by a signal that it or another rank received; 0 is none."""
         if not number:
             return
         run.publish()
@@ -236,20 +236,20 @@ class _Asked:
 
 
 def _where(keeper: Keeper, done: int) -> str:
-    """Say from where the training can go on: from what is on the disk."""
+    """Say where the training can resume, from what is on disk."""
     if not keeper.step:
-        return f"no checkpoint could be written to {keeper.folder}, so nothing of it is left."
+        return f"no checkpoint could be written to {keeper.folder}, so nothing of this training is saved."
     if keeper.step == done:
-        return f"training can go on from there (checkpoints in {keeper.folder})."
+        return f"training can resume from there (checkpoints in {keeper.folder})."
     return (
-        f"its checkpoint could not be written, and training can go on from step {keeper.step} (checkpoints in"
+        f"its checkpoint could not be written; training can resume from step {keeper.step} (checkpoints in"
         f" {keeper.folder})."
     )
 
 
 @contextlib.contextmanager
 def _drawn_apart(seed: int, device: torch.device) -> Iterator[None]:
-    """Within this context random numbers come from a seed, and leave no mark on the generators."""
+    """Within this context random numbers come from a seed; the generators are restored on exit."""
     cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if cuda else []):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of other devices too

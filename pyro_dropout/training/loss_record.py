@@ -1,11 +1,11 @@
-"""The losses of a training, in one tensor that is there from the first step to the last."""
+"""The losses of a training run, in one tensor that is allocated at the start."""
 
 import torch
 from torch import Tensor
 
 
 class Ledger:
-    """Losses by step; its memory is all taken at the beginning, so that hours of training take no more than a minute.
+    """Losses by step; all memory is taken at the beginning, so that it does not grow during training.
 
     Args:
         total: how many steps there will be.
@@ -25,9 +25,9 @@ class Ledger:
         self.steps = 0
 
     def enter(self, losses: Tensor) -> None:
-        """Note the losses of the next steps, (steps,) or (steps, replicas)."""
+        """Append the losses of the next steps, (steps,) or (steps, replicas)."""
         if not self.steps:
-            # Filled, and not only reserved: an operating system counts memory when it is first written to.
+            # Filled, not only reserved: an operating system counts memory when it is first written to.
             self._pages = losses.new_full((self._total, *losses.shape[1:]), torch.nan)
         self._pages[self.steps : self.steps + len(losses)] = losses
         self.steps += len(losses)

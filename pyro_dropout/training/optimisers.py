@@ -1,7 +1,7 @@
-"""Optimiser updates as functions of tensors, so that a compiled step can hold the optimiser too.
+"""Optimiser updates as functions of tensors, so that a compiled step can include the optimiser.
 
-Each update follows torch.optim's to the letter (its tests compare the two); parameters, state and gradients go in as
-lists, and new lists come out. Learning rates come from a schedule of the step, inside the graph.
+Each update follows torch.optim exactly (its tests compare the two); parameters, state and gradients go in as lists, and
+new lists come out. Learning rates come from a schedule of the step, inside the graph.
 """
 
 import math
@@ -28,15 +28,15 @@ class Update:
     """One optimiser: how many tensors of state a parameter has, and how a step changes them.
 
     Attributes:
-        name: as users call it.
+        name: its name for users.
         lr: the base learning rate.
         slots: tensors of state for each parameter.
         apply: (parameter, gradient, state, *numbers) -> (parameter, state).
-        numbers: (lr, t) -> what ``apply`` needs to know of a step, with t its number, from 1; by default lr and t.
-        clip_norm: the largest norm of the whole gradient; None for any.
-        clip_value: the largest size of one element of the gradient, after ``clip_norm``; None for any.
-        clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as Pyro's optimisers have it.
-        options: the settings that ``apply`` was made with, but the learning rate, so that two updates can be compared.
+        numbers: (lr, t) -> the numbers that ``apply`` needs at a step, with t counted from 1; by default lr and t.
+        clip_norm: the largest norm of the whole gradient; None for no limit.
+        clip_value: the largest size of one element of the gradient, after ``clip_norm``; None for no limit.
+        clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as in Pyro's optimisers.
+        options: the settings of ``apply`` except the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
 
     Example:
@@ -91,10 +91,10 @@ class Update:
 
 
 def _stored(numbers: list[Tensor]) -> list[Tensor]:
-    """Return the same numbers, each computed once: as the mean of sixteen equal ones, which is exact.
+    """Return the same numbers, each computed once, as the mean of sixteen equal ones, which is exact.
 
-    A compiler that fuses operations would compute a single number anew for every element it meets, and the exponentials
-    of Adam cost more than all the rest of it. What is summed is stored first.
+    A compiler that fuses operations would recompute a single number for every element, and the exponentials of Adam
+    cost more than the rest of it. A sum is stored first.
     """
     joined = torch.stack(torch.broadcast_tensors(*numbers), -1)
     return list(joined.unsqueeze(-1).expand(*joined.shape, 16).mean(-1).unbind(-1))
@@ -113,7 +113,7 @@ def adam(
     beta1, beta2 = betas
 
     def numbers(lr: Tensor, t: Tensor) -> list[Tensor]:
-        # 1 - βᵗ, which is how far the running means are from having forgotten that they began at zero
+        # 1 - βᵗ corrects the running means for their start at zero
         unbiased1, unbiased2 = -torch.expm1(t * math.log(beta1)), -torch.expm1(t * math.log(beta2))
         return [lr / unbiased1, unbiased2.rsqrt(), 1 - lr * weight_decay]
 
@@ -132,7 +132,7 @@ def adam(
 def sgd(
     lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, **shared: Any
 ) -> Update:
-    """Return stochastic gradient descent, with momentum if asked."""
+    """Return stochastic gradient descent, optionally with momentum."""
 
     def apply(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor) -> tuple[Tensor, list[Tensor]]:
         if weight_decay:
@@ -146,11 +146,11 @@ def sgd(
 
 
 def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
-    """The paper's learning-rate schedule, base·(1 + γt)^(-p): it falls slowly, and never to zero.
+    """The paper's learning-rate schedule, base·(1 + γt)^(-p): it decays slowly, and never reaches zero.
 
     Args:
-        gamma: γ, how soon the fall begins.
-        power: p, how steep it is.
+        gamma: γ, how soon the decay begins.
+        power: p, how steep the decay is.
 
     Returns:
         A function of the number of steps done, to multiply the base rate with.
@@ -184,7 +184,7 @@ def _only(options: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a setting as JSON holds it: tensors as numbers, tuples as lists.
+    """Return a setting in JSON form: tensors as numbers, tuples as lists.
 
     Example:
         >>> import torch
@@ -202,7 +202,7 @@ def plain(value: Any) -> Any:
 
 
 def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | None:
-    """Return the update that ``kind(params, **options)`` makes; None for an optimiser that is not written out here."""
+    """Return the update that ``kind(params, **options)`` makes; None for an optimiser that is not implemented here."""
     if kind not in _KNOWN or any(options.get(name) for name in _REFUSED):
         return None
     found = _KNOWN[kind](options)
@@ -211,7 +211,7 @@ def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | N
 
 
 def from_optimiser(optimiser: torch.optim.Optimizer, **shared: Any) -> Update | None:
-    """Return the update of a torch optimiser; None where its groups differ, or its kind is not written out here."""
+    """Return the update of a torch optimiser; None if its groups differ, or if it is not implemented here."""
     if len(optimiser.param_groups) != 1:
         return None
     options = {name: value for name, value in optimiser.param_groups[0].items() if name != "params"}
@@ -219,7 +219,7 @@ def from_optimiser(optimiser: torch.optim.Optimizer, **shared: Any) -> Update | 
 
 
 def from_pyro(optim: Any) -> Update | None:
-    """Return the update of a Pyro optimiser; None where it has to run by itself (schedulers, options by parameter)."""
+    """Return the update of a Pyro optimiser; None if it must run separately (schedulers, options by parameter)."""
     kind, options = getattr(optim, "pt_optim_constructor", None), getattr(optim, "pt_optim_args", None)
     clip = getattr(optim, "pt_clip_args", None) or {}
     if kind is None or callable(options) or callable(clip) or not isinstance(options, dict):
@@ -245,20 +245,20 @@ def named(optim: str, lr: float, **shared: Any) -> Update:
 
 
 def chosen(optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:
-    """Return the update that a name with a learning rate stands for; an ``Update`` is itself, and brings its own."""
+    """Return the update for a name and a learning rate; an ``Update`` is returned as it is, with its own."""
     if not isinstance(optim, Update):
         return named(optim, lr, schedule=schedule, clip_norm=clip_norm)
     if schedule is not None or clip_norm is not None:
-        raise PyroDropoutError("an Update has a schedule and a clip_norm of its own; give them to it, not to fit.")
+        raise PyroDropoutError("an Update has its own schedule and clip_norm; give them to it, not to fit.")
     return optim
 
 
 def clock(update: Update, parameters: list[Tensor], taken: int) -> tuple[Tensor, Tensor]:
-    """Return the number of steps taken and the base learning rate as tensors, in the parameters' type and place."""
+    """Return the number of steps taken and the base learning rate as tensors, in the parameters' type and device."""
     if not parameters:
         return torch.tensor(float(taken)), torch.tensor(update.lr)
     dtype = max((p.dtype for p in parameters), key=lambda kind: torch.finfo(kind).bits)
-    # Half a type's bits cannot count far.
+    # A 16-bit type cannot count far.
     dtype = torch.float32 if torch.finfo(dtype).bits < 32 else dtype
     like = parameters[0]
     return like.new_full((), float(taken), dtype=dtype), like.new_full((), update.lr, dtype=dtype)

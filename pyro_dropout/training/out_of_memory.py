@@ -1,4 +1,4 @@
-"""A device's memory that does not suffice for a training step: which mini-batch would fit is found by trying."""
+"""Out-of-memory errors of a training step: a mini-batch that fits is found by trying."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 class OutOfMemoryError(PyroDropoutError):
-    """A training step that needs more memory than the device has; the message names a mini-batch that fits.
+    """A training step needs more memory than the device has; the message names a mini-batch that fits.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -28,22 +28,22 @@ class OutOfMemoryError(PyroDropoutError):
 
 
 def explained(work: Callable[[], Result], step: Callable[[int], Any], points: int) -> Result:
-    """Return what ``work`` does; torch's out-of-memory error becomes one that names the mini-batch that fits.
+    """Run ``work``; torch's out-of-memory error becomes one that names a mini-batch that fits.
 
     Args:
         work: takes steps of some points each.
-        step: takes the gradient of some points, and throws it away; to try how many fit.
+        step: takes the gradient of some points and discards it, to try how many fit.
         points: how many points a step of ``work`` has.
     """
     try:
         return work()
     except torch.OutOfMemoryError as cause:
         said = str(cause).split(". ")[0]
-    # Only here, where the error is forgotten, is the memory free that the failed step held.
+    # The failed step's memory is free only here, where the error is no longer referenced.
     found = _largest(step, points)
     if found is None:
         raise OutOfMemoryError(
-            f"memory runs out in a step of {points} points, and in one of a single point: {said}. Use a smaller"
+            f"memory runs out in a step of {points} points, and even in one of a single point: {said}. Use a smaller"
             " network, fewer particles (ELBO(num_particles=...)), or another device."
         )
     raise OutOfMemoryError(
@@ -55,7 +55,7 @@ def explained(work: Callable[[], Result], step: Callable[[int], Any], points: in
 def _largest(step: Callable[[int], Any], points: int) -> int | None:
     """Return the largest power of two below ``points`` that a step can take, with a quarter to spare; None if none can.
 
-    The quarter is for what a training holds beside its step: a pool in pieces, a batch that waits, compiled graphs.
+    The quarter is for what a training run needs besides its step: fragmentation, prefetched batches, compiled graphs.
     """
     size = 1 << max(points - 1, 1).bit_length() - 1
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []

@@ -1,4 +1,4 @@
-"""What a training is asked to do, looked at before anything is moved, drawn or changed."""
+"""Checks of the arguments of training, before anything is moved, drawn or changed."""
 
 import inspect
 from collections.abc import Callable
@@ -31,13 +31,13 @@ _LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
 
 def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> None:
-    """Raise an error unless there is data, and one way to say for how long to train on it."""
+    """Raise an error unless there is data, and either steps or epochs."""
     check_duration(steps, epochs, batch_size)
     check_pairs("x and y", x, y)
 
 
 def check_duration(steps: Any, epochs: Any, batch_size: Any) -> None:
-    """Raise an error unless there is one way to say for how long to train."""
+    """Raise an error unless exactly one of steps and epochs is given."""
     if (steps is None) == (epochs is None):
         raise RangeError("give either steps or epochs, not both and not neither.")
     check_count("steps" if steps is not None else "epochs", steps if steps is not None else epochs)
@@ -46,7 +46,7 @@ def check_duration(steps: Any, epochs: Any, batch_size: Any) -> None:
 
 
 def check_call(call: ModelCall, batch_size: int | None) -> None:
-    """Raise an error unless a model takes its arguments, and mini-batches if there are to be any."""
+    """Raise an error unless a model takes its arguments, and mini-batches if they are requested."""
     call.check_bound()
     for leaf in call.leaves():
         check_dense("data", leaf)
@@ -62,15 +62,15 @@ def check_call(call: ModelCall, batch_size: int | None) -> None:
 def check_how(
     clip_norm: Any, seed: Any, device: Any, *, lr: Any = None, schedule: Any = None, loss: Any = None
 ) -> None:
-    """Raise an error unless these can be used; those that are None are not looked at.
+    """Raise an error unless these are valid; those that are None are not checked.
 
     Args:
         clip_norm: the largest norm of the gradient.
-        seed: of weight draws and mini-batches.
+        seed: for weight draws and mini-batches.
         device: where to train.
         lr: a learning rate that must be one number.
-        schedule: multiplies the learning rate; called once, with no step done.
-        loss: what is to be lowered.
+        schedule: multiplies the learning rate; called once, at step 0.
+        loss: what is minimised.
     """
     if isinstance(lr, Tensor) and lr.dim():
         raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
@@ -90,7 +90,7 @@ def check_how(
 
 
 def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
-    """Raise an error unless ``validation`` is a pair of data, to be looked at now and then."""
+    """Raise an error unless ``validation`` is a pair of data, and patience and check_every are valid."""
     if validation is None:
         return
     if not isinstance(validation, tuple | list) or len(validation) != 2:
@@ -100,7 +100,7 @@ def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
 
 
 def check_held_back(model: Any, validation: Any, patience: Any, check_every: Any) -> ModelCall:
-    """Return the call of any Pyro model with held-back data; raise an error unless it can be made."""
+    """Return the call of any Pyro model with held-out data; raise an error unless it is possible."""
     if not isinstance(validation, tuple | list | dict):
         raise ShapeError(
             "validation must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
@@ -115,14 +115,14 @@ def check_held_back(model: Any, validation: Any, patience: Any, check_every: Any
 
 
 def check_rhythm(patience: Any, check_every: Any) -> None:
-    """Raise an error unless these say how often to look at held-back data, and how long to bear with it."""
+    """Raise an error unless patience and check_every are valid."""
     check_count("patience", patience)
     if check_every is not None:
         check_count("check_every", check_every)
 
 
 def check_shared(call: ModelCall) -> None:
-    """Raise an error unless several processes can share the data of a call: x, y, and how many they are."""
+    """Raise an error unless several processes can share the data of a call: x, y, and their number."""
     pair = len(call.args) == 3 and all(isinstance(arg, Tensor) for arg in call.args[:2]) and not call.kwargs
     if not pair or not takes(call.model, "num_data"):
         raise PyroDropoutError(
@@ -132,16 +132,16 @@ def check_shared(call: ModelCall) -> None:
 
 
 def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> None:
-    """Raise an error unless a model takes targets, and these go with its outputs; a compiled step cannot look at them.
+    """Raise an error unless a model takes targets, and these fit its outputs; a compiled step cannot check them.
 
-    Where all that is asked of targets is that they are finite, those of a training are let through: the first step
-    stops at others, and names the site.
+    Training targets that only need to be finite are not checked here: the first step stops at those that are not, and
+    names the site.
 
     Args:
-        model: a model; one whose likelihood is not known here is asked no more than what it can be called with.
+        model: a model; if its likelihood is unknown here, only its signature is checked.
         x: inputs.
         y: targets.
-        watched: whether these are the validation set, which no step meets.
+        watched: whether these are the validation set, which no step sees.
     """
     _check_called(model)
     if not is_network(model):
@@ -163,21 +163,21 @@ def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> No
 
 
 def _outputs(model: Any, x: Tensor) -> Tensor | None:
-    """Return a model's outputs with weights of the prior, for their shape; None where it does not give them."""
+    """Return a model's outputs with weights from the prior, for their shape; None if it does not return them."""
     place = next((p.device for p in model.parameters()), x.device)
     with torch.no_grad(), quietly(model), poutine.block():
         try:
             f = model(x.to(place))
-        except TypeError:  # one that wants targets too: its first step will look at them
+        except TypeError:  # one that needs targets too: its first step checks them
             return None
     return f if isinstance(f, Tensor) and f.dim() == 2 else None
 
 
 def _check_called(model: Any) -> None:
-    """Raise unless a model can be called as a training calls it."""
+    """Raise unless a model can be called as in training."""
     try:
         known = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):  # written in C, or made so that nothing is known of it
+    except (TypeError, ValueError):  # written in C, or otherwise without a signature
         return
     try:
         known.bind("x", "y", "num_data")
@@ -199,11 +199,11 @@ def _check_schedule(schedule: Callable[[Tensor], Any]) -> None:
 
 
 def check_owned(optim: Any, model: Any, guide: Any) -> None:
-    """Raise an error if an optimiser cannot take steps, or holds none of the parameters that are to be trained."""
+    """Raise an error if an optimiser cannot take steps, or holds none of the trained parameters."""
     if isinstance(optim, torch.optim.LBFGS):
         raise PyroDropoutError(
-            "optim must be an optimiser that takes one gradient a step; got LBFGS, which asks for the loss again and"
-            " again, and weight draws make it another one each time. Use 'adam'."
+            "optim must be an optimiser that takes one gradient per step; got LBFGS, which evaluates the loss"
+            " repeatedly, while weight draws change it each time. Use 'adam'."
         )
     if not isinstance(optim, torch.optim.Optimizer) or not isinstance(guide, nn.Module):
         return

@@ -1,7 +1,7 @@
-"""The state of one training: parameters, optimiser, data order and the step, compiled or not.
+"""The state of one training run: parameters, optimiser, data order and the step, compiled or not.
 
-A run holds its parameters apart from the modules, as the leaves of a step's inputs, so that thousands of steps need no
-look at a module; ``publish`` puts them back.
+A run holds its parameters separately from the modules, as the leaves of a step's inputs, so that thousands of steps do
+not touch a module; ``publish`` puts them back.
 """
 
 import time
@@ -17,23 +17,23 @@ from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import Compile, warn_uncompiled
 
-# Steps in one CUDA graph: enough that a launch costs nothing, few enough that capturing them is quick.
+# Steps in one CUDA graph: enough that the launch cost is negligible, few enough that capturing them is quick.
 CHAIN = 20
 
 
 class Batches:
     """Mini-batches of indices, shuffled and without replacement within an epoch.
 
-    The few points that do not fill the last batch of an epoch are left out of that epoch.
+    The few points left over at the end of an epoch are skipped in that epoch.
 
     Args:
         size: indices in a batch.
-        rows: (count,) or (replicas, count): the indices to choose from, for one training or for each of several.
+        rows: (count,) or (replicas, count): the indices to choose from, for one run or for each of several.
     """
 
     def __init__(self, size: int, rows: Tensor) -> None:
         self.size, self.rows = size, rows
-        # A generator of their own: the order is the same however many steps are taken at a time, and in all.
+        # A separate generator: the order does not depend on how many steps are taken at a time, or in total.
         self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
         self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
 
@@ -55,16 +55,16 @@ class Batches:
 
 
 class Run:
-    """One training, as a step of tensors that is taken again and again.
+    """One training run: a step of tensors that is taken repeatedly.
 
     Args:
         step: (values, state, t, lr, *inputs, index) -> (values, state, loss); index only where there are batches.
         values: the parameters to start from.
         update: the optimiser.
-        lr: the base learning rate as a tensor, if it is not the optimiser's: one for each of several replicas.
-        inputs: what every step gets besides: trees of tensors.
+        lr: the base learning rate as a tensor, if it is not the optimiser's, such as one per replica.
+        inputs: the other inputs of every step: trees of tensors.
         batches: where mini-batches come from; None for all data at every step.
-        write: puts parameters where their owners look for them.
+        write: puts parameters back into their owners.
         compile: "auto", True or False.
     """
 
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def chained(self) -> bool:
-        """Whether steps are taken many at a time."""
+        """Whether several steps run at a time."""
         return self._chain is not None
 
     @property
@@ -162,23 +162,23 @@ class Run:
 
     @property
     def values(self) -> list[Tensor]:
-        """The present parameters."""
+        """The current parameters."""
         return self.leaves[: self._count]
 
     def snapshot(self) -> list[Tensor]:
-        """Return a copy of the present parameters."""
+        """Return a copy of the current parameters."""
         return [value.detach().clone() for value in self.values]
 
     def restore(self, values: list[Tensor]) -> None:
-        """Go back to a snapshot of the parameters; the optimiser's state stays as it is."""
+        """Restore a snapshot of the parameters; the optimiser's state stays as it is."""
         self.leaves[: self._count] = [value.clone() for value in values]
 
     def publish(self) -> None:
-        """Put copies of the present parameters where their owners look for them."""
+        """Put copies of the current parameters back into their owners."""
         self._write(self.snapshot())
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return all that the next steps depend on, but for the random generators: tensors by name, and the rest."""
+        """Return everything that later steps depend on, except the random generators: tensors by name, and the rest."""
         found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
         found["t"] = self.t
         if self._batches is not None:
@@ -186,7 +186,7 @@ class Run:
         return found, {}
 
     def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Go back to a state."""
+        """Restore a state."""
         device = self.t.device
         leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
         self.leaves, self.t = leaves, tensors["t"].to(device)
@@ -196,13 +196,13 @@ class Run:
 
 
 class BesideRun(Run):
-    """A training whose optimiser is torch's own, and runs beside a compiled step that gives gradients.
+    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients.
 
     Args:
         gradients: (values, *inputs, index) -> (loss, gradients).
         parameters: the parameters themselves.
-        optimiser: the optimiser, made for these parameters.
-        inputs: what every step gets besides: trees of tensors.
+        optimiser: the optimiser of these parameters.
+        inputs: the other inputs of every step: trees of tensors.
         batches: where mini-batches come from; None for all data at every step.
         compile: "auto", True or False.
     """
@@ -230,7 +230,7 @@ class BesideRun(Run):
             loss, slopes = gradients(values, *inputs)
             return slopes, state, loss
 
-        # Without a chain: the optimiser stands between two steps.
+        # No CUDA graph of several steps: the optimiser runs between two steps.
         values = [p.detach() for p in parameters]
         super().__init__(step, values, rate, write=self._write_back, inputs=inputs, batches=batches, compile=False)
         if compile is not False:
@@ -254,7 +254,7 @@ class BesideRun(Run):
         return losses
 
     def restore(self, values: list[Tensor]) -> None:
-        """Go back to a snapshot of the parameters."""
+        """Restore a snapshot of the parameters."""
         self._write_back(values)
         self.leaves = [p.detach() for p in self._parameters]
 
@@ -277,7 +277,7 @@ class BesideRun(Run):
         return found, rest
 
     def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
-        """Go back to a state."""
+        """Restore a state."""
         state: dict[int, dict[str, Any]] = {}
         for name, value in tensors.items():
             if name.startswith("optimiser."):
@@ -295,5 +295,5 @@ class BesideRun(Run):
 
 
 def _like(now: Any, value: Any) -> Any:
-    """Return a number that was read from a file as a tensor, where a tensor is in its place."""
+    """Return a number read from a file as a tensor, if the current value is a tensor."""
     return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

@@ -1,4 +1,4 @@
-"""Stochastic variational inference, compiled: a drop-in for ``pyro.infer.SVI`` whose steps run as fused code.
+"""Compiled stochastic variational inference: a drop-in for ``pyro.infer.SVI`` whose steps run as fused code.
 
 The first step with arguments of a new structure is traced through Pyro and compiled, optimiser included. What cannot be
 traced runs eagerly, with one warning that says why; nothing is approximated.
@@ -19,23 +19,23 @@ from pyro_dropout.training.loss.elbo import ELBO
 
 Compile = Literal["auto"] | bool
 
-_MOST = 16  # programs of one SVI; a model that needs more of them is not one to compile
+_MOST = 16  # the most programs of one SVI; a model that needs more is not worth compiling
 
 
 class SVI(pyro.infer.SVI):
     """Pyro's SVI with compiled steps: the same constructor, ``step`` and ``evaluate_loss``.
 
     Arguments of ``step`` are trees: dicts, lists, tuples and dataclasses of tensors and numbers. Tensors and floats may
-    change from step to step; another structure, shape or whole number is compiled once more. The optimiser's state is
+    change from step to step; a new structure, shape or whole number is compiled again. The optimiser's state stays
     where Pyro keeps it, so compiled and eager steps can follow each other.
 
     Args:
         model: the Pyro model.
         guide: the Pyro guide.
         optim: a Pyro optimiser. Adam, AdamW and SGD run inside the compiled step, clipping included; any other runs
-            beside it, on compiled gradients.
+            outside it, on compiled gradients.
         loss: ``pyro_dropout.ELBO`` by default, with a draw for each data point where the model allows it, and shared
-            draws where it does not. Pyro's own losses look at values while they run, so they run eagerly.
+            draws where it does not. Pyro's own losses read values while they run, so they run eagerly.
         compile: "auto", compile and fall back to eager steps with a warning; True, compile or raise; False, eager.
 
     Example:
@@ -86,10 +86,10 @@ class SVI(pyro.infer.SVI):
     # --- which program ------------------------------------------------------------------------------------------------
 
     def _program(self, given: Arguments) -> CompiledStep:
-        """Return the compiled step for these arguments, or raise the reason why there is none."""
+        """Return the compiled step for these arguments; raise the reason if there is none."""
         if not isinstance(self._elbo, ELBO):
             raise _Eagerly(
-                f"the loss is {type(self._elbo).__name__}, which looks at values while it runs; pyro_dropout.ELBO can"
+                f"the loss is {type(self._elbo).__name__}, which reads values while it runs; pyro_dropout.ELBO can"
                 " be compiled",
                 for_good=True,
             )
@@ -112,13 +112,13 @@ class SVI(pyro.infer.SVI):
                 self._built -= 1
             known.append(program)
         except Exception as cause:
-            # A model that never could be traced will not be traced for the next batch either.
+            # A model that could never be traced will not be traceable for the next batch either.
             never = not any(self._programs.values())
             raise _Eagerly(f"{type(cause).__name__}: {_first_line(cause)}", for_good=never) from cause
         return known[-1]
 
     def _compiled(self, given: Arguments, known: list[CompiledStep]) -> CompiledStep:
-        """Return a new compiled step; floats are part of it where the model cannot be traced with tensors for them."""
+        """Return a new compiled step; floats are constants if the model cannot be traced with tensors for them."""
         parts = (self.model, self.guide, self._elbo, self.optim, given, known)
         if not given.floats:
             return CompiledStep(*parts)
@@ -128,7 +128,7 @@ class SVI(pyro.infer.SVI):
             return CompiledStep(*parts, fixed=True)
 
     def _setting(self) -> Any:
-        """Return what a compiled step depends on beside its arguments and what the model reads."""
+        """Return what a compiled step depends on besides its arguments and what the model reads."""
         return (torch.get_float32_matmul_precision(), torch.get_default_dtype())
 
     def _say_once(self, reason: "_Eagerly") -> None:
@@ -141,7 +141,7 @@ class SVI(pyro.infer.SVI):
 
 
 class _Eagerly(Exception):
-    """Why a step is not compiled; for good, or for these arguments only."""
+    """Why a step is not compiled: permanently, or for these arguments only."""
 
     def __init__(self, reason: str, for_good: bool = False) -> None:
         super().__init__(reason)
@@ -159,7 +159,7 @@ def _first_line(cause: BaseException) -> str:
 
 
 def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> None:
-    """Say once that steps run eagerly, why, and what can be done."""
+    """Warn once that steps run eagerly, with the reason and what can be done."""
     first = _first_line(cause)
     if isinstance(cause, _Eagerly):
         reason, cure = first, ""

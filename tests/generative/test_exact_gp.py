@@ -185,7 +185,7 @@ def test_a_singular_covariance_is_explained() -> None:
         ({"variance": -1.0}, "variance must be positive"),
         ({"length_scale": "long"}, "length_scale must be a real number"),
         ({"bias_length_scale": 1.0}, "bias_length_scale must be absent for kernel 'se'; got 1.0"),
-        ({"kernel": ArcCosine(1), "variance": 2.0}, "variance must be absent for a kernel that brings its own"),
+        ({"kernel": ArcCosine(1), "variance": 2.0}, "variance must be absent for a Pyro kernel, which has its own"),
         ({"jitter": -1e-8}, "jitter must be zero or positive"),
     ],
 )

@@ -80,7 +80,7 @@ def test_num_data_is_given_where_it_is_wanted() -> None:
     assert ModelCall(batched, (X, Y)).with_num_data(only_if_needed=True).args == (X, Y)
     assert ModelCall(lambda x, num_data: None, (X,)).with_num_data(only_if_needed=True).args[1] == 12
     assert ModelCall(line, (X, Y)).with_num_data().args == (X, Y)
-    with pytest.raises(pd.ShapeError, match="takes num_data, and none of its arguments is a tensor with a row"):
+    with pytest.raises(pd.ShapeError, match="takes num_data, but none of its arguments is a tensor with a row"):
         ModelCall(lambda n, num_data: None, (3,)).with_num_data()
 
 

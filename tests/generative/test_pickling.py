@@ -134,7 +134,7 @@ def test_a_function_without_a_name_is_told_by_its_argument(name: str) -> None:
     make, words = NAMELESS[name]
     given = make()
     for way in ("pickle", "torch.save"):
-        with pytest.raises(pd.PyroDropoutError, match=f"{words} cannot be pickled: .*Write it with def"):
+        with pytest.raises(pd.PyroDropoutError, match=f"{words} cannot be pickled: .*Define it with def"):
             WAYS[way](given)
     for way in ("deepcopy", "copy"):
         WAYS[way](given)

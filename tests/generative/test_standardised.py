@@ -108,10 +108,10 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(pd.ShapeError, match="got 5 and 4"):
         pd.Standardised(plain, torch.randn(5, 1), torch.randn(4, 1))
     for x, y in ((torch.randn(5), torch.randn(5, 1)), (torch.randn(5, 1), torch.randn(5))):
-        with pytest.raises(pd.ShapeError, match="column of its own"):
+        with pytest.raises(pd.ShapeError, match="in its own column"):
             pd.Standardised(plain, x, y)
     once = pd.Standardised(plain, torch.randn(5, 1), torch.randn(5, 1))
-    with pytest.raises(pd.PyroDropoutError, match="Standardised already"):
+    with pytest.raises(pd.PyroDropoutError, match="already Standardised"):
         pd.Standardised(once, torch.randn(5, 1), torch.randn(5, 1))
 
 

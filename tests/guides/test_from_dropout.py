@@ -267,7 +267,7 @@ UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: nn.Sequential(nn.Dropout(0.5), nn.Conv2d(2, 3, 3)), "Dropout '0' drops single positions",
     ),
     "channels before a flattened image": (
-        lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(8, 1)), "Dropout2d '0' stands before Flatten",
+        lambda: nn.Sequential(nn.Dropout2d(0.5), nn.Flatten(), nn.Linear(8, 1)), "Dropout2d '0' comes before Flatten",
     ),
     "channels before a dense layer": (
         lambda: nn.Sequential(nn.Dropout1d(0.5), nn.Linear(8, 1)), "Dropout1d '0' drops whole channels",
@@ -288,7 +288,7 @@ UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "before an LSTM": (
         lambda: WithForward(lambda net, x: net.a(net.d(x))[0][:, -1], a=nn.LSTM(3, 4), d=nn.Dropout(0.5)),
-        "Dropout 'd' stands before LSTM 'a'",
+        "Dropout 'd' comes before LSTM 'a'",
     ),
     "inside attention": (
         lambda: WithForward(lambda net, x: net.a(x, x, x)[0], a=nn.MultiheadAttention(4, 2, dropout=0.1)),
@@ -302,13 +302,13 @@ UNREADABLE: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: WithForward(control_flow, a=nn.Linear(3, 1), drop=nn.Dropout(0.5)), "WithForward.forward",
     ),
     "the last layer": (
-        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), "Dropout '1' stands before the network's output",
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5)), "Dropout '1' comes before the network's output",
     ),
     "a shortcut": (
         lambda: WithForward(lambda net, x: net.d(x) + net.a(x), a=nn.Linear(3, 3), d=nn.Dropout(0.5)), "Dropout 'd'",
     ),
     "two dropouts in a row": (
-        lambda: nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(3, 1)), "Dropout '0' stands before Dropout",
+        lambda: nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(3, 1)), "Dropout '0' comes before Dropout",
     ),
     "a module with a misleading name": (
         lambda: WithForward(lambda net, x: net.a(net.relu(net.d(x))), a=nn.Linear(3, 1), relu=nn.Sigmoid(),
@@ -342,7 +342,7 @@ def test_what_cannot_be_read_is_told(name: str) -> None:
 def test_a_sequence_before_a_dropped_layer_is_told() -> None:
     # torch has a mask for each position; a draw of the weights has one for all
     model, guide = pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()))
-    with pytest.raises(pd.PyroDropoutError, match="Dropout '0' drops units of '1' anew at each position"):
+    with pytest.raises(pd.PyroDropoutError, match="Dropout '0' drops units of '1' separately at each position"):
         per_example_outputs(model, guide, torch.randn(5, 4, 3))
 
 

@@ -91,7 +91,7 @@ def test_probabilities_have_the_gradient_of_their_expectation(loss: Any, plated:
 def test_a_loss_without_scores_is_refused_by_name(loss: Any, plated: bool) -> None:
     case = Case(plated)
     options: Any = {"num_particles": 3, "vectorize_particles": True} if loss is TraceTailAdaptive_ELBO else {}
-    with pytest.raises(ValueError, match=r"(?s)'w'.*no term for scores.*weights='fixed'"):
+    with pytest.raises(ValueError, match=r"(?s)'w'.*no score term.*weights='fixed'"):
         loss(max_plate_nesting=2, **options).loss_and_grads(case.model, case.guide)
 
 

@@ -68,8 +68,8 @@ def test_there_is_a_panel_for_each_posterior_and_no_other(count: int, grid: tupl
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x": [0.0]}, "x, mean and std must have one number a place; got 1, 2 and 2"),
-        ({"std": [[0.1, 0.2]]}, r"std must have one number a place, \(N,\); got shape \(1, 2\)"),
+        ({"x": [0.0]}, "x, mean and std must have the same length; got 1, 2 and 2"),
+        ({"std": [[0.1, 0.2]]}, r"std must have one number per position, \(N,\); got shape \(1, 2\)"),
         ({"std": [0.1, -0.2]}, "std must not be negative"),
         ({"multiples": ()}, "multiples must be positive"),
         ({"multiples": (1, 0)}, "multiples must be positive"),

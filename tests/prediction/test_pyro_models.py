@@ -244,7 +244,7 @@ def test_classes_have_what_classes_have() -> None:
     assert answer.probs.shape == answer.entropy.shape == answer.mutual_information.shape == (12,)
     torch.testing.assert_close(pd.brier(answer, case.args[1]), (answer.probs - case.args[1]).square())
     assert 0 <= pd.ece(answer, case.args[1]) <= 1
-    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers, and site 'obs' is of Bernoulli"):
+    with pytest.raises(pd.PyroDropoutError, match=r"interval\(\) is for numbers, but site 'obs' is of Bernoulli"):
         answer.interval()
 
 
@@ -390,7 +390,7 @@ def test_mistakes_are_told() -> None:
         pd.predict(model, AutoNormal(model), X)
     blind = AutoNormal(model)
     blind(X)
-    with pytest.raises(pd.PyroDropoutError, match="site 'obs' is observed here, and the posterior has it as a latent"):
+    with pytest.raises(pd.PyroDropoutError, match="site 'obs' is observed here, but is latent in the posterior"):
         pd.to_arviz(model, blind, *case.args, samples=30)
     with pytest.raises(pd.PyroDropoutError, match="the posterior has all sites of the model"):
         pd.predict(model, blind, X, samples=3)
@@ -399,7 +399,7 @@ def test_mistakes_are_told() -> None:
         pd.predict(model, other, X, samples=3)
     with pytest.raises(pd.PyroDropoutError, match="the posterior has no site 'slope', which the model samples"):
         pd.to_arviz(model, other, *case.args, samples=30)
-    with pytest.raises(pd.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, and \(5,\) in the"):
+    with pytest.raises(pd.ShapeError, match=r"site 'theta' has shape \(12,\) in the posterior, but \(5,\) in the"):
         pd.predict(posed("schools")[1], posed("schools")[2], X[:5] + 2, samples=3)
     for option in ("compile", "distributed"):
         with pytest.raises(pd.PyroDropoutError, match=f"{option}=True is for networks"):
@@ -407,7 +407,7 @@ def test_mistakes_are_told() -> None:
     answer = pd.predict(model, guide, X, samples=3)
     with pytest.raises(pd.ShapeError, match=r"y must have the shape of site 'obs', \(12,\); got \(12, 1\)"):
         answer.log_prob(Y.unsqueeze(-1))
-    with pytest.raises(pd.PyroDropoutError, match="probs is for classes, and this prediction is of Normal"):
+    with pytest.raises(pd.PyroDropoutError, match="probs is for classes, but this prediction is of Normal"):
         answer.probs  # noqa: B018
     counts = posed("counts")
     with pytest.raises(pd.RangeError, match="y must lie in the support of site 'obs', Poisson"):

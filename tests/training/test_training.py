@@ -274,10 +274,10 @@ def test_bad_data() -> None:
     for bad in ((x[:3], y), (x[:0], y[:0]), (x.numpy(), y)):
         with pytest.raises(pd.ShapeError, match="x and y must be tensors with the same number of points"):
             pd.fit(model, guide, *bad, steps=1)
-    with pytest.raises(pd.PyroDropoutError, match="an Update has a schedule and a clip_norm of its own"):
+    with pytest.raises(pd.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
         pd.fit(model, guide, x, y, steps=1, optim=sgd(0.1), clip_norm=1.0)
     optim = torch.optim.RMSprop(guide.parameters(), 0.01)
-    with pytest.raises(pd.PyroDropoutError, match="RMSprop with these options runs beside the step"):
+    with pytest.raises(pd.PyroDropoutError, match="RMSprop with these options runs outside the step"):
         pd.fit(model, guide, x, y, steps=1, optim=optim, clip_norm=1.0)
 
 

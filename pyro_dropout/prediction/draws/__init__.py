@@ -1,1 +1,1 @@
-"""Draws of weights, and what a model computes with them."""
+"""Draws of weights, and what a model computes from them."""

@@ -1,6 +1,6 @@
-"""Draws of a guide together with their log density, or with the reason that they have none.
+"""Draws of a guide with their log density, or with the reason why there is none.
 
-The density of a draw is known best from the noise that made it, and that of a network-wide guide from nothing else, so
+The density of a draw is most accurate from the noise that made it, and a network-wide guide has no other way, so
 draws and densities come from one trace. At σ = 0, and where a site is a point, q has no density.
 """
 
@@ -23,7 +23,7 @@ F64 = torch.float64
 
 
 def draws_with_density(call: ModelCall, posterior: Any, samples: int) -> tuple[Weights, Tensor | None, str]:
-    """Return ``samples`` draws, (samples, ...), with their log density or the reason that there is none.
+    """Return ``samples`` draws, (samples, ...), with their log density or the reason why there is none.
 
     Args:
         call: the model and its arguments, which a guide is called with too.
@@ -56,7 +56,7 @@ def draws_with_density(call: ModelCall, posterior: Any, samples: int) -> tuple[W
 
 
 def singularity(probes: list[Any]) -> str:
-    """Return why a guide has no density, from two of its traces; empty where it has one."""
+    """Return why a guide has no density, from two of its traces; empty if it has one."""
     for name, site in _sampled(probes[0]).items():
         q = site["fn"]
         if isinstance(q, RowMixture) and q.singular:
@@ -64,7 +64,7 @@ def singularity(probes: list[Any]) -> str:
                 f"the guide has no density at site {name!r}: its standard deviation (scale) is 0, so that draws lie on"
                 " a set of volume zero."
             )
-        # The image of a draw is a Delta too, and moves from one trace to the next.
+        # A mapped draw is a Delta too, but changes from one trace to the next.
         if isinstance(q, Delta) and torch.equal(site["value"], probes[1].nodes[name]["value"]):
             return f"the guide has no density at site {name!r}: it is a point, not a distribution."
     return ""
@@ -87,13 +87,13 @@ def _latent_of(weights: Weights, trace: Any) -> Weights:
 
 
 def _plain(trace: Any) -> bool:
-    """Whether no site stands in a plate or for another site."""
+    """Whether no site is in a plate or represents another site."""
     sites = _sampled(trace)
     return len(sites) == len(_latent(trace)) and not any(site["cond_indep_stack"] for site in sites.values())
 
 
 def _at_once(guide: Any, call: ModelCall, samples: int) -> tuple[Weights, Tensor]:
-    """Trace all draws in one go, as particles."""
+    """Trace all draws at once, as particles."""
     with pyro.plate("_draws", samples, dim=-1):
         trace = call.of(poutine.trace(guide).get_trace)
     sites = _sampled(trace)

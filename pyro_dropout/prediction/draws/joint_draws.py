@@ -1,7 +1,7 @@
-"""Whole draws of all latent sites with what a diagnostic asks of each: log p(y | w), log p(w), and log q(w) if known.
+"""Draws of all latent sites with the quantities that diagnostics need: log p(y | w), log p(w), and log q(w) if known.
 
-One draw is one function: all data points share its weights, so that log p(y, w) is a sum over points and sites. What
-the data are, and how likely, the model's trace tells; of a network of this package, its likelihood at its outputs.
+One draw is one function: all data points share its weights, so log p(y, w) is a sum over points and sites. The data
+and their likelihood come from the model's trace; for networks of this package, from the likelihood at the outputs.
 """
 
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class JointDraws:
         log_likelihood: {observed site: log p(y_n | w) of each point, (chains, draws, *points)}, in float64.
         log_data: log p(y | w) of all data, (chains, draws), with the scales of its sites.
         log_prior: log p(w), (chains, draws), in float64.
-        log_q: log q(w), (chains, draws), in float64; None where it does not exist.
-        why: why there is no log q; empty where there is one.
+        log_q: log q(w), (chains, draws), in float64; None if it does not exist.
+        why: why there is no log q; empty if there is one.
         observed: {observed site: the data}.
         dims: {observed site: the names of the dimensions of its data}, points first.
-        replicated: {observed site: data drawn from p(y | w) of each draw, (chains, draws, ...)}, where asked for.
+        replicated: {observed site: data drawn from p(y | w) of each draw, (chains, draws, ...)}, if requested.
     """
 
     weights: Weights
@@ -67,14 +67,14 @@ class JointDraws:
 def joint_draws(
     call: ModelCall, posterior: Any, samples: int, seed: int | None, *, replicate: bool = False
 ) -> JointDraws:
-    """Draw whole functions from a posterior and weigh each of them.
+    """Draw whole functions from a posterior and compute the densities of each.
 
     Args:
         call: a model and its arguments, data included; the model may be None for a fleet.
         posterior: a guide; a fleet, whose replicas are chains; or anything with ``weights`` of shape (chains, draws,
-            ...), which is thinned evenly where it has more than ``samples`` a chain.
+            ...), which is thinned evenly if it has more than ``samples`` per chain.
         samples: draws of each chain.
-        seed: makes the draws repeat, and leaves torch's random state as it was.
+        seed: makes the draws reproducible, and leaves torch's random state as it was.
         replicate: whether to draw data from each draw as well.
     """
     check_count("samples", samples)
@@ -91,14 +91,14 @@ def joint_draws(
     with evaluating(*parts):
         with seeded(seed, device):
             drawn = [_drawn(each.to(device), q, samples) for each, (_, q) in zip(calls, pairs, strict=True)]
-        # Draws of y have random numbers of their own, so that the weights are the same with them and without.
+        # Draws of y use separate random numbers, so that the weights are the same with and without them.
         with seeded(None if seed is None else seed + 1, device):
             chains = [_weighed(each.to(device), *own, replicate) for each, own in zip(calls, drawn, strict=True)]
     return chains[0] if len(chains) == 1 else _joined(chains)
 
 
 def checked_call(call: ModelCall) -> ModelCall:
-    """Return a call of a model with its data; what is wrong with it is told here."""
+    """Return a call of a model with its data; raise if the call is not valid."""
     if not callable(call.model):
         raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
     if is_network(call.model):

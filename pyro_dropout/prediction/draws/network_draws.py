@@ -1,4 +1,4 @@
-"""Draws of a network's weights, weighed by its likelihood: all draws in one forward pass, where the network can."""
+"""Draws of a network's weights with their log-likelihood: all draws in one forward pass, if the network allows it."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _BLOCK = 2**22  # outputs of the model that are held in one forward pass
 
 
 def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
-    """Run a network with all draws of its weights, and ask its likelihood about the targets.
+    """Run a network with all draws of its weights, and evaluate the likelihood of the targets.
 
     Args:
         call: the network with (x, y).
@@ -30,7 +30,7 @@ def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> Weighed
     each = torch.cat([likelihood.distribution(part).log_prob(target).to(F64) for part in f.split(_most(x, f))])
     drawn = {"y": likelihood.distribution(f).sample()} if replicate else {}
     observed = {"y": target}
-    if likelihood.distribution(f[0]).event_shape == (1,):  # ArviZ's plots want no dimension for a single output
+    if likelihood.distribution(f[0]).event_shape == (1,):  # ArviZ's plots expect no dimension for a single output
         observed, drawn = ({name: value.squeeze(-1) for name, value in part.items()} for part in (observed, drawn))
     dims = {"y": ("point", "output")[: observed["y"].dim()]}
     return Weighed({"y": each}, each.sum(-1), log_prior, observed, dims, drawn)
@@ -48,7 +48,7 @@ def _weighed(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
     if hasattr(model, "evaluate") and set(weights) == set(model.sites) == set(priors):
         logs = [priors[name].log_prob(weights[name]).to(F64) for name in weights]
         _, _, last = _visit(call, weights, count - 1)
-        # A prior that depends on another site would have been taken for that of the first draw.
+        # A prior that depends on another site would be the first draw's, and so wrong for the last.
         if all(log.shape == (count,) for log in logs) and _same(torch.stack(logs)[:, -1], last):
             size = _most(x, f)
             blocks = range(0, count, size)
@@ -59,7 +59,7 @@ def _weighed(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
 
 
 def _same(parts: Tensor, whole: Tensor) -> bool:
-    """Whether numbers add up to another one, as nearly as sums of float32 do."""
+    """Whether numbers sum to another one, up to float32 rounding."""
     return bool((parts.sum() - whole).abs() <= 1e-5 * parts.abs().sum() + 1e-6)
 
 

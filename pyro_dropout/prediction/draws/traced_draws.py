@@ -1,4 +1,4 @@
-"""Draws of any Pyro model's latent sites, weighed by its traces: one run of the model for each draw."""
+"""Draws of any Pyro model's latent sites with log densities from its traces: one run of the model for each draw."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +23,7 @@ from pyro_dropout.prediction.draws.weight_draws import Weights
 
 @dataclass(frozen=True)
 class Weighed:
-    """What S draws say of the data.
+    """The densities and data of S draws.
 
     Attributes:
         log_likelihood: {observed site: log p(y_n | w), (S, *points)}, in float64.
@@ -31,7 +31,7 @@ class Weighed:
         log_prior: log p(w), (S,), in float64.
         observed: {observed site: the data}.
         dims: {observed site: the names of the dimensions of the data}, points first.
-        replicated: {observed site: data drawn from p(y | w), (S, ...)}; empty where they were not asked for.
+        replicated: {observed site: data drawn from p(y | w), (S, ...)}; empty if not requested.
     """
 
     log_likelihood: dict[str, Tensor]
@@ -56,8 +56,8 @@ def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
         row = _Row({name: value[t] for name, value in weights.items()}, call, replicate)
         if set(row.each) != set(data):
             raise PyroDropoutError(
-                f"the model observes other sites at other draws: {', '.join(data)} at first, and then"
-                f" {', '.join(row.each) or 'none'}. It must observe the same ones always."
+                f"the model observes different sites at different draws: {', '.join(data)} at first, and then"
+                f" {', '.join(row.each) or 'none'}. It must always observe the same ones."
             )
         rows.append(row)
     first = rows[0]
@@ -89,7 +89,7 @@ class _Row:
         for name, site in data.items() if replicate else ():
             try:
                 self.replicated[name] = full_distribution(site).sample()
-            except NotImplementedError:  # a distribution that has a density only
+            except NotImplementedError:  # a distribution that has only a density
                 continue
 
 
@@ -99,7 +99,7 @@ def _dims(data: dict[str, Any], points: dict[str, int], taken: set[str]) -> dict
     Args:
         data: the observed sites.
         points: how many dimensions the points of each have.
-        taken: names of variables, which no dimension can have too.
+        taken: names of variables, which a dimension must not have.
     """
     sizes: dict[str, int] = {}
     found = {}
@@ -109,7 +109,7 @@ def _dims(data: dict[str, Any], points: dict[str, int], taken: set[str]) -> dict
         own = []
         for k, size in enumerate(shape):
             plate = plates.get(k)
-            # A plate that is met with two sizes, as a subsample is, gives its name to the first.
+            # A plate with two sizes, such as a subsample, gives its name to the first.
             if plate is None or plate in taken or sizes.setdefault(plate, size) != size:
                 plate = f"{name}_dim_{k}"
             own.append(plate)

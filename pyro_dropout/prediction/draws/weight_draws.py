@@ -1,8 +1,8 @@
 """Ways to put a posterior's weights into a model: a draw for each data point, whole functions, and the mean.
 
 Each has ``begin()``, called before all draws are taken; ``draw(count, x)``, the weights that are held for a while; and
-``outputs(weights, x, count)``, the model's outputs (count, N, D) with them. A draw for each data point holds none: its
-masks are made inside the forward pass.
+``outputs(weights, x, count)``, the model's outputs (count, N, D) with them. With a draw for each data point nothing is
+held: masks are drawn inside the forward pass.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from pyro_dropout.training.loss.per_example import per_example
 
 Weights = dict[str, Tensor]
 
-# Draws of one forward pass that flip the signs of one noise share its size; so many passes make up for that.
+# Draws of one forward pass that flip the signs of one noise tensor share its magnitude; many passes average it out.
 _PASSES_WITH_FLIPS = 256
 # Numbers in all weights that are held at once: 256 MiB in float32.
 _MOST_NUMBERS = 2**26
@@ -46,7 +46,7 @@ def latent_draws(posterior: Any, count: int, call: ModelCall) -> Weights:
 
 
 class PerExample:
-    """Weights of its own for every pair of a draw and a data point: draws are repeated points of one forward pass."""
+    """Separate weights for every pair of a draw and a data point: draws are repeated points of one forward pass."""
 
     def __init__(self, model: Any, posterior: Any) -> None:
         if not callable(posterior):
@@ -57,7 +57,7 @@ class PerExample:
         self._flips = False
 
     def begin(self) -> None:
-        """Nothing is to be made ready before all draws are taken."""
+        """Do nothing: no preparation is needed."""
 
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return nothing: these weights are drawn inside the forward pass."""
@@ -102,7 +102,7 @@ class WholeFunctions:
         self.model, self.posterior = model, posterior
 
     def begin(self) -> None:
-        """Nothing is to be made ready before all draws are taken."""
+        """Do nothing: no preparation is needed."""
 
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return ``count`` draws of all weights."""
@@ -130,14 +130,14 @@ class MeanWeights(WholeFunctions):
         """Return E[w], as one draw."""
         if not hasattr(self.posterior, "mean"):
             raise PyroDropoutError(
-                f"method='standard' takes E[w] from posterior.mean(), and {type(self.posterior).__name__} has none; use"
+                f"method='standard' takes E[w] from posterior.mean(), but {type(self.posterior).__name__} has none; use"
                 " method='mc'."
             )
         return {name: value.unsqueeze(0) for name, value in self.posterior.mean().items()}
 
 
 class KeptDraws(WholeFunctions):
-    """The draws that a sampled posterior has, each once before any comes twice, whatever the blocks of a walk are."""
+    """The draws of a sampled posterior, each used once before any is repeated, whatever the blocks are."""
 
     def __init__(self, model: Any, posterior: Any, samples: int) -> None:
         super().__init__(model, posterior)
@@ -145,11 +145,11 @@ class KeptDraws(WholeFunctions):
         self._left: Tensor | None = None
 
     def begin(self) -> None:
-        """Shuffle the draws, for a new walk."""
+        """Shuffle the draws, for a new pass."""
         self._left = self.posterior.order(self._samples)
 
     def draw(self, count: int, x: Tensor) -> Weights:
-        """Return the next ``count`` draws; before a walk has begun, any."""
+        """Return the next ``count`` draws; before a pass has begun, any."""
         if self._left is None:
             return super().draw(count, x)
         numbers, self._left = self._left[:count], self._left[count:]
@@ -158,7 +158,7 @@ class KeptDraws(WholeFunctions):
 
 
 class FunctionDraws(WholeFunctions):
-    """Functions that a posterior without weights gives itself, such as a Gaussian process."""
+    """Functions from a posterior without weights, such as a Gaussian process."""
 
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return nothing: there are no weights."""
@@ -171,7 +171,7 @@ class FunctionDraws(WholeFunctions):
 
 
 class _CoinFlips(Messenger):
-    """Gives concrete dropout its true coin flips: relaxed ones are for training."""
+    """Gives concrete dropout its exact coin flips: relaxed ones are for training."""
 
     def _pyro_sample(self, msg: Any) -> None:
         q = msg["fn"]
@@ -180,22 +180,22 @@ class _CoinFlips(Messenger):
 
 
 class _NothingFromThePrior(Messenger):
-    """Leaves out the draw of ``y``, which is not asked for here, and lets no weight come from the prior."""
+    """Skips the draw of ``y``, which is not needed here, and raises if a weight would come from the prior."""
 
     def _pyro_sample(self, msg: Any) -> None:
         if msg["is_observed"] or msg["done"] or site_is_subsample(msg):
             return
         if msg["name"] == "y":
             msg["value"], msg["done"] = torch.zeros(msg["fn"].shape()), True
-        # What belongs to the data points is the model's own to draw at new ones.
+        # Sites in the plate "data" are drawn by the model at new points.
         elif not any(frame.name == "data" for frame in msg["cond_indep_stack"]):
             raise PyroDropoutError(
-                f"the posterior has no site {msg['name']!r}, which the model samples: is it that of this model?"
+                f"the posterior has no site {msg['name']!r}, which the model samples: is it for this model?"
             )
 
 
 def _unseen() -> Any:
-    """Hide draws from handlers further out; parameters show, to those who look for them."""
+    """Hide draws from outer handlers; parameters stay visible to them."""
     return poutine.block(expose_types=["param"])
 
 

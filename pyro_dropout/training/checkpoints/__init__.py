@@ -1,1 +1,1 @@
-"""Posteriors and trainings on disk."""
+"""Saved posteriors and training checkpoints."""

@@ -1,4 +1,4 @@
-"""A file that is whole or not there: written beside its place, forced to the disk, and renamed."""
+"""Atomic file writes: a temporary file beside the target is flushed to disk and renamed."""
 
 import contextlib
 import os
@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Yield a name beside ``path`` to write to; the file takes its own name only if nothing goes wrong.
+    """Yield a temporary path beside ``path`` to write to; it is renamed to ``path`` only if no error occurs.
 
-    Until then, and after any error, what was there before stays as it was. A link stays a link: the file that it leads
-    to is replaced.
+    Until then, and after any error, an existing file stays as it was. A symbolic link stays a link: the file that it
+    points to is replaced.
 
     Args:
         path: the file; its folder must exist.
@@ -32,17 +32,17 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     beside = Path(name)
     try:
         yield beside
-        beside.chmod(_mode(path))  # a temporary file is its owner's alone
+        beside.chmod(_mode(path))  # only its owner can read a temporary file
         _force(beside)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some file systems have no folders to force
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         _force(path.parent)
 
 
 def _mode(path: Path) -> int:
-    """Return the permissions of a file that is replaced, or those that a new one has here."""
+    """Return the permissions of the file that is replaced, or the default ones for a new file."""
     if path.exists():
         return path.stat().st_mode & 0o777
     mask = os.umask(0)
@@ -51,7 +51,7 @@ def _mode(path: Path) -> int:
 
 
 def _force(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What must be the same in a training that is taken up again, told so that JSON can hold it and two can be compared."""
+"""A fingerprint of a training run, as JSON: what must be the same when it is resumed."""
 
 import dataclasses
 import hashlib
@@ -9,14 +9,14 @@ from torch import nn
 
 from pyro_dropout.training.optimisers import Schedule, Update, plain
 
-_EVERY, _LAST = 1000, 10**7  # a schedule is looked at at each step up to the first, then more and more rarely
-_NO_SETTINGS = ("training", "inplace")  # change nothing of what a layer is
+_EVERY, _LAST = 1000, 10**7  # a schedule is sampled at each step up to the first, then ever more rarely
+_NO_SETTINGS = ("training", "inplace")  # do not change what a layer computes
 
 
 def told_update(update: Update | torch.optim.Optimizer) -> dict[str, Any]:
-    """Return what an optimiser does, so that two of a kind with other settings are told apart.
+    """Return what an optimiser does, so that two of a kind with different settings differ.
 
-    Of an ``Update``, a few of its steps and its schedule; of torch's, the options of its groups.
+    For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
 
     Example:
         >>> import pyro_dropout as pd
@@ -52,7 +52,7 @@ def _or_kind(value: Any) -> Any:
 
 
 def _told_schedule(schedule: Schedule) -> str:
-    """Return a digest of a schedule's values; one that ends, such as a table, is told up to its end."""
+    """Return a digest of a schedule's values; one that ends, such as a table, is read up to its end."""
     steps, seen = list(range(_EVERY)), []
     while steps[-1] < _LAST:
         steps.append(steps[-1] * 11 // 10)
@@ -62,12 +62,12 @@ def _told_schedule(schedule: Schedule) -> str:
         except (IndexError, ValueError, RuntimeError) as end:
             seen.append(type(end).__name__)
             break
-        seen.append(f"{value:.6e}")  # fewer digits than two machines may differ in
+        seen.append(f"{value:.6e}")  # so few digits that two machines agree
     return hashlib.sha256(" ".join(seen).encode()).hexdigest()
 
 
 def told_loss(loss: Any) -> dict[str, Any]:
-    """Return which loss it is, with its settings.
+    """Return the class of a loss, with its settings.
 
     Example:
         >>> import pyro_dropout as pd
@@ -81,9 +81,9 @@ def told_loss(loss: Any) -> dict[str, Any]:
 
 
 def told_layers(model: Any) -> dict[str, dict[str, Any]]:
-    """Return the kinds of all modules of a model by name, and the settings of those whose attributes are settings.
+    """Return the classes of all modules of a model by name, with the settings of torch's modules and ours.
 
-    These are torch's and ours: a module of someone else's may keep anything, such as a count of its calls.
+    A third-party module may keep anything in its attributes, such as a count of its calls, so these are not settings.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -104,7 +104,7 @@ def told_layers(model: Any) -> dict[str, dict[str, Any]]:
 
 
 def _setting(value: Any) -> Any:
-    """Return an attribute as JSON holds it, functions by their names; None where it is no setting."""
+    """Return an attribute as JSON, functions by their names; None where it is not a setting."""
     if type(value) in (str, int, float, bool):
         return value
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Saving what was learned, and loading it into the same model and guide; a file is data, and no code comes from it."""
+"""Saving a trained model and guide, and loading them into the same ones; a file holds data only, never code."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,11 +11,11 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
 from pyro_dropout.training.checkpoints.tensor_file import read_facts, read_tensors, write_tensors
 
-_SHOWN = 8  # differences that an error lists
+_SHOWN = 8  # the most differences that an error lists
 
 
 class DifferentModelError(PyroDropoutError):
-    """A file that belongs to another model or guide; the message lists what differs.
+    """A file belongs to another model or guide; the message lists the differences.
 
     Example:
         >>> import pathlib, tempfile, torch, pyro_dropout as pd
@@ -33,13 +33,13 @@ class DifferentModelError(PyroDropoutError):
 def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | None = None) -> None:
     """Write all tensors of a model and its guide to a file.
 
-    The file is safetensors with a SHA-256 for every tensor, written beside its place and renamed when it is whole.
+    The file is safetensors with a SHA-256 for every tensor, written to a temporary file and renamed when complete.
 
     Args:
         path: the file; its folder must exist.
-        model: a module, such as a ``BayesianNet``; of a plain function nothing is saved.
+        model: a module, such as a ``BayesianNet``; nothing is saved for a plain function.
         guide: its guide, which has seen the model.
-        extra: more to keep: anything that JSON can hold.
+        extra: anything else to save that JSON can hold.
 
     Example:
         >>> import pathlib, tempfile, torch, pyro_dropout as pd
@@ -57,11 +57,11 @@ def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | No
     """
     tensors, identity = tensors_of(model, guide), identity_of(model, guide)
     if extra is not None and not isinstance(extra, Mapping):
-        raise PyroDropoutError(f"extra must be a dict that JSON can hold; got {type(extra).__name__} {extra!r}.")
+        raise PyroDropoutError(f"extra must be a dict writable as JSON; got {type(extra).__name__} {extra!r}.")
     try:
         write_tensors(path, tensors, {"kind": "posterior", **identity, "extra": dict(extra or {})})
     except TypeError as cause:
-        raise PyroDropoutError(f"extra must be what JSON can hold: {cause}.") from None
+        raise PyroDropoutError(f"extra must be writable as JSON: {cause}.") from None
     except OSError as cause:
         raise PyroDropoutError(
             f"{str(path)!r} cannot be written: {cause.strerror or cause}. Give a file in a folder that exists."
@@ -69,11 +69,11 @@ def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | No
 
 
 def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
-    """Put what a file holds into a model and its guide, which must be built as those were that it was saved from.
+    """Load a file into a model and its guide, which must be built as those that it was saved from.
 
-    The whole file is checked before the first tensor is changed. What a guide, a prior or a likelihood was told (keep,
-    a length-scale, a fixed τ) and the layers of the network, activations included, must be the same as in the file;
-    what was learned, and what a network gathered (running means), is loaded.
+    The whole file is checked before the first tensor is changed. Settings of a guide, a prior or a likelihood (keep, a
+    length-scale, a fixed τ) and the layers of the network, activations included, must be the same as in the file;
+    trained parameters and running statistics are loaded.
 
     Args:
         path: a file that ``save`` wrote.
@@ -126,7 +126,7 @@ def tensors_of(model: Any, guide: Any) -> dict[str, Tensor]:
 
 
 def identity_of(model: Any, guide: Any) -> dict[str, Any]:
-    """Return what a model and a guide are, as far as names tell, its layers, and which tensors they were told."""
+    """Return the classes of a model and a guide, the layers, and which tensors are settings."""
     likelihood = getattr(model, "likelihood", None)
     kinds = {"model": type(model).__name__, "guide": type(guide).__name__, "likelihood": type(likelihood).__name__}
     return {"kinds": kinds, "layers": told_layers(model), "told": sorted(_told(model, guide))}
@@ -172,7 +172,7 @@ def check_identity(
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
         elif name in told and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
-    if "layers" in facts:  # files of earlier versions do not tell
+    if "layers" in facts:  # files of earlier versions do not have them
         wrong += _other_layers(facts["layers"], own["layers"])
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -183,7 +183,7 @@ def check_identity(
 
 
 def _other_layers(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
-    """Say which layers are of another kind, or have other settings."""
+    """Describe which layers have another class or other settings."""
     wrong = []
     for name in {**mine, **theirs}:
         there, here = theirs.get(name), mine.get(name)
@@ -191,7 +191,7 @@ def _other_layers(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[st
             wrong.append(f"{name}: {'not' if there is None else 'only'} in the file")
         elif there["kind"] != here["kind"]:
             wrong.append(f"{name}: {there['kind']} in the file, {here['kind']} here")
-        else:  # a setting that only one version of torch knows of is none
+        else:  # ignore settings that only one version of torch has
             both = (key for key in there if key in here and there[key] != here[key])
             wrong += [f"{name}.{key}: {there[key]} in the file, {here[key]} here" for key in both]
     return wrong

@@ -1,4 +1,4 @@
-"""Checkpoints of a training, from which it goes on as if it had never stopped."""
+"""Training checkpoints: a resumed training continues as if it had never stopped."""
 
 import re
 import time
@@ -21,13 +21,13 @@ _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a training writes checkpoints.
+    """Where and how often a training run writes checkpoints.
 
     Args:
-        folder: where they lie; made if it is not there. One folder is for one training.
-        every: steps between two; None to go by time alone.
-        seconds: time between two, in seconds.
-        keep: how many of the last ones are kept.
+        folder: where they are written; created if it does not exist. Use one folder per training.
+        every: steps between two checkpoints; None to go by time alone.
+        seconds: time between two checkpoints, in seconds.
+        keep: how many of the latest ones are kept.
 
     Example:
         >>> import tempfile, torch, pyro_dropout as pd
@@ -41,7 +41,7 @@ class Checkpoint:
         ...     return guide.mean()["weight"]
         >>> folder = tempfile.mkdtemp()
         >>> part = train(40)
-        >>> whole = train(100)  # goes on from step 40
+        >>> whole = train(100)  # resumes from step 40
         >>> folder = tempfile.mkdtemp()
         >>> torch.equal(whole, train(100))
         True
@@ -62,19 +62,19 @@ class Checkpoint:
 
 
 class Keeper:
-    """Writes a training's checkpoints, and takes it up from the last one.
+    """Writes a training run's checkpoints, and resumes it from the last one.
 
     Args:
         checkpoint: where, and how often.
         run: the training.
         model: the model, whose buffers (running means) belong to the state.
         guide: its guide.
-        facts: what must be the same in a training that is taken up again; JSON can hold it.
-        watch: early stopping, whose state is kept too.
-        group: the ranks of the training. The first one reads and writes for all; each has random numbers of its own.
+        facts: what must be the same when the training is resumed; must be JSON.
+        watch: early stopping, whose state is saved too.
+        group: the ranks of the training. The first one reads and writes for all; each has its own random state.
 
     Attributes:
-        step: that of the last checkpoint on the disk; 0 where there is none.
+        step: that of the last checkpoint on disk; 0 if there is none.
     """
 
     def __init__(
@@ -112,10 +112,10 @@ class Keeper:
         return time.monotonic() - self._time > self.how.seconds
 
     def write(self, step: int, losses: Tensor) -> bool:
-        """Write a checkpoint, and then remove the oldest; where it cannot be written, warn and let training go on.
+        """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training.
 
         Returns:
-            Whether the checkpoint of this step is on the disk.
+            Whether the checkpoint of this step is on disk.
         """
         if step == self.step:
             return True
@@ -127,7 +127,7 @@ class Keeper:
         return self.step == step
 
     def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
-        """Write a checkpoint and say whether it was possible."""
+        """Write a checkpoint and return whether that succeeded."""
         tensors, rest = self.run.state()
         found = {f"run.{name}": value for name, value in tensors.items()}
         found |= {f"rng.{name}": value for name, value in states.items()}
@@ -142,8 +142,8 @@ class Keeper:
             write_tensors(path, found, facts | identity_of(self.model, self.guide))
         except OSError as cause:
             warnings.warn(
-                f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training goes on; the"
-                " checkpoint before it stays.",
+                f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training continues;"
+                " the previous checkpoint is kept.",
                 stacklevel=4,
             )
             return False
@@ -153,7 +153,7 @@ class Keeper:
         return True
 
     def resume(self, total: int) -> list[Tensor]:
-        """Take the training up from its last whole checkpoint; return the losses before it, or nothing."""
+        """Resume the training from its last intact checkpoint; return the losses before it, or nothing."""
         tensors, found = self._group.from_first(self._last)
         if found is None:
             return []
@@ -163,12 +163,12 @@ class Keeper:
         return [tensors["losses"].to(self.run.t.device)]
 
     def _last(self) -> tuple[dict[str, Tensor], Any]:
-        """Return the tensors of the last whole checkpoint, its name and its facts; None where there is none."""
+        """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
         for path in reversed(self._files()):
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
-                warnings.warn(f"{damage} Training goes on from the one before it.", stacklevel=6)
+                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=6)
                 self._damaged.add(path)
                 continue
             return tensors, (path.name, facts)
@@ -184,23 +184,23 @@ class Keeper:
 
     def _check(self, file: str, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
         if facts.get("kind") != "training":
-            raise PyroDropoutError(f"{file} is no checkpoint of a training; give another folder.")
+            raise PyroDropoutError(f"{file} is not a training checkpoint; give another folder.")
         own = {name: value for name, value in tensors.items() if name.startswith(("model.", "guide."))}
         check_identity(file, facts, own, self.model, self.guide)
         theirs, mine = (each.get("world") for each in (facts["facts"], self.facts))
         if theirs != mine:
             raise PyroDropoutError(
-                f"{file} is a checkpoint of {_processes(theirs)}, and this is {_processes(mine)}, each of which has"
-                " random numbers of its own. Go on with as many as before, or give another folder to begin anew."
+                f"{file} is a checkpoint of {_processes(theirs)}, but this is {_processes(mine)}; each process"
+                " has its own random numbers. Start as many as before to resume, or give another folder to start over."
             )
         wrong = _different(facts["facts"], self.facts)
         if wrong:
             raise PyroDropoutError(
-                f"{file} is a checkpoint of another training; these differ: {', '.join(wrong)}. Call fit with the"
-                " same data and settings to go on, or give another folder to begin anew."
+                f"{file} is a checkpoint of another training run; these differ: {', '.join(wrong)}. Call fit with the"
+                " same data and settings to resume, or give another folder to start over."
             )
         if facts["step"] > total:
-            raise PyroDropoutError(f"{file} is of step {facts['step']}, beyond the {total} asked for.")
+            raise PyroDropoutError(f"{file} is from step {facts['step']}, beyond the {total} requested.")
 
     def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         put(tensors, self.model, self.guide)
@@ -238,7 +238,7 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
-    """Return the random states of all ranks: by rank and name, and of a process by itself by name alone."""
+    """Return the random states of all ranks: by rank and name, or by name alone for a single process."""
     own = _random_state(device)
     if group.world == 1:
         return own
@@ -246,7 +246,7 @@ def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
 
 
 def _processes(world: int | None) -> str:
-    return "a training in one process" if world is None else f"a distributed training on {world} processes"
+    return "a training run in one process" if world is None else f"a distributed training run on {world} processes"
 
 
 def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:

@@ -1,1 +1,1 @@
-"""A training step as one compiled program."""
+"""Compiling a training step into one program."""

@@ -1,7 +1,7 @@
-"""What a step is called with, taken apart: tensors and numbers on one side, the structure that holds them on the other.
+"""The arguments of a step, split into tensors and numbers, and the structure that holds them.
 
 Arguments are trees: dicts, lists, tuples, named tuples and dataclasses of tensors, numbers and text, nested as you
-like. Every tensor in them, and every float, is an input of a compiled step; all else is part of its structure.
+like. Every tensor and every float in them is an input of a compiled step; everything else is part of its structure.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (bool, int, str, bytes, complex, type(None), type(...), slice, range, enum.Enum, *_OF_TORCH)
-_KEPT = (nn.Module, type)  # known by what they are, and looked into as surroundings
+_KEPT = (nn.Module, type)  # compared by identity, and searched as surroundings
 
 
 class Arguments:
@@ -30,7 +30,7 @@ class Arguments:
         floats: all Python floats, in order.
         key: the structure: two calls with equal keys differ in the values of tensors and floats only.
         objects: functions and modules among the arguments, which are known by identity.
-        unknown: what cannot be looked into, and why; empty where all is known.
+        unknown: what cannot be searched for tensors, and why; empty if everything can.
 
     Example:
         >>> import torch
@@ -54,7 +54,7 @@ class Arguments:
         )
 
     def _key(self, value: Any, path: tuple[Any, ...]) -> Hashable:
-        """Return what a compiled step depends on in a value, and note its leaves."""
+        """Return the structure of a value, and collect its leaves."""
         kind = type(value)
         if kind is Tensor or isinstance(value, Tensor):
             self.tensors.append(value)
@@ -76,7 +76,7 @@ class Arguments:
             return (kind, id(value))
         if not self.unknown:
             self.unknown = (
-                f"{_told(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be looked into for"
+                f"{_told(path)} is a {kind.__module__}.{kind.__qualname__}, which cannot be searched for"
                 " tensors; pass tensors, numbers, or dicts, lists, tuples and dataclasses of them"
             )
         return (kind, id(value))

@@ -18,7 +18,7 @@ from pyro_dropout.training.optimisers import Update, clock
 
 
 class CompiledStep:
-    """A compiled step, with the optimiser's state where Pyro keeps it.
+    """A compiled step; the optimiser's state stays where Pyro keeps it.
 
     Args:
         model: the Pyro model.
@@ -26,11 +26,11 @@ class CompiledStep:
         loss: a ``pyro_dropout.ELBO``.
         optim: a Pyro optimiser.
         given: the arguments that it is traced with.
-        known: steps for arguments of the same structure, whose surroundings have changed since.
-        fixed: whether the floats among the arguments are part of the structure, because the model looks at them.
+        known: steps for arguments of the same structure, whose surroundings have since changed.
+        fixed: whether the floats among the arguments are part of the structure, because the model reads their values.
 
     Attributes:
-        changed: what made the step useless when it was last looked at; empty where nothing did.
+        changed: what had invalidated the step at the last check; empty if nothing had.
         replaces: a step of ``known`` that has the same program.
     """
 
@@ -71,12 +71,12 @@ class CompiledStep:
                 self._slots = state.read(self._update)
                 tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
                 self.program = Program(step, *tensors, outside=outside, like=like)
-        # What the loss does not depend on, torch's optimisers do not touch.
+        # torch's optimisers skip parameters that the loss does not depend on.
         used = [p for k, p in enumerate(trained) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, used)
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         outside.watch(tensor for _, tensor in self.program.lifted)
-        # Where the program is the old one, what had changed does not matter to it, and is not watched any longer.
+        # If the program is the same as before, what has changed does not affect it, and is not watched any longer.
         self.replaces = next((step for step in known if step.program is self.program.twin), None)
         self._ignored: list[Place] = []
         if self.replaces is not None:
@@ -98,14 +98,14 @@ class CompiledStep:
         return self._given.rebuilt(iter(tensors[:count]), iter(floats))
 
     def _check_floats(self, model: Any, guide: Any, loss: Any, inputs: list[Tensor]) -> None:
-        """Raise an error unless the loss is the same with tensors in the places of floats."""
+        """Raise an error unless the loss is the same with tensors in place of floats."""
         found = []
         for args, kwargs in ((self._given.args, self._given.kwargs), self._call(*inputs)):
             with torch.no_grad(), quietly(model, guide), poutine.block():
                 found.append(loss.differentiable_loss(model, guide, *args, **kwargs))
         slack = 1e3 * torch.finfo(found[0].dtype).eps
         if not torch.allclose(found[0], found[1].to(found[0]), rtol=slack, atol=slack, equal_nan=True):
-            raise PyroDropoutError("a float among the arguments acts otherwise when it is a tensor")
+            raise PyroDropoutError("a float among the arguments behaves differently as a tensor")
 
     def _inputs(self, given: Arguments) -> list[Tensor]:
         device = next((p.device for p in self.parameters.by_name.values()), torch.device("cpu"))
@@ -120,21 +120,21 @@ class CompiledStep:
         return [place.read() for place, _ in self.program.lifted]
 
     def _flat_step(self, values: Any, state: Any, t: Tensor, lr: Tensor, buffers: Any, *rest: Tensor) -> Any:
-        """Take the compiled step with the tensors around the model at fixed places, as a CUDA graph needs them."""
+        """Use the compiled step with the tensors around the model at fixed addresses, as a CUDA graph requires."""
         count = len(rest) - len(self.program.lifted)
         return self.program.with_lifted(list(rest[count:]), values, state, t, lr, buffers, *rest[:count])
 
     # --- before a step ------------------------------------------------------------------------------------------------
 
     def valid(self, given: Arguments) -> bool:
-        """Whether the step is still what an eager one would do: nothing around the model has changed."""
+        """Whether the step still matches an eager one: nothing around the model has changed."""
         if self._fixed and given.floats != self._given.floats:
             self.changed = "a float among the arguments"
             return False
         self.changed = "" if self.parameters.current() else "the parameter store"
         self._place = None if self.changed else self._outside.changed()
         self.changed = self._place.name if self._place is not None else self.changed
-        # A CUDA graph reads buffers where they lay when it was captured.
+        # A CUDA graph reads buffers at the addresses they had when it was captured.
         if not self.changed and self.chain is not None and self._where() != self._captured:
             self.changed = "a buffer"
         if not self.changed and not self.program.fits():
@@ -205,5 +205,5 @@ _NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
 
 def _settings(update: Update | None) -> Any:
-    """Return what of an update is part of a compiled step; the learning rate is handed to it."""
+    """Return the parts of an update that are compiled into a step; the learning rate is an input."""
     return None if update is None else (update.name, update.slots, update.options)

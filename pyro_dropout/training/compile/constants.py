@@ -1,7 +1,7 @@
-"""Tensors that a traced program holds: handed in at every step where they can be found again, refused where not.
+"""Tensors that a traced program holds: passed in at every step where they can be found again, rejected otherwise.
 
-A tensor that the model makes from Python numbers while it runs is a literal, and stays. One that was there before is
-neither an argument nor a parameter nor a buffer; a compiled step that held it would not notice that it has changed.
+A tensor that the model makes from Python numbers while it runs is a literal, and stays. One that existed before is
+neither an argument nor a parameter nor a buffer; a compiled step that held it would not notice changes to it.
 """
 
 import torch
@@ -18,7 +18,7 @@ _LITERAL = {
 
 
 def lift_constants(graph: torch.fx.GraphModule, outside: Surroundings) -> list[tuple[Place, Tensor]]:
-    """Turn the tensors that a program holds into further inputs of it, and return where each is found.
+    """Turn the tensors that a program holds into additional inputs, and return where each is found.
 
     Raises:
         PyroDropoutError: a tensor cannot be found again.
@@ -34,7 +34,7 @@ def lift_constants(graph: torch.fx.GraphModule, outside: Surroundings) -> list[t
         if found is None:
             raise PyroDropoutError(
                 f"it uses a tensor of shape {tuple(held.shape)} that is not an argument, a parameter or a buffer, and"
-                " that cannot be found again, so a compiled step would hold its values fixed. Hand it to the model as"
+                " that cannot be found again, so a compiled step would hold its values fixed. Pass it to the model as"
                 " an argument, or register it as a buffer"
             )
         with graph.graph.inserting_after(last) if last is not None else graph.graph.inserting_before():
@@ -49,7 +49,7 @@ def lift_constants(graph: torch.fx.GraphModule, outside: Surroundings) -> list[t
 
 
 def _is(tensor: Tensor, held: Tensor) -> bool:
-    """Whether two tensors are one: the same object, or the same numbers in the same memory."""
+    """Whether two tensors are the same object, or view the same memory in the same way."""
     if tensor is held:
         return True
     same = tensor.shape == held.shape and tensor.dtype == held.dtype and tensor.device == held.device

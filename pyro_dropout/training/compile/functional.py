@@ -24,7 +24,7 @@ Place = tuple[dict[str, Any], str]
 
 
 def check_programs(model: Any, guide: Any) -> None:
-    """Raise an error unless both can be run."""
+    """Raise an error unless both are callable."""
     for label, value in (("model", model), ("guide", guide)):
         if not callable(value):
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
@@ -58,7 +58,7 @@ class Parameters:
         found = {s["name"]: s["value"].unconstrained() for s in sites}
         self.by_name: dict[str, Tensor] = {name: value for name, value in found.items() if value.requires_grad}
         self.names = list(self.by_name)
-        self.unused: set[int] = set()  # those that the loss did not depend on when its gradient was last taken
+        self.unused: set[int] = set()  # those that the last gradient did not depend on
         places: dict[int, list[Place]] = {}
         for module in modules_of(model, guide):
             for key, value in module._parameters.items():
@@ -137,7 +137,7 @@ class Buffers:
 
 @contextlib.contextmanager
 def unvalidated() -> Iterator[None]:
-    """Switch off checks that look at values: a tracer has none to show."""
+    """Switch off checks that read values: a tracer has none."""
     before = Distribution._validate_args
     with pyro.validation_enabled(False):
         Distribution.set_default_validate_args(False)
@@ -174,7 +174,7 @@ def make_step(
     ) -> Any:
         value, gradients = gradients_of(values, buffers, *inputs)
         new_values, new_state = update.step(values, gradients, state, t, lr)
-        for k in parameters.unused:  # torch's optimisers leave alone what has no gradient
+        for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
             new_values[k], new_state[k] = values[k], state[k]
         return new_values, new_state, value
 

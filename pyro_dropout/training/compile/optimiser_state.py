@@ -1,7 +1,7 @@
-"""The state of a Pyro optimiser, shared by compiled and eager steps: each goes on where the other has left off.
+"""The state of a Pyro optimiser, shared by compiled and eager steps: each continues where the other left off.
 
-Pyro keeps one torch optimiser for each parameter. A compiled step reads its moments there and leaves the new ones
-there, so that ``get_state`` and ``save`` hold what eager steps would, and ``set_state`` is taken up.
+Pyro keeps one torch optimiser for each parameter. A compiled step reads its moments there and writes the new ones
+back, so that ``get_state`` and ``save`` hold what eager steps would, and ``set_state`` takes effect.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ class OptimiserState:
         clip = getattr(optim, "pt_clip_args", None) or {}
         self._clip = {} if callable(clip) else {name: clip.get(name) for name in ("clip_norm", "clip_value")}
         self._each = [_known(optim, parameter) for parameter in parameters]
-        # A scheduler holds its optimiser, and runs by itself.
+        # A scheduler wraps its optimiser, and steps separately.
         plain = all(isinstance(each, torch.optim.Optimizer) for each in self._each)
         self._simple = bool(self._each) and plain and not callable(getattr(optim, "pt_clip_args", None))
         self._marks: list[Any] | None = None
@@ -39,7 +39,7 @@ class OptimiserState:
 
     @property
     def update(self) -> Update | None:
-        """The one update that all parameters have; None where they differ, or where it is not written out here."""
+        """The update that all parameters share; None if they differ, or if it is not implemented here."""
         if not self._simple:
             return None
         groups = [each.param_groups for each in self._each]
@@ -55,7 +55,7 @@ class OptimiserState:
 
     @property
     def steps(self) -> int | None:
-        """How many steps all parameters have taken; None where they have not taken the same number."""
+        """How many steps all parameters have taken; None if the numbers differ."""
         if not self._simple:
             return None
         counters = [each.state[p].get("step") if p in each.state else None for each, p in self._pairs()]
@@ -75,7 +75,7 @@ class OptimiserState:
         return found
 
     def write(self, update: Update, slots: list[list[Tensor]]) -> None:
-        """Leave the moments after one more step with the optimisers."""
+        """Write the moments after one more step back to the optimisers."""
         names = _SLOTS[update.name][: update.slots]
         counters = []
         for (each, p), values in zip(self._pairs(), slots, strict=True):
@@ -99,7 +99,7 @@ class OptimiserState:
 
 
 def _mark(counter: Any) -> Any:
-    """Return what tells whether a counter has been set or moved: reading its value would take longer."""
+    """Return a key that changes when a counter is set or moved: reading its value would take longer."""
     return (id(counter), counter._version) if isinstance(counter, Tensor) else counter
 
 
@@ -108,7 +108,7 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 def _known(optim: Any, parameter: Tensor) -> Any:
-    """Return the torch optimiser of a parameter, made as Pyro makes it when it first meets the parameter."""
+    """Return the torch optimiser of a parameter, created as Pyro does when it first sees the parameter."""
     if parameter not in optim.optim_objs:
         optim.optim_objs[parameter] = optim._get_optim(parameter)
         optim.grad_clip[parameter] = optim._get_grad_clip(parameter)

@@ -1,8 +1,8 @@
-"""A step, traced through Pyro once and replayed compiled: on CPU call by call, on CUDA many steps in one graph.
+"""A step, traced through Pyro once and replayed compiled: on a CPU call by call, on CUDA many steps in one graph.
 
-make_fx turns the whole step, Pyro's handlers, the gradient and the optimiser included, into a graph of tensor
-operations with nothing of Pyro left in it; inductor fuses that graph. On a GPU several steps are captured in one CUDA
-graph, each reading what the one before has written, so that a replay costs one launch and copies nothing between steps.
+make_fx turns the whole step, including Pyro's handlers, the gradient and the optimiser, into a graph of plain tensor
+operations; inductor fuses that graph. On a GPU several steps are captured in one CUDA graph, each reading what the one
+before has written, so that a replay costs one launch and copies nothing between steps.
 """
 
 import warnings
@@ -30,9 +30,9 @@ class Program:
     Args:
         function: its inputs and outputs are trees of tensors.
         inputs: an example of its inputs.
-        outside: where tensors that the program uses beside its inputs are looked for, to be read at every call; without
+        outside: where to look for tensors that the program uses besides its inputs, to be read at every call; without
             it, the program holds them as they are.
-        like: programs that may be the same as this one, which is then not compiled once more.
+        like: programs that may equal this one, which is then not compiled again.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class Program:
             return list(self._compiled(*inputs, *(place.read() for place, _ in self.lifted)))
 
     def with_lifted(self, lifted: list[Tensor], *inputs: Tree) -> Tree:
-        """Run the compiled function with these tensors in the places of those that it would read itself."""
+        """Run the compiled function with these tensors in place of those that it would read itself."""
         with torch.no_grad():
             return tree_unflatten(list(self._compiled(*tree_flatten(inputs)[0], *lifted)), self._outputs)
 
     def fits(self) -> bool:
-        """Whether the tensors that it reads beside its inputs have the shapes and types that it was compiled for."""
+        """Whether the tensors that it reads besides its inputs have the shapes and types that it was compiled for."""
         return all(_alike(place.read(), tensor) for place, tensor in self.lifted)
 
 
@@ -83,7 +83,7 @@ def _alike(now: Any, then: Tensor) -> bool:
 
 
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
-    """Return a function of tensors as a graph of tensor operations; run twice, it must do the same both times."""
+    """Return a function of tensors as a graph of tensor operations; tracing it twice must give the same graph."""
     graph, again = (_trace(function, inputs) for _ in range(2))
     if not _same(graph, again):
         raise PyroDropoutError(
@@ -113,11 +113,11 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
         from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        # Inductor looks a program up on disk only if it is told how shapes were guessed; here none was.
+        # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
         shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
 
-        # A step has many small sums, one a layer; on a GPU they cost their launches, so they are launched together.
-        # On a CPU a loop is worth a second thread from the size on at which torch's own operations think so.
+        # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
+        # On a CPU a loop gets a second thread from the size at which torch's own operations use one.
         on_gpu = any(tensor.is_cuda for tensor in inputs)
         with (
             tracing(shapes),
@@ -129,7 +129,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
 
 
 def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
-    """Whether two graphs do the same with the same constants."""
+    """Whether two graphs compute the same with the same constants."""
     if left.code != right.code:
         return False
     names = [node.target for node in left.graph.nodes if node.op == "get_attr"]
@@ -137,7 +137,7 @@ def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
-    """Whether two constants have the same values; what is not a number is the same as itself here."""
+    """Whether two constants have the same values; NaN equals NaN here."""
     return left is right or (left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
 
 
@@ -165,7 +165,7 @@ class Chain:
         self.values = [v.clone() for v in values]
         self.state = [[s.clone() for s in each] for each in state]
         self.t, self.lr, self.inputs = t.clone(), lr.clone(), inputs
-        # Every replay reads what it read when it was captured, so all of that must live as long as the graph does.
+        # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
         self.ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

@@ -1,8 +1,8 @@
-"""What a model reads that is not handed to it: variables of the functions around it, globals, attributes of objects.
+"""What a model reads besides its arguments: variables of enclosing functions, globals, attributes of objects.
 
-A compiled step holds fixed what it met while it was traced. Tensors that can be found again are handed to it at every
+A compiled step holds fixed what it read while it was traced. Tensors that can be found again are passed to it at every
 step; numbers, flags and the rest are compared with what they were, and a step whose surroundings have changed is
-compiled anew. What is out of sight here (the body of an imported package, a file) is not watched.
+recompiled. What is out of reach here (the body of an imported package, a file) is not watched.
 """
 
 import functools
@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_DEPTH = 12  # how far from the model one looks
-_MOST = 50_000  # places that are watched
-_LARGE = 2**20  # numbers of a numpy array that are compared at every step
+_DEPTH = 12  # how far from the model to search
+_MOST = 50_000  # at most so many places are watched
+_LARGE = 2**20  # the largest numpy array that is compared at every step
 _PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
 _SKIPPED = ("torch", "pyro", "numpy", "scipy", "builtins", "pandas", "matplotlib", "tqdm", "pyro_dropout")
 _CELL, _ATTRIBUTE, _ITEM = "cell", "attribute", "item"
 
 
 class Place:
-    """Where a value is found: a variable, an attribute, an item of a container."""
+    """Where a value is found: a variable, an attribute, or an item of a container."""
 
     __slots__ = ("holder", "key", "kind", "name")
 
@@ -32,7 +32,7 @@ class Place:
         self.kind, self.holder, self.key, self.name = kind, holder, key, name
 
     def read(self) -> Any:
-        """Return what is there now; ``Place`` itself where there is nothing any more."""
+        """Return the value that is there now; ``Place`` itself if there is none any more."""
         try:
             if self.kind is _ITEM:
                 return self.holder[self.key]
@@ -42,11 +42,11 @@ class Place:
 
 
 class Surroundings:
-    """All that can be reached from a model, a guide and a loss without running them.
+    """Everything that can be reached from a model, a guide and a loss without running them.
 
     Args:
         roots: functions, modules and other objects to start from.
-        known: parameters, buffers and arguments, which a step is given anyway.
+        known: parameters, buffers and arguments, which a step receives anyway.
 
     Attributes:
         tensors: the tensors that were found, with a place for each.
@@ -90,7 +90,7 @@ class Surroundings:
         self._look(value, depth + 1, place.name)
 
     def _look(self, value: Any, depth: int, name: str) -> None:
-        """Meet everything that a value holds, or that a function reads."""
+        """Visit everything that a value holds, or that a function reads."""
         if id(value) in self._met or depth > _DEPTH:
             return
         self._met[id(value)] = value
@@ -100,12 +100,12 @@ class Surroundings:
     # --- watching -----------------------------------------------------------------------------------------------------
 
     def watch(self, lifted: Iterable[Tensor]) -> None:
-        """Watch all tensors but those that a step is given from now on."""
+        """Watch all tensors except those that a step receives from now on."""
         given = {id(tensor) for tensor in lifted}
         self._versions = [(p, t, t._version) for p, t in self.tensors if id(t) not in given and not t.is_inference()]
 
     def changed(self) -> Place | None:
-        """Return a place where something is not as it was; None where all is."""
+        """Return a place that has changed; None if none has."""
         for place, before in self._primitives:
             now = place.read()
             if now is not before and (type(now) is not type(before) or now != before) and not _both_nan(now, before):
@@ -123,7 +123,7 @@ class Surroundings:
         return None
 
     def forget(self, places: Iterable[Place]) -> None:
-        """Watch these places no more: what changed there has not changed the program."""
+        """Stop watching these places: changes there have not changed the program."""
         gone = {(id(place.holder), place.key) for place in places}
 
         def kept(rows: list[Any]) -> list[Any]:
@@ -152,7 +152,7 @@ def _is_library(value: Any) -> bool:
 
 
 def _places(value: Any, name: str, depth: int) -> Iterator[Place]:
-    """Yield the places that a value holds."""
+    """Yield the places in a value."""
     at = f"{name}." if name else ""
     if isinstance(value, types.MethodType):
         yield Place(_ATTRIBUTE, value, "__self__", f"{at}self")
@@ -182,15 +182,15 @@ def _places(value: Any, name: str, depth: int) -> Iterator[Place]:
 
 
 def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
-    """Yield what a module holds beside its buffers: its own attributes, its submodules, its parameters, its methods."""
+    """Yield what a module holds besides its buffers: its attributes, its submodules, its parameters, its methods."""
     ours = type(module).__module__.startswith(("pyro_dropout.", "pyro.infer.autoguide"))
     for key, value in vars(module).items():
         if key in ("_buffers", "_pyro_context") or "_hook" in key or key.startswith("_non_persistent"):
             continue
-        if key in ("_modules", "_parameters"):  # of parameters, those that are not trained
+        if key in ("_modules", "_parameters"):  # only parameters that are not trained
             for child in value:
                 yield Place(_ITEM, value, child, f"{at}{child}")
-        # What a guide keeps for itself does not change; what it was told, a user may change.
+        # A guide's internal state does not change; its settings may be changed by a user.
         elif not ours or (not key.startswith("_") and isinstance(value, _PRIMITIVES)):
             yield Place(_ATTRIBUTE, module, key, f"{at}{key}")
     yield from _class_of(module, at)
@@ -202,7 +202,7 @@ def _class_of(value: Any, at: str) -> Iterator[Place]:
 
 
 def _methods(kind: type, at: str) -> Iterator[Place]:
-    """Yield what the class of a user has: numbers, and functions that read other things."""
+    """Yield the attributes of a user's class: numbers, and functions that read other things."""
     for key, value in vars(kind).items():
         if isinstance(value, (types.FunctionType, *_PRIMITIVES, Tensor)) and not key.startswith("__"):
             yield Place(_ATTRIBUTE, kind, key, f"{at}{key}")

@@ -1,8 +1,8 @@
 """One pass over a tall matrix A on a GPU: A·η, the sums of squares along its rows, and AᵀA.
 
-A low-rank step asks these three of a matrix that fits no cache, and each by itself costs a reading of it. Here a thread
+A low-rank step needs these three for a matrix that fits no cache, and each alone would read all of it. Here a thread
 keeps a row in registers and all R(R + 1)/2 products of its columns with it, in full float32. Triton comes with torch
-where there is a GPU, and is imported when a tensor on one asks for it.
+where there is a GPU, and is imported when a tensor on a GPU first needs it.
 """
 
 import functools
@@ -11,10 +11,10 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor
 
-# The products that a thread keeps are R(R + 1)/2 registers; past this rank they would spill.
+# The products that a thread keeps take R(R + 1)/2 registers; above this rank they would spill.
 MOST_COLUMNS = 16
 
-_ROWS = 32  # rows that one program takes at a time, one to a thread: a warp that waits keeps no other waiting
+_ROWS = 32  # rows that one program takes at a time, one per thread; one warp, which waits for no other
 _PROGRAMS = 2112  # at most: sixteen for each processor of an H200
 
 

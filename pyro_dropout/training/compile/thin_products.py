@@ -1,9 +1,9 @@
-"""Matrix products that are not worth a call: in a traced step they become sums that fuse with their neighbours.
+"""Matrix products that are too thin for a library call: in a traced step they become sums that fuse with other code.
 
 A matrix library is made for products that reuse what they read. A product with one term, or with a side of a dozen,
-only moves memory; written as multiplications it joins the kernel that reads or writes its operands anyway. The same for
-the R×R matrix AᵀA of a tall A: the library reads A at a fraction of the memory's speed, and much faster when several
-rows of A are laid side by side. Where a GPU is asked for A·η, the squares of A and AᵀA, all three come from one pass.
+is bound by memory; written as multiplications it joins the kernel that reads or writes its operands anyway. So is the
+R×R matrix AᵀA of a tall A: the library reads A at a fraction of the memory's speed, and much faster when several rows
+of A are laid side by side. Where a GPU needs A·η, the squares of A and AᵀA, all three come from one pass.
 """
 
 import operator
@@ -14,8 +14,8 @@ from torch import fx
 
 from pyro_dropout.training.compile import tall_products as tall
 
-_SMALL = 16  # a side so short that its product is a handful of multiplications
-_LONG = 1024  # a side so long that memory decides
+_SMALL = 16  # a side so short that its product is a few multiplications
+_LONG = 1024  # a side so long that memory bandwidth decides
 _TALL = 2**16
 
 _CHUNK = 2**12  # rows of a tall matrix that one product takes: a million rows give all processors of a GPU one
@@ -52,7 +52,7 @@ def rewrite_skinny_products(graph: fx.Graph) -> None:
 
 
 def join_passes(graph: fx.Graph, device: str = "cuda") -> None:
-    """Take A·η, Σ A² along rows and AᵀA in one pass, for each input A on ``device`` of which all three are asked."""
+    """Compute A·η, Σ A² along rows and AᵀA in one pass, for each input A on ``device`` that needs all three."""
     products = graph.find_nodes(op="call_function", target=aten.mm.default)
     for node in products:
         left, right = node.args
@@ -76,7 +76,7 @@ def join_passes(graph: fx.Graph, device: str = "cuda") -> None:
 
 
 def _fits(a: torch.Tensor, device: str) -> bool:
-    """Whether the one pass is made for a matrix."""
+    """Whether the one-pass kernel supports a matrix."""
     right_kind = a.device.type == device and a.dtype == torch.float32 and a.is_contiguous()
     return right_kind and a.shape[1] <= tall.MOST_COLUMNS and a.shape[0] >= _LONG
 
@@ -105,8 +105,8 @@ def _written_out(graph: fx.Graph, left: fx.Node, right: fx.Node, terms: int) -> 
 def _along_rows(graph: fx.Graph, left: fx.Node, right: fx.Node) -> fx.Node:
     """Return left @ right for one row on the left and a right side that is stored by columns, as sums along memory.
 
-    Where the squares of the same matrix are summed along its rows too, both sums are made in one pass over it. Left to
-    itself that second sum joins the kernel that updates the matrix, which is no place for a reduction.
+    Where the squares of the same matrix are summed along its rows too, both sums are computed in one pass over it.
+    Otherwise inductor fuses that second sum into the kernel that updates the matrix, where a reduction is slow.
     """
     call = graph.call_function
     turned = call(aten.transpose.int, (right, -2, -1))
@@ -134,7 +134,7 @@ def _sum_of_squares(turned: fx.Node) -> fx.Node | None:
 
 
 def _source(node: Any) -> fx.Node | None:
-    """Return what a node is another name of."""
+    """Return the node that a node is an alias of."""
     while isinstance(node, fx.Node) and node.target is aten.detach.default:
         node = node.args[0]
     return node if isinstance(node, fx.Node) else None
@@ -164,5 +164,5 @@ def _abreast(graph: fx.Graph, left: fx.Node, right: fx.Node) -> fx.Node:
     products = call(aten.bmm.default, (call(aten.permute.default, (wide[0], [0, 2, 1])), wide[1]))
     total = call(aten.sum.dim_IntList, (products, [0]))
     blocks = call(aten.view.default, (total, [_ABREAST, n, _ABREAST, m]))
-    # Of all pairs of rows laid side by side, the sum is over those that are the same row.
+    # Of all pairs of rows laid side by side, only those of the same row are summed.
     return call(aten.sum.dim_IntList, (call(aten.diagonal.default, (blocks, 0, 0, 2)), [-1]))

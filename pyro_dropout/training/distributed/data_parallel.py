@@ -1,9 +1,9 @@
-"""One training on several ranks: each has a share of every batch, and all take the same step.
+"""Data-parallel training: each rank has a share of every batch, and all take the same step.
 
 With N points, a batch of B and R ranks, rank r has s_r of the batch's points, and its loss is that of a mini-batch of
 s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. PyTorch's DistributedDataParallel averages the gradients of
 (R s_r / B) L_r over ranks, and since Σ_r s_r = B, that average is (N / B) Σ_{i in batch} -log p(y_i | w) + KL: the loss
-of the whole batch with one KL, also where B is no multiple of R.
+of the whole batch with one KL, even if B is not a multiple of R.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from pyro_dropout.training.svi import Compile
 
 
 class Objective(nn.Module):
-    """The loss as a module: its parameters stand in for those of the model and the guide while it runs.
+    """The loss as a module: its parameters replace those of the model and the guide while it runs.
 
     Args:
         model: the Pyro model.
@@ -37,10 +37,10 @@ class Objective(nn.Module):
     def __init__(self, model: Any, guide: Any, loss: Any, parameters: Parameters) -> None:
         super().__init__()
         self.values = nn.ParameterList(nn.Parameter(value.clone()) for value in parameters.values)
-        self._parts = (model, guide, loss, parameters)  # in a tuple, so that they are no modules of this one
+        self._parts = (model, guide, loss, parameters)  # in a tuple, so that they are not submodules
 
     def forward(self, weight: float, *args: Any) -> Tensor:
-        """Return the loss of the arguments of the model, times ``weight``."""
+        """Return the loss at the model's arguments, times ``weight``."""
         model, guide, loss, parameters = self._parts
         with unvalidated(), poutine.block(), parameters.replaced(list(self.values)):
             found: Tensor = weight * loss.differentiable_loss(model, guide, *args)
@@ -48,7 +48,7 @@ class Objective(nn.Module):
 
 
 class SharedGradients:
-    """The gradients of a batch of which each rank has a share, as a function of parameters, buffers and indices.
+    """The gradients of a batch that is split among the ranks, as a function of parameters, buffers and indices.
 
     Args:
         group: the ranks.
@@ -70,16 +70,16 @@ class SharedGradients:
         self._places = Buffers(model, guide)
         self.objective = Objective(model, guide, loss, parameters)
         unused, self._changing = self._tried(model, guide, batch)
-        # The objective has no buffers, for these are ours to share: DDP would give all ranks those of the first, which
-        # has seen its own share only.
+        # The objective has no buffers, because they are shared here: DDP would give all ranks those of the first, which
+        # has seen only its own share.
         self._parallel = DistributedDataParallel(self.objective, find_unused_parameters=unused)
         with quietly(model, guide):
-            # DDP orders its messages by the first gradients it sees. Where these are not those of a training's first
-            # step, a training that is taken up again adds up in the same order.
+            # DDP orders its messages by the first gradients it sees. They do not come from the training's first step,
+            # so a resumed training sums in the same order.
             self(list(self.objective.values), self._places.values, *self._first_batch(batch))
 
     def __call__(self, values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> Any:
-        """Return this rank's part of the loss, whose mean over ranks is the loss, and the gradients of all of it."""
+        """Return this rank's part of the loss, whose mean over ranks is the loss, and the whole gradients."""
         own = list(self.objective.values)
         with torch.no_grad():
             for mine, value in zip(own, values, strict=True):
@@ -110,7 +110,7 @@ class SharedGradients:
         return bool(unused), [k for k, each in enumerate(changing) if each]
 
     def _share_buffers(self, buffers: list[Tensor]) -> None:
-        """Give all ranks the same buffers: the mean of running means, and of whole numbers the first rank's."""
+        """Give all ranks the same buffers: running means are averaged, whole numbers are taken from the first rank."""
         if self._group.world == 1:
             return
         found = [buffers[k] for k in self._changing]
@@ -132,7 +132,7 @@ def parallel_run(
     update: Update | torch.optim.Optimizer,
     batch: int,
 ) -> Run:
-    """Return a training of all ranks together, ready to start from the first rank's parameters.
+    """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
     Args:
         group: the ranks.
@@ -147,7 +147,7 @@ def parallel_run(
     parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
     modules = [part for part in (model, guide) if isinstance(part, nn.Module)]
     tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
-    # Without their names, in which processes count what they have built before.
+    # Without their names, which depend on what a process has built before.
     shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
     others = [list(tensor.shape) for tensor in tensors.values()]
     group.check_same({"the trained parameters": shapes, "the tensors of model and guide": others})
@@ -164,10 +164,10 @@ def parallel_run(
 
 
 def check_parallel(group: Group, batch: int, compile: Compile) -> None:
-    """Raise an error unless a training can be shared by the ranks."""
+    """Raise an error unless the ranks can share a training run."""
     if compile is True:
         raise PyroDropoutError(
-            "compile=True and distributed=True do not go together: the steps of several processes run eagerly. Leave"
+            "compile=True and distributed=True cannot be combined: the steps of several processes run eagerly. Leave"
             " compile at 'auto', or train in one process."
         )
     if batch < group.world:

@@ -1,7 +1,7 @@
-"""Several processes as one: how they find each other, who is who, and what they tell each other.
+"""A process group for training: how the processes find each other, their ranks, and their messages.
 
-They are started by torchrun, and speak through PyTorch's process group. What they tell each other is tensors, byte by
-byte, and JSON; nothing that could run as code. Everything here is called by all of them, in the same order.
+They are started by torchrun, and communicate through PyTorch's process group. They exchange only tensors, as bytes, and
+JSON; nothing that could run as code. Everything here is called by all of them, in the same order.
 """
 
 import atexit
@@ -20,17 +20,17 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.training.distributed.torchrun import HOW, NEEDED, number, restarted
 
-_SEEDS = 2**32  # that numpy, which Pyro seeds too, can take
+_SEEDS = 2**32  # the range of numpy, which Pyro seeds too
 
 
 @dataclass(frozen=True)
 class Group:
-    """The processes of a training, as one of them sees them; a process by itself is a group of one.
+    """The processes of a training run, as seen by one of them; a single process is a group of one.
 
     Attributes:
         rank: the number of this process, from 0.
         world: how many there are.
-        place: where tensors lie while they travel.
+        place: where tensors are while they are sent.
 
     Example:
         >>> from pyro_dropout.training.distributed.process_group import Group
@@ -50,16 +50,16 @@ class Group:
         return self.rank == 0
 
     def share(self, count: int) -> slice:
-        """Return which of ``count`` things are this rank's: all are someone's, and shares differ by one at most."""
+        """Return which of ``count`` items are this rank's: each item has one rank, and shares differ by one at most."""
         size, more = divmod(count, self.world)
         start = self.rank * size + min(self.rank, more)
         return slice(start, start + size + (self.rank < more))
 
     def seed(self, base: int) -> int:
-        """Return a seed of this rank's own."""
+        """Return a seed for this rank."""
         return int.from_bytes(hashlib.sha256(f"{base}:{self.rank}".encode()).digest()[:8]) % _SEEDS
 
-    # --- what all learn from all --------------------------------------------------------------------------------------
+    # --- from all ranks to all ----------------------------------------------------------------------------------------
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, in order; all of one shape and type."""
@@ -72,11 +72,11 @@ class Group:
         return [_of_bytes(each.to(tensor.device), tensor.dtype, tensor.shape) for each in found]
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Return the mean over ranks, summed up in their order, so that all have it bit by bit."""
+        """Return the mean over ranks, summed in rank order, so that it is bitwise equal on all of them."""
         return tensor if self.world == 1 else torch.stack(self.gather(tensor)).mean(0)
 
     def any(self, *numbers: float) -> list[int]:
-        """Return the largest of every rank's whole numbers, one for each: whether any of them says yes."""
+        """Return the maximum over ranks of each whole number; of flags, whether any rank has it set."""
         told = torch.tensor([int(number) for number in numbers])
         found: list[int] = torch.stack(self.gather(told)).amax(0).tolist()
         return found
@@ -92,7 +92,7 @@ class Group:
         return [json.loads(bytes(each.tolist()).rstrip(b"\0")) for each in self.gather(padded)]
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Raise an error on all ranks, unless all were given the same; they would wait for each other for ever."""
+        """Raise an error on all ranks unless all were given the same; they would wait for each other forever."""
         told = self.gather_facts(facts)
         wrong = [name for name in facts if any(each.get(name) != told[0].get(name) for each in told)]
         if wrong:
@@ -101,10 +101,10 @@ class Group:
                 " make the same call, with the same data (seed whatever is random before it)."
             )
 
-    # --- what all learn from one --------------------------------------------------------------------------------------
+    # --- from one rank to all -----------------------------------------------------------------------------------------
 
     def from_first(self, make: Callable[[], tuple[Mapping[str, Tensor], Any]]) -> tuple[dict[str, Tensor], Any]:
-        """Let the first rank make tensors and facts, and return them on all; what it complains of, all complain of."""
+        """Let the first rank make tensors and facts, and return them on all; its errors are raised on all."""
         if self.world == 1:
             tensors, facts = make()
             return dict(tensors), facts
@@ -127,7 +127,7 @@ class Group:
         return found, header["facts"]
 
     def copied(self, tensor: Tensor, owner: int = 0) -> Tensor:
-        """Return the owner's tensor; on the others, one of its shape and type is given."""
+        """Return the owner's tensor; the other ranks pass one of the same shape and type."""
         if self.world == 1 or not tensor.numel():
             return tensor
         sent = _bytes(tensor).to(self.place).clone()
@@ -135,13 +135,13 @@ class Group:
         return _of_bytes(sent.to(tensor.device), tensor.dtype, tensor.shape)
 
     def copy_from_first(self, tensors: list[Tensor]) -> None:
-        """Make tensors hold what the first rank's hold."""
+        """Overwrite tensors with those of the first rank."""
         with torch.no_grad():
             for tensor in tensors if self.world > 1 else []:
                 tensor.copy_(self.copied(tensor.detach()))
 
     def one_seed(self, seed: int | None) -> int:
-        """Return a seed that all ranks have: the one that was given, or one of the first rank's drawing."""
+        """Return a seed that all ranks share: the given one, or one drawn by the first rank."""
         drawn = torch.randint(_SEEDS, ())
         return int(self.copied(drawn)) if seed is None else seed
 
@@ -154,22 +154,22 @@ ALONE = Group()
 
 
 def join(device: torch.device | str) -> Group:
-    """Return the group that this process was started in, and join it if that was not done before.
+    """Return the group that this process belongs to; join it first if needed. An existing process group is reused.
 
     Args:
-        device: where tensors are computed with: gloo carries those of a CPU, nccl those of a CUDA device.
+        device: where tensors are computed: gloo sends those of a CPU, nccl those of a CUDA device.
     """
     kind = torch.device(device).type
     if kind not in ("cpu", "cuda"):
         raise PyroDropoutError(f"distributed=True is for the CPU and for CUDA devices; the device is {str(device)!r}.")
     if not dist.is_available():
-        raise PyroDropoutError("distributed=True needs torch.distributed, and this PyTorch was built without it.")
+        raise PyroDropoutError("distributed=True needs torch.distributed, but this PyTorch was built without it.")
     if not dist.is_initialized():
         _initialise(torch.device(device))
     backend = dist.get_backend()
     if backend == "nccl" and kind == "cpu":
         raise PyroDropoutError(
-            "this process group has nccl alone, which carries no tensors of the CPU; begin it with"
+            "this process group has only nccl, which cannot send CPU tensors; create it with"
             " init_process_group() without a backend, or train on CUDA devices (device='cuda')."
         )
     place = torch.device(device) if backend == "nccl" else torch.device("cpu")
@@ -180,7 +180,7 @@ def _initialise(device: torch.device) -> None:
     missing = [name for name in NEEDED if not os.environ.get(name)]
     if missing:
         raise PyroDropoutError(
-            f"distributed=True needs processes that know of each other, and the environment lacks {', '.join(missing)}:"
+            f"distributed=True needs processes that know each other, but the environment lacks {', '.join(missing)}:"
             f" {HOW}."
         )
     rank, world = number("RANK", 0), number("WORLD_SIZE", 1)
@@ -198,7 +198,7 @@ def _initialise(device: torch.device) -> None:
     except (RuntimeError, ValueError) as cause:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise PyroDropoutError(
-            f"the {world} processes could not meet at {where} (MASTER_ADDR, MASTER_PORT):"
+            f"the {world} processes could not connect at {where} (MASTER_ADDR, MASTER_PORT):"
             f" {str(cause).splitlines()[0]} Are all of them started, and can this machine reach that address?"
         ) from cause
 
@@ -206,10 +206,10 @@ def _initialise(device: torch.device) -> None:
 
 
 def _store(world: int) -> Any:
-    """Return where the processes of a restart find each other: apart from what those before them have left there.
+    """Return a store for the processes of a restart, separate from what earlier processes have left in it.
 
-    torchrun keeps one store for all restarts, and in it the addresses of processes that are gone. On one machine all
-    processes know how often they were restarted; on several they may not, and there each restart needs a new store.
+    torchrun keeps one store for all restarts, which still holds the addresses of processes that are gone. On one
+    machine all processes know how often they restarted; on several they may not, so each restart needs a new store.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
@@ -220,7 +220,7 @@ def _store(world: int) -> Any:
 
 
 def _leave() -> None:
-    """Leave the group at the end of a process; after a mistake the others may wait, and would be waited for."""
+    """Leave the group when the process ends, but not after an error: that could wait for the other processes."""
     if dist.is_initialized() and getattr(sys, "last_value", None) is None:
         dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""What torchrun tells a process in its environment: which of how many it is, on which device, and whether anew."""
+"""torchrun's environment variables: the rank and the number of processes, the device, and whether this is a restart."""
 
 import os
 
@@ -11,11 +11,11 @@ HOW = "start the script with torchrun, for example: torchrun --nproc-per-node 2 
 
 
 def local_device(device: torch.device | str | None, default: torch.device | str) -> torch.device:
-    """Return the device of this process: of CUDA's, the one with its local rank, unless another was named by number.
+    """Return the device of this process: the CUDA device of its local rank, unless one was given by number.
 
     Args:
-        device: the device that was asked for.
-        default: where things are now.
+        device: the requested device.
+        default: where the model and data are now.
     """
     found = torch.device(default if device is None else device)
     if found.type != "cuda" or (device is not None and found.index is not None):
@@ -23,29 +23,29 @@ def local_device(device: torch.device | str | None, default: torch.device | str)
     local, there = number("LOCAL_RANK", 0), torch.cuda.device_count()
     if local >= there:
         raise PyroDropoutError(
-            f"this is process {local} of its machine, counted from 0, and the machine has {there} CUDA devices: start"
+            f"this is process {local} of its machine, counted from 0, but the machine has {there} CUDA devices: start"
             f" at most {there} processes on it (torchrun --nproc-per-node {max(1, there)})."
         )
     return torch.device("cuda", local)
 
 
 def started_together() -> bool:
-    """Whether this process was started as one of several, by torchrun or in its manner."""
+    """Whether this process was started as one of several, by torchrun or in the same way."""
     return number("WORLD_SIZE", 1) > 1
 
 
 def rank_here() -> int:
-    """Return the rank that this process was started with; 0 for a process by itself."""
+    """Return the rank of this process; 0 for a single process."""
     return number("RANK", 0) if started_together() else 0
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process in the place of one that failed."""
+    """Whether torchrun has started this process to replace one that failed."""
     return number("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
 def number(name: str, default: int) -> int:
-    """Return a whole number from the environment, or say that it is none."""
+    """Return a whole number from the environment; raise if it is not one."""
     text = os.environ.get(name, "")
     try:
         return int(text) if text else default

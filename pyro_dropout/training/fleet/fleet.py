@@ -1,7 +1,7 @@
-"""Many trainings as one computation: replicas with their own data, seeds and hyper-parameters, in step.
+"""Many training runs as one computation: replicas with their own data, seeds and hyper-parameters, trained together.
 
-One step is traced through Pyro for one replica, parameters and settings as its inputs; mapped over all replicas it is
-one program, in which a layer of all replicas is one batched matrix product.
+One step is traced through Pyro for one replica, with parameters and settings as its inputs; mapped over all replicas it
+is one program, in which a layer of all replicas is one batched matrix product.
 """
 
 import warnings
@@ -39,8 +39,8 @@ class FleetRun(Run):
 
     Attributes:
         total: how many steps ``fit`` takes.
-        names: what each of ``values`` is: its path in the first replica's model or guide.
-        facts: says what must be the same in a training that is taken up again.
+        names: the name of each of ``values``: its path in the first replica's model or guide.
+        facts: what must be the same when the training is resumed.
     """
 
     total: int
@@ -111,15 +111,15 @@ class Fleet:
         return next((tensor.device for tensor in _tensors(self[0])), torch.device("cpu"))
 
     def buffers(self) -> list[Tensor]:
-        """Return the settings of all replicas, stacked, in the order of the first one's."""
+        """Return the settings of all replicas, stacked, in the first one's order."""
         return _stacked([Buffers(*pair).values for pair in self._replicas])
 
     def values(self, parameters: Parameters) -> list[Tensor]:
-        """Return the parameters of all replicas, stacked, in the order in which the first one's are known."""
+        """Return the parameters of all replicas, stacked, in the first one's order."""
         return _stacked([[parameter.detach() for parameter in owned] for owned in self.owners(parameters)])
 
     def select(self, chosen: Sequence[int]) -> "Fleet":
-        """Return a fleet of some of the replicas, the same objects, in the order in which they are named."""
+        """Return a fleet of some of the replicas (the same objects), in the given order."""
         picked = [int(k) for k in chosen]
         if not picked or min(picked) < 0 or max(picked) >= len(self):
             raise RangeError(f"chosen must name replicas, from 0 to {len(self) - 1}; got {picked[:8]}.")
@@ -138,19 +138,19 @@ class Fleet:
         distributed: bool = False,
         **options: Any,
     ) -> History:
-        """Train all replicas, each on its own rows of one set of data.
+        """Train all replicas, each on its own rows of one data set.
 
-        A replica whose loss stops being a number is left behind: it keeps the parameters that it came with, a warning
+        A replica whose loss becomes NaN or infinite is dropped: it keeps the parameters that it started with, a warning
         counts such replicas, and ``history.diverged`` names them.
 
         Args:
             x: inputs that all replicas draw from, (N, ...).
             y: targets.
             progress: show a progress bar.
-            checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call goes on from there.
+            checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call resumes from it.
             distributed: whether this is one of several processes that torchrun has started; each trains its share of
                 the replicas, and all end with all of them.
-            options: as ``prepare`` takes them: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
+            options: those of ``prepare``: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
                 ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``seed``, ``device``.
 
         Returns:
@@ -162,7 +162,7 @@ class Fleet:
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
-                f"{lost} of {len(self)} replicas met a loss that is not a number and were left behind; see"
+                f"{lost} of {len(self)} replicas reached a loss that is not finite and were left behind; see"
                 " history.diverged. Lower their learning rate, or clip gradients (clip_norm=...).",
                 stacklevel=2,
             )
@@ -191,11 +191,11 @@ class Fleet:
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> "FleetRun":
-        """Return the training of all replicas, ready to start, for those who take its steps themselves.
+        """Return the training of all replicas, ready to start, for callers that take its steps themselves.
 
         ``run.advance(n)`` takes n steps, ``run.values`` holds the parameters of all replicas, stacked, in the order of
-        ``run.names``, and ``run.publish()`` puts them into the replicas. Data on the replicas' device is not copied:
-        what x and y hold when a step is taken is what it sees, so a learner may refill them in place between steps.
+        ``run.names``, and ``run.publish()`` puts them into the replicas. Data on the replicas' device is not copied: a
+        step sees what x and y hold when it is taken, so a learner may refill them in place between steps.
 
         Args:
             x: inputs that all replicas draw from, (N, ...).
@@ -210,7 +210,7 @@ class Fleet:
             clip_norm: the largest norm of a replica's gradient.
             loss: ``ELBO()`` by default.
             compile: "auto", True or False, as in ``SVI``.
-            seed: of weight draws and mini-batches.
+            seed: for weight draws and mini-batches.
             device: where to train; everything is moved there. By default, where the replicas are.
 
         Example:
@@ -223,7 +223,7 @@ class Fleet:
             >>> x, y = torch.zeros(4, 2), torch.zeros(4, 1)
             >>> run = fleet.prepare(x, y, steps=10, compile=False)
             >>> for _ in range(run.total):
-            ...     _ = x.normal_()  # every step sees data of its own
+            ...     _ = x.normal_()  # every step sees new data
             ...     _ = y.copy_(x[:, :1])
             ...     losses = run.advance(1)
             >>> [tuple(value.shape) for value in run.values], tuple(losses.shape)
@@ -289,7 +289,7 @@ class Fleet:
         index: Tensor,
         rate: Tensor,
     ) -> Callable[..., Any]:
-        """Return the step of all replicas: that of the first one, as a graph, mapped over what differs."""
+        """Return the step of all replicas: the first one's, as a graph, mapped over what differs."""
         model, guide = self._replicas[0]
 
         def solo(
@@ -324,19 +324,19 @@ class Fleet:
         return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
 
     def owners(self, parameters: Parameters) -> list[list[nn.Parameter]]:
-        """Return every replica's parameters, in the order in which the first one's are known."""
+        """Return every replica's parameters, in the first one's order."""
         by_path = [_by_path(pair) for pair in self._replicas]
         paths = {id(parameter): path for path, parameter in by_path[0].items()}
         for name, value in parameters.by_name.items():
             if id(value) not in paths:
                 raise PyroDropoutError(
-                    f"parameter {name!r} lies in Pyro's store and in no module, so replicas would share it; make the"
+                    f"parameter {name!r} is in Pyro's store and in no module, so replicas would share it; make the"
                     " model an nn.Module that owns it."
                 )
         return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
 
     def rows(self, x: Tensor, indices: Tensor | None) -> Tensor:
-        """Return the rows of x that each replica sees, (E, n), or say what is wrong with them."""
+        """Return the rows of x that each replica sees, (E, n); raise if they are not valid."""
         if indices is None:
             return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()
         whole = isinstance(indices, Tensor) and indices.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -346,7 +346,7 @@ class Fleet:
             )
             raise ShapeError(
                 f"indices must be a tensor of whole numbers, (E, n) = ({len(self)}, n), one row for each replica; got"
-                f" {got}. Replicas see equally many points; a mask is turned into row numbers by mask.nonzero()."
+                f" {got}. All replicas see the same number of points; mask.nonzero() turns a mask into row numbers."
             )
         if int(indices.min()) < 0 or int(indices.max()) >= len(x):
             raise RangeError(
@@ -356,7 +356,7 @@ class Fleet:
         return indices.to(x.device).long().contiguous()
 
     def rates(self, lr: float | Tensor) -> Tensor:
-        """Return the learning rate of each replica, (E,), or say what is wrong with them."""
+        """Return the learning rate of each replica, (E,); raise if they are not valid."""
         given: Any = lr
         check_positive("lr", torch.as_tensor(given) if isinstance(given, list | tuple) else given)
         rates = torch.as_tensor(given, dtype=torch.float32)

@@ -1,6 +1,6 @@
-"""A fleet on several ranks: each trains some of the replicas by itself, and at the end all have all of them.
+"""A fleet on several ranks: each trains some of the replicas alone, and at the end all ranks have all of them.
 
-Replicas do not meet in training, so nothing is said between the ranks until it is over.
+Replicas do not interact in training, so the ranks do not communicate until it is over.
 """
 
 import dataclasses
@@ -36,8 +36,8 @@ def train_apart(
         x: inputs that all replicas draw from.
         y: targets.
         progress: whether the first rank shows a progress bar, of its own replicas.
-        checkpoint: where checkpoints lie, in a folder for each rank.
-        options: as ``Fleet.prepare`` takes them.
+        checkpoint: where checkpoints are written, in a folder for each rank.
+        options: those of ``Fleet.prepare``.
     """
     device = local_device(options.get("device"), fleet.place())
     group = join(device)
@@ -54,7 +54,7 @@ def train_apart(
     if own:
         try:
             history = train(fleet.select(own), x, y, progress and group.first, folder, mine)
-        except DivergedError as stop:  # of all of its replicas; those of others may do well
+        except DivergedError as stop:  # all of its replicas diverged; others' may not
             lost = str(stop)
     said = [each for each in group.gather_facts(lost) if each]
     if len(said) == min(group.world, len(fleet)):
@@ -65,7 +65,7 @@ def train_apart(
 
 
 def _folder(group: Group, checkpoint: str | Path | Checkpoint, replicas: int) -> Checkpoint:
-    """Return where this rank's checkpoints go, if the folder was not begun by another number of ranks."""
+    """Return where this rank writes checkpoints; raise if the folder is from another number of ranks."""
     how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
     root = Path(how.folder)
 
@@ -73,8 +73,8 @@ def _folder(group: Group, checkpoint: str | Path | Checkpoint, replicas: int) ->
         there = len(list(root.glob("rank-*"))) if root.is_dir() else 0
         if there and there != min(group.world, replicas):
             raise PyroDropoutError(
-                f"{str(root)!r} holds the checkpoints of a fleet on {there} processes, and these are {group.world}. Go"
-                " on with as many as before, or give another folder to begin anew."
+                f"{str(root)!r} holds checkpoints of a fleet on {there} processes, but these are {group.world}. Start"
+                " as many as before to resume, or give another folder to start over."
             )
         return {}, None
 
@@ -83,7 +83,7 @@ def _folder(group: Group, checkpoint: str | Path | Checkpoint, replicas: int) ->
 
 
 def _joined(group: Group, own: History | None, replicas: int) -> History:
-    """Return the history of all replicas, in order; those that a rank lost before the end have no numbers."""
+    """Return the history of all replicas, in order; NaN where a rank lost its replicas before the end."""
     steps, compiled = group.any(0 if own is None else own.steps, own is not None and own.compiled)
     times = torch.zeros(2, dtype=torch.float64)
     if own is not None:
@@ -100,7 +100,7 @@ def _joined(group: Group, own: History | None, replicas: int) -> History:
 
 
 def _exchange(group: Group, fleet: Any, device: torch.device) -> None:
-    """Give every rank what the others' replicas have learned; a tensor of all of a rank's replicas at a time."""
+    """Give every rank what the others' replicas have learned, one stacked tensor at a time."""
     for rank in range(group.world):
         replicas = [fleet[k] for k in range(rank, len(fleet), group.world)]
         rows = [[t for part in pair for t in (*part.parameters(), *part.buffers())] for pair in replicas]

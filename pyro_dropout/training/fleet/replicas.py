@@ -1,4 +1,4 @@
-"""What the replicas of a fleet must have in common: one step is traced for the first, and taken by all."""
+"""What the replicas of a fleet must have in common: one step is traced for the first, and used by all."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]])
         tensors = [(n, tuple(t.shape), t.dtype) for part in pair for n, t in part.state_dict().items()]
         guide = pair[1]
         kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
-        # One step is traced for all, so what is no tensor (an activation, its slope) must be the same too.
+        # One step is traced for all, so settings that are not tensors (an activation, its slope) must be the same too.
         layers = [(type(each).__name__, each.extra_repr()) for each in pair[0].modules()]
         return type(guide).__name__, tensors, kinds, layers
 
@@ -24,7 +24,7 @@ def check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]])
     for pair, setting in zip(replicas, settings, strict=True):
         if structure(pair) != first:
             raise PyroDropoutError(
-                f"the replica with {setting} has another structure than the one with {settings[0]}: other shapes, other"
+                f"the replica with {setting} differs in structure from the one with {settings[0]}: other shapes, other"
                 " layers, or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
             )
 
@@ -36,12 +36,12 @@ def check_pure(graph: torch.fx.GraphModule) -> None:
         if schema is not None and schema.is_mutable and _is_input(node.args[0]):
             raise PyroDropoutError(
                 "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
-                " use another normalisation, eval(), or one training for each."
+                " use another normalisation, eval(), or separate training runs."
             )
 
 
 def _is_input(node: Any) -> bool:
-    """Whether a node is an input of its graph, or shares memory with one: a view, or what an operation changed."""
+    """Whether a node is an input of its graph, or shares memory with one: a view, or an in-place result."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
         if schema is None or not any(each.alias_info is not None for each in schema.returns):
@@ -51,7 +51,7 @@ def _is_input(node: Any) -> bool:
 
 
 def check_settings(build: Any, settings: Any) -> None:
-    """Raise an error unless ``settings`` says with what each replica is to be built, and ``build`` can be called."""
+    """Raise an error unless ``settings`` gives the arguments of each replica, and ``build`` can be called."""
     if not callable(build) or not isinstance(settings, Mapping):
         raise PyroDropoutError(
             "a fleet needs build, a function that makes one replica, and settings, {argument: one value for each"
@@ -63,7 +63,7 @@ def check_settings(build: Any, settings: Any) -> None:
 
 
 def as_pair(built: Any) -> tuple[Any, Any]:
-    """Return what ``build`` made, or say that it is not a model and its guide."""
+    """Return what ``build`` made; raise if it is not a model and its guide."""
     if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
         raise PyroDropoutError(
             "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"

@@ -1,1 +1,1 @@
-"""The loss: what each site adds to it, and draws for each data point."""
+"""The loss: the term of each site, and draws for each data point."""

@@ -1,4 +1,4 @@
-"""A run that may fail and then leaves no mark: random numbers, buffers and new parameters are put back."""
+"""A run that may fail without side effects: random states, buffers and new parameters are restored."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 
 class Attempt(Messenger):
-    """What there was before a run of a model and a guide; as a context around the guide, it sees when draws begin.
+    """The state before a run of a model and a guide; as a context around the guide, it sees when draws begin.
 
     A guide that first has to read its model draws random numbers on the way, once. A second run does not, so it starts
-    where the first run made its first draw, and gives what one run would have given.
+    from the random state of the first run's first draw, and gives what one run would have given.
 
     Args:
         model: the Pyro model.
@@ -41,7 +41,7 @@ class Attempt(Messenger):
             self._random, self._reads_its_model = _random_states(), False
 
     def undo(self) -> None:
-        """Put everything back as it was."""
+        """Restore everything."""
         _set_random_states(self._random)
         with torch.no_grad():
             for holder, key, buffer, value in self._buffers:
@@ -53,13 +53,13 @@ class Attempt(Messenger):
 
 
 def is_traced() -> bool:
-    """Whether operations are being recorded, so that even what fails would become a part of a program."""
+    """Whether operations are being recorded, so that even a failed attempt would become part of a program."""
     return bool(_get_current_dispatch_mode_stack())
 
 
 @contextmanager
 def untraced() -> Iterator[None]:
-    """Within this context, operations run and are not recorded."""
+    """Within this context, operations run without being recorded."""
     with _disable_current_modes(), torch.no_grad():
         yield
 

@@ -28,16 +28,16 @@ PerExample = bool | Literal["auto"]
 
 
 class ELBO(pyro.infer.ELBO):
-    """Minus the evidence lower bound, for stock ``pyro.infer.SVI`` or for a training loop of your own.
+    """Minus the evidence lower bound, for Pyro's own ``pyro.infer.SVI`` or for your own training loop.
 
     The KL of the package's guides is computed, not sampled, so only the log-likelihood is noisy; with ``per_example``
-    each data point has weights of its own, and that noise averages out over the batch.
+    each data point has its own weights, and that noise averages out over the batch.
 
     Args:
         kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound where no site is a point (not
             with ``bias="map"``); or "monte_carlo".
-        per_example: whether every data point gets its own weight draw; "auto", wherever the model allows it, and
-            otherwise shared draws from the first refusal on, with a warning.
+        per_example: whether every data point gets its own weight draw; "auto": if the model allows it, and otherwise
+            shared draws from the first failure on, with a warning.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
 
@@ -67,7 +67,7 @@ class ELBO(pyro.infer.ELBO):
         check_count("kl_samples", kl_samples)
         super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
-        self._refusals: list[str] = []  # why a draw for each data point was tried in vain
+        self._refusals: list[str] = []  # why draws for each data point failed
 
     @property
     def _shares(self) -> bool:
@@ -81,10 +81,10 @@ class ELBO(pyro.infer.ELBO):
         return drawn.model_trace, drawn.guide_trace
 
     def _drawn(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Particle:
-        """Return the terms of one draw; where a draw for each data point is tried and refused, of a shared one."""
+        """Return the terms of one draw for each data point or, if that fails, of a shared draw."""
         if self._shares or self.per_example is True:
             return self._run(model, guide, args, kwargs)
-        if is_traced():  # tried in vain, it would be a part of the program
+        if is_traced():  # a failed attempt would become part of the program
             with untraced():
                 self._tried(model, guide, args, kwargs)[0].undo()
             return self._run(model, guide, args, kwargs)
@@ -95,7 +95,7 @@ class ELBO(pyro.infer.ELBO):
         return self._run(model, guide, args, kwargs)
 
     def _tried(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Attempt, Particle | None]:
-        """Try a draw for each data point; from the first refusal on, all points share each draw."""
+        """Try a draw for each data point; after the first failure, all points share each draw."""
         start = Attempt(model, guide)
         try:
             return start, self._run(model, guide, args, kwargs, start)
@@ -119,7 +119,7 @@ class ELBO(pyro.infer.ELBO):
         return particle
 
     def _particle(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, float | Tensor]:
-        """Return the negative log-likelihood, the KL, and a term of value zero that carries the score of the draws."""
+        """Return the negative log-likelihood, the KL, and a term of value zero with the gradient of the score."""
         drawn = self._drawn(model, guide, args, kwargs)
         everything = [*drawn.surprises, *drawn.divergences.values()]
         zero = score(everything, drawn.guide_trace, drawn.orders)
@@ -134,9 +134,9 @@ class ELBO(pyro.infer.ELBO):
         return {"nll": nll, "kl": divergence}
 
     def by_site(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Return the terms of -ELBO of one draw by site: the KL of a latent one, -log p of an observed one.
+        """Return the terms of -ELBO of one draw by site: the KL of a latent site, -log p of an observed one.
 
-        A constrained site has two: log q of its draw in unconstrained space is under the name of that draw.
+        A constrained site has two terms: log q of its draw in unconstrained space is under the name of that draw.
         """
         drawn = self._drawn(model, guide, args, kwargs)
         return {term.site: term.value.sum() for term in (*drawn.divergences.values(), *drawn.surprises)}
@@ -164,7 +164,7 @@ class ELBO(pyro.infer.ELBO):
 
 
 def _total(terms: Iterable[Term]) -> Tensor:
-    """Return the sum of all terms, on their device: a zero from elsewhere would be copied there at every step."""
+    """Return the sum of all terms, on their device: a zero from another device would be copied at every step."""
     sums = [term.value.sum() for term in terms]
     found: Tensor = functools.reduce(torch.add, sums) if sums else torch.zeros(())
     return found

@@ -1,6 +1,6 @@
 """What torch's operations do with their arguments: which they read, which they change, and which rows they mix.
 
-torch tells a handler the function and its arguments, and no more; this is what one has to know of them.
+torch gives a handler only the function and its arguments; the rest of what it needs to know is here.
 """
 
 import sys
@@ -13,16 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution, Transform
 
-# Operations that read the shape of their first argument, or of all but the first, and not its numbers.
+# Operations that read only the shape of their first argument, or of all but the first, and not its values.
 _NOT_THE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"}
 _NOT_THE_FIRST |= {"new_zeros", "new_ones", "new_empty", "new_full", "new_tensor"}
 _ONLY_THE_FIRST = {"expand_as", "view_as", "reshape_as", "type_as", "to"}
-# Operations that give Python numbers; and those of them with which distributions check their parameters.
+# Operations that return Python numbers; and those of them with which distributions check their parameters.
 _CHECKS = {"__bool__", "is_nonzero", "equal", "allclose"}
 _READS = _CHECKS | {"item", "tolist", "numpy", "__float__", "__int__", "__index__", "__complex__", "__array__"}
-# Layers that change statistics of their own on the way, which are not what they give.
+# Layers that update their own statistics, which are not part of their output.
 STATISTICS = (F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm)
-# Operations that mix rows without a change of shape when they run along the first dimension.
+# Operations that mix rows without changing the shape when they run along the first dimension.
 _ALONG = {"softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "sort", "argsort"}
 _ALONG |= {"gather", "index_select", "take_along_dim"}
 _REDUCTIONS = {"sum", "mean", "prod", "std", "var", "norm", "logsumexp", "max", "min", "amax", "amin", "median", "all"}
@@ -34,16 +34,16 @@ _DISTRIBUTIONS = ("torch.distributions", "pyro.distributions")
 
 
 class Notes:
-    """Notes on tensors, by identity: kept beside them, and void with their last use.
+    """Notes on tensors, by identity: stored beside them, and dropped with their last use.
 
-    ``torch.utils.weak.WeakIdKeyDictionary`` does the same, at ten times the price of a question.
+    ``torch.utils.weak.WeakIdKeyDictionary`` does the same, but lookups take ten times as long.
     """
 
     def __init__(self) -> None:
         self._notes: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
 
     def get(self, value: Tensor) -> Any:
-        """Return what was noted on a tensor, or None."""
+        """Return the note on a tensor, or None."""
         found = self._notes.get(id(value))
         return None if found is None or found[0]() is not value else found[1]
 
@@ -61,7 +61,7 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def tensors_in(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[Tensor]:
-    """Yield all tensors that distributions, and transforms and collections in them, are made of."""
+    """Yield all tensors that distributions are made of, including those in their transforms and collections."""
     seen = set() if seen is None else seen
     for value in values:
         if isinstance(value, Tensor):
@@ -78,7 +78,7 @@ def name_of(func: Any) -> str:
 
 
 def carried(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the tensors whose numbers an operation uses, and not only their shapes or types."""
+    """Yield the tensors whose values an operation uses, and not only their shapes or types."""
     name = getattr(func, "__name__", "")
     if name in _NOT_THE_FIRST:
         return tensors((*args[1:], *kwargs.values()))
@@ -86,19 +86,19 @@ def carried(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def written_by_name(name: str, args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors that an operation changes in place, as its name tells; versions tell of the others."""
+    """Return the tensors that an operation changes in place, judging by its name; version counters show the others."""
     in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     in_place = in_place or (name == "__set__" and isinstance(args[-1], Tensor))  # x.data = w
     return [*tensors(args[:1] if in_place else ()), *tensors((kwargs.get("out"),))]
 
 
 def version(value: Tensor) -> int:
-    """Return a number that grows with every change in place; of tensors that do not count them, always 0."""
+    """Return a number that grows with every in-place change; always 0 for tensors without a version counter."""
     return 0 if value.is_inference() else int(value._version)
 
 
 def along_rows(name: str, subject: Tensor, args: Any, kwargs: Any) -> bool:
-    """Whether an operation puts the rows of its input together, or in another order.
+    """Whether an operation combines the rows of its input, or reorders them.
 
     Args:
         name: the operation's name.
@@ -126,7 +126,7 @@ def in_a_distribution() -> bool:
 
 
 def _callers() -> Iterator[str]:
-    """Yield the modules that are at work, from here outward, as far as a distribution may call torch's operations."""
+    """Yield the modules on the call stack, innermost first, as far as a distribution may call torch's operations."""
     frame: Any = sys._getframe(1)
     for _ in range(15):
         if frame is None:
@@ -140,10 +140,10 @@ def reads_numbers(name: str, only_in_a_check: bool) -> bool:
 
     Args:
         name: the operation's name.
-        only_in_a_check: whether questions to be answered with yes or no do not count.
+        only_in_a_check: whether to ignore yes-or-no questions.
     """
     if name not in _READS:
         return False
-    # Pyro's losses add up what the model gave, and look whether values are sound; the model reads nothing there.
+    # Pyro's losses sum what the model returned, and check values; the model reads nothing there.
     asks = next((name for name in _callers() if not name.startswith(("pyro_dropout.", "jaxtyping", "typeguard"))), "")
     return not asks.startswith(("pyro.", *_DISTRIBUTIONS)) and not (only_in_a_check and name in _CHECKS)

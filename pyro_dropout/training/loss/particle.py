@@ -1,4 +1,4 @@
-"""One draw of a guide, the model run with it, and the terms of the loss that the two give."""
+"""One draw of a guide, the model run with it, and the resulting terms of the loss."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -18,19 +18,19 @@ from pyro_dropout.training.loss.operations import tensors_in
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
 
-_FREE = "_unconstrained"  # what the guides of Pyro and of this package add to the name of a site for its draw
+_FREE = "_unconstrained"  # the suffix that guides add to a site's name for its draw
 
 
 class Particle(Messenger):
-    """What one draw says of a model.
+    """The terms of the loss at one draw.
 
-    A divergence is computed as soon as the model has said its site, before the forward pass, and so after it in the
-    backward pass: its gradients are made when the tensors of the forward pass are gone, not on top of them.
+    A divergence is computed as soon as the model has sampled its site, before the forward pass, and so after it in the
+    backward pass: its gradients are computed when the tensors of the forward pass are gone, not on top of them.
 
     Args:
         guide_trace: the draw.
         kl: which form of the KL of a row mixture.
-        kl_samples: draws for what of it has no formula.
+        kl_samples: draws for the parts that have no closed form.
         orders: for each site of the model, which rows of it belong to which draws for each data point; None where all
             points share the draw.
 
@@ -51,13 +51,13 @@ class Particle(Messenger):
         self.surprises: list[Term] = []
         self._kl, self._kl_samples = kl, kl_samples
         self._places = {name: place for place, name in enumerate(_samples(guide_trace))}
-        self._latest = -1  # the place in the guide of the latest site that the model has said
+        self._latest = -1  # the position in the guide of the latest site that the model has sampled
         for name, site in _samples(guide_trace).items():
             _check_not_enumerated(name, site)
         self._watch = self._watching()
 
     def _watching(self) -> Watch | None:
-        """Return what finds out whether a prior is made from draws, where that matters and gradients do not tell."""
+        """Return a detector of priors that are made from draws, if that matters and gradients do not show it."""
         sites = _samples(self.guide_trace).values()
         joint = any(getattr(site["fn"], "joint", False) for site in sites)
         point = any(isinstance(site["fn"], Delta) or getattr(site["fn"], "singular", False) for site in sites)
@@ -73,7 +73,7 @@ class Particle(Messenger):
                 self.model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
 
     def add_up(self) -> None:
-        """Find the terms of observed sites, and of sites that the guide alone has."""
+        """Compute the terms of observed sites, and of sites that only the guide has."""
         for site in _samples(self.model_trace).values():
             if site["is_observed"]:
                 self.surprises.append(observed(site))
@@ -83,7 +83,7 @@ class Particle(Messenger):
             if not site["infer"].get("is_auxiliary"):
                 raise PyroDropoutError(
                     f"the model has no site {name!r}, which the guide samples. Mark it with"
-                    " infer={'is_auxiliary': True} if that is meant."
+                    " infer={'is_auxiliary': True} if that is intended."
                 )
             self.divergences[name] = auxiliary(site)
 
@@ -95,7 +95,7 @@ class Particle(Messenger):
         if msg["is_observed"]:
             if q_site is not None and not _is_deterministic(q_site):
                 raise PyroDropoutError(
-                    f"the guide samples {name!r}, which the model observes. Take it out of the guide."
+                    f"the guide samples {name!r}, which the model observes. Remove it from the guide."
                 )
             return
         _check_not_enumerated(name, msg)
@@ -105,7 +105,7 @@ class Particle(Messenger):
                 " model on it."
             )
         _check_shapes(name, msg, q_site)
-        # No layer is met here, and the handlers that look for layers would look at every operation.
+        # No layer runs here, and the handlers that look for layers would inspect every operation.
         with ExitStack() as stack:
             for _ in range(self._by_point + (self._watch is not None)):
                 stack.enter_context(_pop_mode_temporarily())
@@ -115,7 +115,7 @@ class Particle(Messenger):
 
     def _divergence(self, q_site: Any, p_site: Any) -> Term:
         place = self._places[p_site["name"]]
-        # A site that the model says after one that the guide draws later: that one may have been made from this draw.
+        # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)
         made_of = list(tensors_in((p_site["fn"],)))
         learned = any(t.requires_grad for t in made_of) if self._watch is None else self._watch.moves(made_of)
@@ -125,7 +125,7 @@ class Particle(Messenger):
         return divergence(q_site, p_site, self._kl, self._kl_samples, apart=apart, learned=learned)
 
     def _is_image(self, name: str) -> bool:
-        """Whether a point of the guide is the image of a draw: of one that has its name, or that has no site's."""
+        """Whether a point of the guide is a mapped draw: of a draw that has its name, or that has no site's name."""
         sites = _samples(self.guide_trace)
         draws = [each for each, site in sites.items() if site["infer"].get("is_auxiliary")]
         others = {f"{each}{_FREE}" for each in sites if each != name}
@@ -142,7 +142,7 @@ def _samples(trace: Any) -> dict[str, Any]:
 
 
 def _check_shapes(name: str, p_site: Any, q_site: Any) -> None:
-    """Raise an error where model and guide say a site with different shapes: a broadcast would hide it."""
+    """Raise an error if a site has different shapes in model and guide: broadcasting would hide it."""
     p, q = p_site["fn"], q_site["fn"]
     if not hasattr(p, "event_shape") or not hasattr(q, "event_shape"):
         return
@@ -161,6 +161,6 @@ def _is_deterministic(site: Any) -> bool:
 def _check_not_enumerated(name: str, site: Any) -> None:
     if site["infer"].get("enumerate") and not site["is_observed"]:
         raise PyroDropoutError(
-            f"site {name!r} is marked for enumeration, and pyro_dropout.ELBO draws every site. Use"
-            " pyro.infer.TraceEnum_ELBO, or take infer={'enumerate': ...} away."
+            f"site {name!r} is marked for enumeration, but pyro_dropout.ELBO draws every site. Use"
+            " pyro.infer.TraceEnum_ELBO, or remove infer={'enumerate': ...}."
         )

@@ -1,8 +1,8 @@
-"""One weight draw for every data point, at the price of a mask: an effect handler for guides of row mixtures.
+"""One weight draw for every data point, at the cost of a mask: an effect handler for guides of row mixtures.
 
-The handler gives each weight site of the guide a stand-in tensor instead of a draw. When a layer of the model meets the
-stand-in, it is rewritten: masks on its inputs, noise on its outputs. A stand-in that reaches ``y`` in any other way is
-an error, never a silent approximation.
+The handler gives each weight site of the guide a placeholder tensor instead of a draw. When a layer of the model uses
+the placeholder, the layer is rewritten: masks on its inputs, noise on its outputs. A placeholder that reaches ``y`` in
+any other way is an error, never a silent approximation.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +20,7 @@ from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.training.loss.operations import name_of, tensors
 from pyro_dropout.training.loss.row_tracking import Order, Record
 
-_TRANSPOSED = "_pyro_dropout_transposed"  # on a stand-in of ours
+_TRANSPOSED = "_pyro_dropout_transposed"  # on a placeholder
 
 _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED_CONVOLUTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -30,16 +30,16 @@ _TRANSPOSES = (Tensor.t, torch.t, getattr(Tensor.T, "__get__"), getattr(Tensor.m
 
 
 class per_example(Messenger):
-    """Within this context every data point gets weights of its own, drawn from the guide.
+    """Within this context every data point gets its own weights, drawn from the guide.
 
     The distribution for each data point is that of drawing whole weights; the cost is that of a mask. Works with the
     package's guides on Linear, ConvNd, Embedding, recurrent and attention layers, and on plain Pyro models that use
-    ``F.linear`` or ``@``. Data points come first in every input, and what is said of one is made from its own outputs:
-    a model that adds up data points or compares them is refused. Batch normalisation mixes them, and is let through.
+    ``F.linear`` or ``@``. Data points must come first in every input, and the distribution of each must depend only on
+    its own outputs: a model that sums or compares data points is rejected. BatchNorm mixes them but is allowed.
 
     Args:
-        sites: which sites to draw so: a collection of names, or a function of the name; all by default.
-        reused: draw Gaussian noise so that one draw may meet several inputs, for layers that are called more than once.
+        sites: which sites to draw this way: a collection of names, or a function of the name; all by default.
+        reused: draw Gaussian noise so that one draw can be used on several inputs, for layers that are called again.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -65,8 +65,8 @@ class per_example(Messenger):
         self.orders: dict[str, Mapping[str, Order]] = {}
 
     def __enter__(self) -> Any:
-        entered = super().__enter__()  # which refuses to be entered twice
-        self._mode, self.orders = _RewriteLayers(), {}  # a record of its own, which ends with the context
+        entered = super().__enter__()  # raises if entered twice
+        self._mode, self.orders = _RewriteLayers(), {}  # a new record, which ends with the context
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return entered
 
@@ -81,16 +81,16 @@ class per_example(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         fn, name, infer = msg["fn"], msg["name"], msg["infer"] or {}
-        if not infer.get("_deterministic"):  # whose value is kept, and has no density
+        if not infer.get("_deterministic"):  # such a site keeps its value, and has no density
             observed = msg["value"] if msg["is_observed"] else None
             self.orders[name] = self._mode.record.check(name, fn, observed, msg["scale"], msg["mask"])
         if msg["done"] or msg["is_observed"] or not isinstance(fn, RowMixture):
             return
-        # A scalar or a constrained site is drawn once for all data points, as ever.
+        # A scalar or a constrained site is drawn once for all data points, as always.
         if infer.get("is_auxiliary") or not fn.event_shape or not self._applies(name):
             if fn.joint:
                 raise NotFollowedError(
-                    f"{name!r} is drawn once for all data points, and cannot share its noise with weights that are"
+                    f"{name!r} is drawn once for all data points, so it cannot share its noise with weights that are"
                     " drawn for each. Use shared draws (per_example=False), or AutoLowRank(per='layer').",
                     name,
                     "it is drawn once for all of them, and shares its noise with weights",
@@ -102,7 +102,7 @@ class per_example(Messenger):
 
 
 class _RewriteLayers(TorchFunctionMode):
-    """Rewrites the layers that meet a stand-in, and keeps a record of whatever else is made from one."""
+    """Rewrites the layers that use a placeholder, and records whatever else is made from one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _RewriteLayers(TorchFunctionMode):
 
 
 def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
-    """Add a bias, drawn for each data point where it is."""
+    """Add a bias, drawn for each data point if it is a placeholder."""
     if bias is None:
         return y
     recipe = drawn_per_data_point(bias)
@@ -137,7 +137,7 @@ def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
 
 
 def _product(x: Tensor, weight: Tensor, in_dim: int) -> Any:
-    """Return x's product with a stand-in for a matrix, whose dimension ``in_dim`` meets the last one of x."""
+    """Return x's product with a placeholder for a matrix, whose dimension ``in_dim`` matches x's last one."""
     recipe = drawn_per_data_point(weight)
     if recipe is None or drawn_per_data_point(x) is not None or weight.dim() != 2 or x.dim() < 2:
         return NotImplemented

@@ -1,8 +1,8 @@
-"""What became of draws for each data point: a record of every tensor that was made from one.
+"""Tracks draws for each data point: a record of every tensor that was made from one.
 
-A layer turns a stand-in into values whose rows were each made with the draw of one data point (`Rows`). Any other
-operation uses it as if it were a draw, or mixes data points that have draws of their own, and then what it stood for is
-lost (`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
+A layer turns a placeholder into values whose rows were each made with the draw of one data point (`Rows`). Any other
+operation uses it as if it were a draw, or mixes data points that have their own draws, and then the draws are lost
+(`Lost`). The record is kept beside the tensors and never on them: they may be the user's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ from pyro_dropout.training.loss.operations import (
     written_by_name,
 )
 
-# How many rows there are, and what has been picked from them since: row n of two tensors is one point if these agree.
+# How many rows there are, and what has been selected since: row n of two tensors is the same point if these agree.
 Order = tuple[int, tuple[Any, ...]]
 
 _PARAMETER = "a parameter of a distribution"
@@ -46,7 +46,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Lost:
-    """A tensor that holds no draws, and how a site got there."""
+    """A tensor in which the draws are lost, and how a site got there."""
 
     site: str
     operation: str
@@ -55,7 +55,7 @@ class Lost:
     def refusal(self, name: str) -> NotFollowedError:
         """Return the error for a site ``name`` that was reached this way."""
         if self.mixes:
-            fault, advice = "mixes data points, each of which has a draw of its own", "Use"
+            fault, advice = "mixes data points, each of which has its own draw", "Use"
         else:
             fault = "is not a layer that it can rewrite"
             advice = "Use F.linear or @ with data points first, leave the site out with per_example(sites=...), or use"
@@ -71,22 +71,22 @@ Track = Rows | Lost
 
 
 class Record:
-    """Which tensors were made from stand-ins; it forgets a tensor with its last use."""
+    """Which tensors were made from placeholders; a tensor is forgotten with its last use."""
 
     def __init__(self) -> None:
         self._tracks = Notes()
-        self._changed = False  # whether a tensor was changed in place, and others with it that show it
-        self._held: list[Any] = []  # indices, so that an id stands for one of them
+        self._changed = False  # whether a tensor was changed in place, and its views with it
+        self._held: list[Any] = []  # indices, kept alive so that an id is unique
 
     def of(self, value: Tensor) -> Track | None:
-        """Return what is known of a tensor; a view is changed with the tensor that it shows."""
+        """Return what is known about a tensor; a view changes with its base."""
         found: Track | None = self._tracks.get(value)
         if found is None and self._changed and value._base is not None:
             found = self._tracks.get(value._base)
         return found
 
     def after_layer(self, result: Any, args: Any, kwargs: Any, operation: str) -> None:
-        """Note what a layer has given that was rewritten: its rows have draws of the stand-ins among its inputs."""
+        """Record the output of a rewritten layer: its rows have draws of the placeholders among its inputs."""
         given = list(tensors((*args, *kwargs.values())))
         recipes = [recipe for value in given if (recipe := drawn_per_data_point(value)) is not None]
         drawn = [Rows({recipe.site: (recipe.count or 0, ())}) for recipe in recipes]
@@ -97,14 +97,14 @@ class Record:
                 self._tracks[value] = track
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation that is not a layer, and note what it has made and changed."""
+        """Run an operation that is not a layer, and record what it has made and changed."""
         name, operation = str(getattr(func, "__name__", "")), name_of(func)
         given = list(tensors((*args, *kwargs.values())))
         carriers = list(carried(func, args, kwargs))
         lost = self._lost(carriers, operation)
         if lost is not None and reads_numbers(name, only_in_a_check=lost.mixes):
             raise NotFollowedError(
-                f"the model reads the numbers of site {lost.site!r} ({operation}), of which every data point has others"
+                f"the model reads the numbers of site {lost.site!r} ({operation}), which differ for every data point"
                 " under per_example(). Use shared draws (per_example=False).",
                 lost.site,
                 f"the model reads its numbers by {operation}",
@@ -116,7 +116,7 @@ class Record:
         result = func(*args, **kwargs)
         if func not in STATISTICS:
             changed += [v for v, before in zip(given, versions, strict=True) if version(v) != before]
-        # What comes back as it was given has not been touched: x.type_as(w) may be x itself.
+        # An input that is returned unchanged has not been touched: x.type_as(w) may be x itself.
         made = [value for value in tensors((result,)) if not any(value is other for other in given)]
         if changed:
             self._changed = True
@@ -128,7 +128,7 @@ class Record:
         return result
 
     def _lost(self, carriers: list[Tensor], operation: str) -> Lost | None:
-        """Return the way on which the first stand-in got lost, here or earlier."""
+        """Return how the first placeholder got lost, here or earlier."""
         for value in carriers:
             recipe, track = drawn_per_data_point(value), self.of(value)
             if recipe is not None:
@@ -140,7 +140,7 @@ class Record:
     def _rows(
         self, name: str, operation: str, args: Any, kwargs: Any, carriers: list[Tensor], value: Tensor
     ) -> Track | None:
-        """Return what an operation makes of rows that each belong to a data point."""
+        """Return the record of an operation's result, for inputs whose rows each belong to a data point."""
         found = [track for each in carriers if (track := self.of(each)) is not None]
         if not found:
             return None
@@ -161,11 +161,11 @@ class Record:
         return Lost(next(iter(track.orders)), operation, mixes=True) if mixes else track
 
     def _picked(self, name: str, args: Any, counts: set[int]) -> Any:
-        """Return a key for the points that an index picks or puts elsewhere; None where all stay where they are."""
+        """Return a key for the points that an index selects or moves; None if all stay where they are."""
         if name not in ("__getitem__", "__setitem__"):
             return None
         index = args[1][0] if isinstance(args[1], tuple) and args[1] else args[1]
-        if isinstance(index, int | slice):  # of a dimension that counts points, or of another one
+        if isinstance(index, int | slice):  # along the dimension of points, or another one
             counts_points = args[0].dim() > 0 and args[0].shape[0] in counts
             return repr(index) if counts_points and index != slice(None) else None
         if index is None or index is Ellipsis:
@@ -174,7 +174,7 @@ class Record:
         return id(index)
 
     def check(self, name: str, fn: Any, *others: Any) -> Mapping[str, Order]:
-        """Raise unless a distribution is right with a draw for each data point; return the order of its rows.
+        """Raise unless a distribution is valid with a draw for each data point; return the order of its rows.
 
         Args:
             name: the site that has this distribution.
@@ -195,7 +195,7 @@ class Record:
 
 
 def _merged(tracks: Iterable[Track], operation: str) -> Track:
-    """Return what an operation makes of several tensors; rows of one site in two orders are a mix of its draws."""
+    """Return the record of what an operation makes of several tensors; rows of a site in two orders mix its draws."""
     orders: dict[str, Order] = {}
     for track in tracks:
         if isinstance(track, Lost):
@@ -218,7 +218,7 @@ def _check_not_drawn(value: Tensor, operation: str) -> None:
 
 
 def _independent(fn: Any) -> torch.Size:
-    """Return the shape of what a distribution draws independently of each other."""
+    """Return the shape of the independent parts of a distribution."""
     while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
         fn = fn.base_dist
     shape: torch.Size = getattr(fn, "batch_shape", torch.Size())

@@ -1,8 +1,7 @@
-"""Gradients of what has no path: the score-function estimate for draws that are not differentiable.
+"""The score-function estimate of gradients, for draws that are not differentiable.
 
-A label, a coin flip or a count says nothing about its probability when it is differentiated, but the loss that it led
-to does: ∇E[loss] = E[loss · ∇log q(z)] + E[∇loss]. What is returned here has the value zero and the first part as its
-slope.
+A label, a coin flip or a count has no pathwise gradient in its probability, but the loss that it led to gives one:
+∇E[loss] = E[loss · ∇log q(z)] + E[∇loss]. What is returned here has the value zero and the first part as its gradient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +45,7 @@ def score(terms: Sequence[Term], guide_trace: Any, orders: Mapping[str, Mapping[
 
 
 def _log_chance(site: Any) -> Tensor | None:
-    """Return log q of what a shared draw has no path for, (*batch); None where all of it is differentiable."""
+    """Return log q of the part of a shared draw that is not differentiable, (*batch); None if all of it is."""
     q = site["fn"]
     if isinstance(q, Scored):
         return q.label_log_prob() if q.scored else None
@@ -57,7 +56,7 @@ def _log_chance(site: Any) -> Tensor | None:
 
 
 def _touched(terms: Sequence[Term], name: str, q: Any) -> list[Term]:
-    """Return the terms that a shared draw may move: not the formula of its own divergence, which averages over it."""
+    """Return the terms that a shared draw may affect: not its own closed-form divergence, which averages over it."""
     ours = isinstance(q, Stacked) or getattr(q, "learns_probs", False)  # a guide of this package: sites are independent
     others = [term for term in terms if term.sampled or term.site != name]
     return [term for term in others if term.sampled or term.moved] if ours else others
@@ -70,7 +69,7 @@ def _summed_to(terms: Sequence[Term], frames: Any) -> Any:
         value = term.value.detach()
         fits = all(-value.dim() <= frame.dim for frame in term.frames if frame.vectorized)
         total.add((term.frames, value) if fits else ((), value.sum()))
-    # Dimensions that no plate declares belong to no element of one.
+    # Dimensions without a plate do not belong to an element of one.
     for known, value in total.items():
         dims = {frame.dim for frame in known}
         loose = [d for d in range(-value.dim(), 0) if d not in dims]
@@ -81,8 +80,8 @@ def _summed_to(terms: Sequence[Term], frames: Any) -> Any:
 def _of_points(terms: Sequence[Term], recipe: PerDataPoint, orders: Mapping[str, Mapping[str, Order]]) -> Tensor:
     """Return the term of labels that are drawn for each data point.
 
-    The labels of one point touch its own terms alone, and the other points' average is a baseline that depends on none
-    of them. Terms with rows in another order, or added up over points, are the cost of all labels.
+    The labels of one point affect only its own terms, and the other points' average is a baseline that does not
+    depend on them. Terms with rows in another order, or summed over points, are the cost of all labels.
     """
     log_label = recipe.label_log_prob()
     count, own, common = len(log_label), [], []

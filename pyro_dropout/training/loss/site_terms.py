@@ -1,7 +1,7 @@
-"""The summands of -ELBO, one for each site: -log p of what is observed, KL(q‖p) of what is not.
+"""The terms of -ELBO, one for each site: -log p if it is observed, KL(q‖p) if it is not.
 
-A divergence is a formula where there is one and it holds, and otherwise log q - log p of the draw. A formula averages
-over the draws of its own site alone: it does not hold where the prior was made from draws that this one had a part in.
+A divergence is in closed form where there is one and it holds, and otherwise log q - log p of the draw. A closed form
+averages over the draws of its own site only: it does not hold if the prior was made from draws that depend on this one.
 """
 
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ from pyro_dropout.training.loss.operations import Notes, carried, tensors
 
 @dataclass(frozen=True)
 class Term:
-    """A summand of -ELBO.
+    """A term of -ELBO.
 
     Attributes:
         site: the name of its site.
         value: scaled and masked, with the batch of its site, or a number.
-        frames: the plates that the batch counts.
-        sampled: whether it is of the draw, so that another draw would give another value.
-        moved: whether it is a formula that draws of other sites may have had a part in.
+        frames: the plates of the batch.
+        sampled: whether it depends on the draw, so that another draw would give another value.
+        moved: whether it is a closed form that may depend on draws of other sites.
     """
 
     site: str
@@ -48,7 +48,7 @@ def observed(site: Any) -> Term:
 
 
 def auxiliary(site: Any) -> Term:
-    """Return log q of a site of the guide that stands for another: a constrained one, or several at once."""
+    """Return log q of a guide site that represents another: a constrained one, or several at once."""
     q, value = site["fn"], site["value"]
     if isinstance(q, Delta):
         found = scaled(q.log_density, site)
@@ -66,20 +66,18 @@ def divergence(q_site: Any, p_site: Any, method: Method, num_samples: int, *, ap
         q_site: the site of the guide's trace.
         p_site: the site of the model's trace.
         method: which form of the KL of a row mixture.
-        num_samples: draws for what of it has no formula.
-        apart: whether a formula would not hold.
+        num_samples: draws for the parts that have no closed form.
+        apart: whether a closed form would not hold.
         learned: whether the prior is made from draws or trained parameters.
     """
     q, p, name, frames = q_site["fn"], p_site["fn"], p_site["name"], p_site["cond_indep_stack"]
-    if isinstance(q, Delta):  # which may hold the image of a draw
+    if isinstance(q, Delta):  # which may hold a mapped draw
         return Term(name, _of_point(q_site, p_site, learned), frames)
     drawn = drawn_per_data_point(q_site["value"]) is not None
     if isinstance(q, RowMixture | Stacked):
         fits = _is_gaussian(p) and p.batch_shape + p.event_shape == q.batch_shape + q.event_shape
         if drawn and not fits:
-            wrong = (
-                f"of shape {tuple(p.shape())}, and not of that of the weights" if _is_gaussian(p) else "not Gaussian"
-            )
+            wrong = f"of shape {tuple(p.shape())}, not that of the weights" if _is_gaussian(p) else "not Gaussian"
             raise NotFollowedError(
                 f"the prior of {name!r} is {type(p).__name__}, {wrong}, so its KL needs whole weights: use"
                 " ELBO(per_example=False).",
@@ -104,7 +102,7 @@ def _of_mixture(q_site: Any, p_site: Any, method: Method, num_samples: int, lear
     found = kl(q, p, "large_k" if all(part.components == 1 for part in parts) else method, num_samples=num_samples)
     base = _base(p)
     if learned and not base.scale.requires_grad and all(part.noiseless for part in parts):
-        # At σ = 0 the normaliser of a fixed prior is left out. Without gradients nobody sees that this one moves.
+        # At σ = 0 the normaliser of a fixed prior is left out. Without gradients, this one does not look trained.
         found = found + _over_event(base.scale.log().expand(q.batch_shape + q.event_shape), q)
     if _scaled_alike(q_site, p_site):
         return scaled(found, q_site)
@@ -121,16 +119,16 @@ def of_draw(q_site: Any, p_site: Any) -> Tensor:
     minus_log_p = -scaled(p.log_prob(value), p_site)
     if getattr(q, "singular", False):
         return minus_log_p
-    # A Delta is known to be at its own value; asked for its density there, it would compare the two.
+    # A Delta is at its own value; its density there would have to compare the two.
     log_q = q.log_density if isinstance(q, Delta) else q.log_prob(value)
     return _added(scaled(log_q, q_site), minus_log_p)
 
 
 def _of_point(q_site: Any, p_site: Any, learned: bool) -> Tensor:
-    """Return -log p at a point; of a Gaussian prior without its normaliser, which nothing moves unless it is learned.
+    """Return -log p at a point; for a Gaussian prior without its normaliser, which is constant unless it is learned.
 
-    That is what ``kl`` does for dropout at σ = 0, so a layer that is never dropped is dropout's limit. The image of a
-    draw keeps everything: it stands for a density.
+    ``kl`` does the same for dropout at σ = 0, so a layer that is never dropped is dropout's limit. A mapped draw keeps
+    everything, because it represents a density.
     """
     q, p = q_site["fn"], p_site["fn"]
     base = _base(p)
@@ -140,12 +138,12 @@ def _of_point(q_site: Any, p_site: Any, learned: bool) -> Tensor:
 
 
 def _added(log_q: Tensor, minus_log_p: Tensor) -> Tensor:
-    """Return the sum, by elements of the batch where guide and model agree on it: they may differ in their plates."""
+    """Return the sum, by elements of the batch where guide and model agree on it: their plates may differ."""
     return log_q + minus_log_p if log_q.shape == minus_log_p.shape else log_q.sum() + minus_log_p.sum()
 
 
 def scaled(value: Tensor, site: Any) -> Tensor:
-    """Return a log density or a divergence as the handlers of its site count it."""
+    """Return a log density or a divergence with the scale and mask of its site."""
     found: Tensor = scale_and_mask(value, site["scale"], site["mask"])
     return found
 
@@ -171,13 +169,13 @@ def _over_event(values: Tensor, fn: Any) -> Tensor:
 
 
 class Watch(TorchFunctionMode):
-    """Notes which tensors are made from draws and from trained parameters, also where gradients are switched off.
+    """Records which tensors are made from draws and from trained parameters, even where gradients are switched off.
 
     Args:
         draws: the values that the guide has drawn.
 
     Attributes:
-        on: whether there is still something to find out; a model's forward pass comes after its priors.
+        on: whether there is anything left to find out; a model's forward pass comes after its priors.
     """
 
     def __init__(self, draws: Iterable[Tensor]) -> None:

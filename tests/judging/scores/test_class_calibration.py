@@ -112,7 +112,7 @@ def test_bad_input() -> None:
     with pytest.raises(pd.RangeError, match="class indices from 0 to 3; got"):
         pd.brier(answer, y + 4)
     for score in (pd.reliability, pd.brier):
-        with pytest.raises(pd.PyroDropoutError, match="is for classes, and this prediction is of Gaussian"):
+        with pytest.raises(pd.PyroDropoutError, match="is for classes, but this prediction is of Gaussian"):
             score(regression(3), torch.zeros(3, 1))
-    with pytest.raises(pd.PyroDropoutError, match="ece is for Gaussian likelihoods, and this prediction is of Poisson"):
+    with pytest.raises(pd.PyroDropoutError, match="ece is for Gaussian likelihoods, but this prediction is of Poisson"):
         pd.ece(made(torch.zeros(2, 3, 1), pd.Poisson()), torch.ones(3, 1))

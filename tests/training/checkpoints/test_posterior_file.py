@@ -83,7 +83,7 @@ def test_another_guide_and_another_likelihood_are_named(tmp_path: Path) -> None:
 def test_bad_places_and_extras(tmp_path: Path) -> None:
     with pytest.raises(pd.PyroDropoutError, match="cannot be written"):
         pd.save(tmp_path / "no" / "folder", *pair())
-    with pytest.raises(pd.PyroDropoutError, match="extra must be what JSON can hold"):
+    with pytest.raises(pd.PyroDropoutError, match="extra must be writable as JSON"):
         pd.save(tmp_path / "q", *pair(), extra={"x": object()})
     with pytest.raises(pd.PyroDropoutError, match="has not seen its model"):
         pd.save(tmp_path / "q", lambda x: None, pd.AutoDropout(lambda x: None))

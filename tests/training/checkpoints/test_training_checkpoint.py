@@ -137,7 +137,7 @@ def test_a_signal_is_answered_with_a_checkpoint(
         short(tmp_path / "part")
     if code is not None:
         assert raised.value.code == code
-    assert f"stopped at step 60; training can go on from there (checkpoints in {tmp_path / 'part'})" in (
+    assert f"stopped at step 60; training can resume from there (checkpoints in {tmp_path / 'part'})" in (
         capsys.readouterr().err
     )
     assert signal.getsignal(number) is handler
@@ -147,7 +147,7 @@ def test_a_signal_is_answered_with_a_checkpoint(
 def test_a_full_disk_costs_a_checkpoint_and_not_the_training(tmp_path: Path) -> None:
     whole, _ = short(tmp_path / "whole")
     full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
-    with full, pytest.warns(UserWarning, match="cannot be written: No space left on device. Training goes on"):
+    with full, pytest.warns(UserWarning, match="cannot be written: No space left on device. Training continues"):
         assert torch.equal(short(pd.Checkpoint(tmp_path / "part", every=20))[0], whole)
     assert list((tmp_path / "part").iterdir()) == []
 
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     whole, _ = short(pd.Checkpoint(tmp_path, every=20))
     last = max(tmp_path.iterdir())
     last.write_bytes(last.read_bytes()[:-5])
-    with pytest.warns(UserWarning, match="step-000000000060.safetensors cannot be used.*goes on from the one before"):
+    with pytest.warns(UserWarning, match="step-000000000060.safetensors cannot be used.*resumes from the previous"):
         assert torch.equal(short(pd.Checkpoint(tmp_path, every=20))[0], whole)
 
 
@@ -183,7 +183,7 @@ OTHER = {
     "seed": ({"seed": 1}, "these differ: seed"),
     "loss": ({"loss": pd.ELBO(num_particles=2)}, "these differ: loss.num_particles"),
     "validation": ({"validation": (X, X)}, "these differ: validation"),
-    "fewer steps": ({"steps": 40}, "is of step 60, beyond the 40 asked for"),
+    "fewer steps": ({"steps": 40}, "is from step 60, beyond the 40 requested"),
 }
 
 
@@ -200,7 +200,7 @@ def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_posterior_is_no_checkpoint_of_a_training(tmp_path: Path) -> None:
     model = pd.BayesianNet(torch.nn.Linear(1, 1))
     pd.save(tmp_path / "step-000000000010.safetensors", model, pd.AutoDropout(model))
-    with pytest.raises(pd.PyroDropoutError, match="is no checkpoint of a training"):
+    with pytest.raises(pd.PyroDropoutError, match="is not a training checkpoint"):
         short(tmp_path)
 
 
@@ -289,13 +289,11 @@ def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureF
     ):
         short(tmp_path)
     said = capsys.readouterr().err
-    assert "go on from there" not in said
+    assert "resume from there" not in said
     if first:
-        assert (
-            f"stopped at step 40; its checkpoint could not be written, and training can go on from step {first}" in said
-        )
+        assert f"stopped at step 40; its checkpoint could not be written; training can resume from step {first}" in said
     else:
-        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of it is left" in said
+        assert f"stopped at step 20; no checkpoint could be written to {tmp_path}, so nothing of this" in said
 
 
 # --- longer trainings -----------------------------------------------------------------------------------------------

@@ -236,7 +236,7 @@ def on_objects(batch: Any) -> None:
 def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: str) -> None:
     program = on_objects if word == "Opaque" else lambda b: annealed(torch.as_tensor(b.x), torch.ones(2), 1.0)
     svi = pd.SVI(program, pd.AutoMeanField(program), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False))
-    with pytest.warns(UserWarning, match=f"{word}, which cannot be looked into") as said:
+    with pytest.warns(UserWarning, match=f"{word}, which cannot be searched") as said:
         losses = [svi.step(batch(k)) for k in range(4)]
     assert len(said) == 1
     if word == "Opaque":

@@ -144,7 +144,7 @@ REFUSED: dict[str, tuple[Callable[[], Pair], str]] = {
     "used twice": (lambda: pair(pd.BayesianNet(Twice())), r"'layer.weight' .* is used twice"),
     "other points": (
         lambda: pair(pd.BayesianNet(Twice(turn=True)), lambda model: pd.AutoDropout(model, keep=0.8)),
-        r"'layer.weight' .* drawn for 6 data points, and meets an input whose first dimension is 1",
+        r"'layer.weight' .* drawn for 6 data points, but is used on an input whose first dimension is 1",
     ),
     "a layer that is not covered": (
         lambda: pair(pd.BayesianNet(Sequence())),

@@ -170,7 +170,7 @@ class AnyOrder(RuleBasedStateMachine):
     def resume_otherwise(self, stopped: Halted) -> None:
         other = self.built()
         before, files = values_of(other), sorted(stopped.folder.iterdir())
-        with pytest.raises(pd.PyroDropoutError, match="a checkpoint of another training; these differ: update"):
+        with pytest.raises(pd.PyroDropoutError, match="a checkpoint of another training run; these differ: update"):
             self.train(other, checkpoint=stopped.folder, **{**stopped.options, "lr": 0.5})
         assert same(values_of(other), before)
         assert sorted(stopped.folder.iterdir()) == files

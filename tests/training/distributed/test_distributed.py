@@ -126,7 +126,7 @@ def test_each_rank_has_masks_of_its_own(found: Found) -> None:
     [
         ("small batch", "RangeError: a batch has 1 points, fewer than the 2 processes"),
         ("few points", "RangeError: a batch has 1 points, fewer than the 2 processes"),
-        ("compile", "PyroDropoutError: compile=True and distributed=True do not go together"),
+        ("compile", "PyroDropoutError: compile=True and distributed=True cannot be combined"),
         ("other data", "PyroDropoutError: the 2 processes were not given the same: y differ"),
         ("other steps", "PyroDropoutError: the 2 processes were not given the same: steps differ"),
         ("diverged", "DivergedError: the loss is nan at step 1"),
@@ -231,7 +231,7 @@ def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) ->
     net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
     model = pd.BayesianNet(net, likelihood=pd.Gaussian(10.0, learn=True))
     guide = pd.AutoDropout(model, keep=0.9)
-    words = "a distributed training on 2 processes, and this is a training in one process"
+    words = "a distributed training run on 2 processes, but this is a training run in one process"
     with pytest.raises(pd.PyroDropoutError, match=words):
         pd.fit(model, guide, x, y, steps=40, compile=False, progress=False, checkpoint=folder / "cut")
 

@@ -247,5 +247,5 @@ def test_rows_across_a_kernel_are_refused() -> None:
     model = BayesianNet(nn.Sequential(nn.Conv1d(2, 2, 3), nn.Flatten()))
     guide, x = AutoDropout(model, row_dim={"0.weight": 2}), torch.randn(3, 2, 5)
     assert ELBO(per_example=False).loss(model, guide, x, torch.zeros(3, 6)) > 0
-    with pytest.raises(PyroDropoutError, match="counts rows by dimension 2, which is neither its layer's input"):
+    with pytest.raises(PyroDropoutError, match="has rows along dimension 2, which is neither its layer's input"):
         ELBO().loss(model, guide, x, torch.zeros(3, 6))
