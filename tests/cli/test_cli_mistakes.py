@@ -110,8 +110,8 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
     "no such option": (of_table(houses(), "--speed", 3), "No such option: --speed"),
     "no out": (lambda folder, fitted: ["fit", written(folder, houses())], "Missing option '--out'"),
-    "no such guide": (of_table(houses(), "--guide", "laplace"), "'--guide': 'laplace' is no guide; there are dropout"),
-    "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': 'laplace' is no guide"),
+    "no such guide": (of_table(houses(), "--guide", "laplace"), "'--guide': unknown guide 'laplace'; choose from dropout"),
+    "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': unknown guide 'laplace'"),
     "guides without commas": (
         lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "there is no file 'mean-field'",
     ),
@@ -139,12 +139,12 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", written(folder, "", "run")], "run' is a file",
     ),
     "out is a run": (
-        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", fitted / "houses"], "holds a run already",
+        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", fitted / "houses"], "already holds a run",
     ),
     "out is not empty": (lambda folder, fitted: ["fit", written(folder, houses()), "--out", folder], "is not empty"),
     "out below a file": (
         lambda folder, fitted: ["fit", written(folder, houses()), "--out", folder / "table.csv" / "run"],
-        "cannot be made: Not a directory",
+        "cannot be created: Not a directory",
     ),
     "a page for a folder": (
         lambda folder, fitted: ["compare", "--out", folder / "page.html"], "--out is a folder, and its page",
@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     ),
     "predict over the table": (
         lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", fitted / "houses.csv"],
-        "is the table itself",
+        "is the input table",
     ),
     "predict into a pipe": (
         lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", piped(folder / "p.csv")],
@@ -194,7 +194,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no draws": (of_predict(houses(), "--samples", 0), "'--samples': 0 is not"),
     "a level of 1": (of_predict(houses(), "--level", 1), "'--level': 1 does not lie strictly between 0 and 1"),
     "no such run": (lambda folder, fitted: ["resume", folder / "none"], "there is no folder"),
-    "no run": (lambda folder, fitted: ["resume", folder], "is no run: it has no run.json"),
+    "no run": (lambda folder, fitted: ["resume", folder], "is not a run: it has no run.json"),
     "a garbled record": (of_run(spoiled("run.json", b"{")), "run.json is damaged: it is not JSON"),
     "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
     "a record that fills gaps with text": (
@@ -209,16 +209,16 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a record of another guide": (of_run(swapped('"dropout"', '"mean-field"')), "belongs to another model or guide"),
     "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
     "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),
-    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv', which the run was fitted to"),
+    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv' does not exist; give its new path"),
     "data that changed": (of_run(swapped('"sha256": "', '"sha256": "0'), "resume"), "houses.csv has changed since"),
     "fewer steps": (
         lambda folder, fitted: ["resume", fitted / "houses", "--steps", 2], "'--steps': the run was planned for 3",
     ),
     # the experiments
     "no such experiment": (lambda folder, fitted: ["reproduce", "nothing"], "unknown experiment 'nothing'"),
-    "only without download": (lambda folder, fitted: ["datasets", "--only", "yacht"], "goes with --download"),
+    "only without download": (lambda folder, fitted: ["datasets", "--only", "yacht"], "requires --download"),
     "data that are not fetched": (
-        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "'co2' is not among",
+        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "unknown name 'co2'; choose from",
     ),
     "download into a file": (lambda folder, fitted: ["datasets", "--download", written(folder, "")], "is a file"),
 }  # fmt: skip
