@@ -160,7 +160,7 @@ def _with_inputs(
         for name in table.columns:
             if name in columns:
                 raise PyroDropoutError(
-                    f"{table.file}: the column {name!r} has the name of one of the prediction columns; rename it, or omit"
+                    f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or omit"
                     " --with-inputs."
                 )
         cells = {

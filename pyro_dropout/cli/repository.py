@@ -89,7 +89,7 @@ def datasets(
     if download.exists() and not download.is_dir():
         raise typer.BadParameter(f"{str(download)!r} is a file.", param_hint="'--download'")
     new = fetching.download(download, names, progress=not quiet)
-    said = f"{len(new)} files downloaded; the others were there already. To use them: export {collection.VARIABLE}={download}"
+    said = f"{len(new)} files downloaded; the others exist. To use them: export {collection.VARIABLE}={download}"
     answer({"folder": download, "fetched": [str(path) for path in new]}, as_json, [said, fetching.NOT_FETCHED])
 
 

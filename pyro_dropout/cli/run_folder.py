@@ -127,7 +127,7 @@ class Run:
         steps = load(path, model, guide).get("steps")
         if isinstance(steps, int) and steps < self.training.steps:
             warnings.warn(
-                f"{folder} was trained for {steps} of the {self.training.steps} requested steps, and predicts with that;"
+                f"{folder} was trained for {steps} of the {self.training.steps} requested steps and predicts with that;"
                 f" to continue: pyro-dropout resume {folder}",
                 stacklevel=2,
             )
@@ -254,6 +254,6 @@ def sha256_of(path: Path) -> str:
 
 
 def _blank(encoding: Encoding) -> tuple[Tensor, Tensor]:
-    """Return data of the right shape; the values do not matter, since loading replaces what the model takes from them."""
+    """Return data of the right shape; loading a posterior replaces the values taken from it."""
     y = torch.zeros(2, dtype=torch.long) if encoding.classes else torch.zeros(2, 1)
     return torch.zeros(2, len(encoding.features)), y

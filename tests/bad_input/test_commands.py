@@ -137,7 +137,7 @@ MISTAKES = {
     "resume for no steps": Mistake(resume("--steps", 0), "'--steps'", "0", COUNT),
     "resume elsewhere": Mistake(resume("--out", "other"), "--out", "No such option", "option"),
     "resume on a device": Mistake(resume("--device", "abacus"), "--device", "'abacus'", "such as 'cpu' or 'cuda'"),
-    "resume without the data": Mistake(resume("--data", "none.csv"), "'none.csv'", "does not exist", "give its new path with --data"),
+    "resume without the data": Mistake(resume("--data", "none.csv"), "'none.csv'", "does not exist", "with --data"),
     "resume with other data": Mistake(
         lambda folder, fitted: ["resume", fitted / "houses", "--data", fitted / "trees.csv"],
         "trees.csv", "has changed since", "Restore the file, or fit a new run",

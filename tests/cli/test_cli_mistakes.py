@@ -110,7 +110,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
     "no such option": (of_table(houses(), "--speed", 3), "No such option: --speed"),
     "no out": (lambda folder, fitted: ["fit", written(folder, houses())], "Missing option '--out'"),
-    "no such guide": (of_table(houses(), "--guide", "laplace"), "'--guide': unknown guide 'laplace'; choose from dropout"),
+    "no such guide": (of_table(houses(), "--guide", "laplace"), "unknown guide 'laplace'; choose from dropout"),
     "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': unknown guide 'laplace'"),
     "guides without commas": (
         lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "there is no file 'mean-field'",
@@ -153,7 +153,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["compare", "--out", written(folder, "", "out")], "--out must be a folder",
     ),
     "compare into other things": (
-        lambda folder, fitted: ["compare", written(folder, houses()), "--out", folder], "holds other things",
+        lambda folder, fitted: ["compare", written(folder, houses()), "--out", folder], "holds no comparison",
     ),
     "compare below a file": (
         lambda folder, fitted: ["compare", "--out", written(folder, "") / "out"], "table.csv' is a file",
@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: [
             "predict", fitted / "houses", fitted / "houses.csv", "--out", folder / "p.png", "--plot", folder / "p.png",
         ],
-        "is the file of --out too",
+        "is also the file of --out",
     ),
     # new data, and runs
     "a missing column": (of_predict("area\n1\n"), "at least two columns"),
@@ -209,7 +209,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a record of another guide": (of_run(swapped('"dropout"', '"mean-field"')), "belongs to another model or guide"),
     "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
     "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),
-    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv' does not exist; give its new path"),
+    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv' does not exist; give its"),
     "data that changed": (of_run(swapped('"sha256": "', '"sha256": "0'), "resume"), "houses.csv has changed since"),
     "fewer steps": (
         lambda folder, fitted: ["resume", fitted / "houses", "--steps", 2], "'--steps': the run was planned for 3",
@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no such experiment": (lambda folder, fitted: ["reproduce", "nothing"], "unknown experiment 'nothing'"),
     "only without download": (lambda folder, fitted: ["datasets", "--only", "yacht"], "requires --download"),
     "data that are not fetched": (
-        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "unknown name 'co2'; choose from",
+        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "unknown name 'co2'",
     ),
     "download into a file": (lambda folder, fitted: ["datasets", "--download", written(folder, "")], "is a file"),
 }  # fmt: skip
