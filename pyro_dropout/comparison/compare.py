@@ -234,8 +234,8 @@ def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
     if wrong or not guides:
         what = f"{wrong[0]!r} is {type(guides[wrong[0]]).__name__}" if wrong else "there is none"
         raise PyroDropoutError(
-            "guides must be functions that return a guide for a model, such as pyro_dropout.AutoDropout or lambda model:"
-            f" pyro_dropout.AutoDropout(model, keep=0.8), since every seed needs its own guide; {what}."
+            "guides must be functions that return a guide for a model, such as pyro_dropout.AutoDropout or lambda"
+            f" model: pyro_dropout.AutoDropout(model, keep=0.8), since every seed needs its own guide; {what}."
         )
     if REFERENCE in guides:
         raise PyroDropoutError(f"a guide cannot be called {REFERENCE!r}.")

@@ -78,7 +78,7 @@ MISTAKES = {
     "a huge seed": Mistake(fit("--seed", 2**70), "'--seed'", str(2**70), "a whole number below 2**32"),
     "no share": Mistake(fit("--held-back", "nan"), "'--held-back'", "nan", "lie in [0, 1)"),
     "a negative share": Mistake(fit("--held-back", -0.1), "'--held-back'", "-0.1", "lie in [0, 1)"),
-    "nearly all held back": Mistake(fit("--held-back", 0.99), "held_back=0.99", "0 to train on", "hold fewer back"),
+    "nearly all held back": Mistake(fit("--held-back", 0.99), "held_back=0.99", "0 to train on", "hold back fewer"),
     "no such category": Mistake(fit("--categorical", "z"), "table.csv", "no column 'z'", "its columns are area, town"),
     "two tables": Mistake(fit("other.csv"), "argument", "other.csv", "unexpected extra"),
     "no table": Mistake(plain("fit", "--out", "run"), "'DATA'", "argument", "Missing"),
