@@ -102,8 +102,8 @@ class GaussianPosterior:
 def conjugate(model: Any, x: Tensor, y: Tensor) -> GaussianPosterior:
     """Return the exact posterior of a network that is linear in its random weights, with Gaussian noise.
 
-    Examples are ``nn.Linear``, and any network whose other layers are all hidden from the prior. The time grows with the
-    cube of the number d of weights, and with N·D·d².
+    Examples are ``nn.Linear``, and any network whose other layers are all hidden from the prior. The time grows with
+    the cube of the number d of weights, and with N·D·d².
 
     Args:
         model: a ``BayesianNet``, or a ``Standardised`` one; its likelihood must be ``Gaussian``.

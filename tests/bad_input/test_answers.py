@@ -246,7 +246,7 @@ ROWS = [
     Row("conjugate", lambda: pd.conjugate(pd.DeepGP(1, [3], 1), X, Y),
         OTHER, "model", "got DeepGP", "be a BayesianNet"),
     Row("conjugate", lambda: pd.conjugate(model(), X, Y),
-        OTHER, "net", "is not linear in its random weights", "for others use nuts()"),
+        OTHER, "net", "is not linear in its random weights", "otherwise use nuts()"),
     Row("conjugate", lambda: pd.conjugate(pd.BayesianNet(nn.Linear(1, 1)), X * NAN, Y),
         RANGE, "x", "got a tensor of shape (12, 1) with no", "be finite"),
     Row("conjugate", lambda: pd.conjugate(classes()[0], X, LABELS),

@@ -360,7 +360,7 @@ def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(download, "_open", opened)
     done = run("datasets", "--download", tmp_path / "data", "--only", "yacht", "--quiet")
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be fetched: no network here.")
+    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be downloaded: no network here.")
     assert len(asked) == 1
     made = Item("uci/yacht/data.txt", "https://example.org/data.txt", hashlib.sha256(b"1 2\n").hexdigest())
     monkeypatch.setattr(download, "manifest", lambda names: [made])
