@@ -90,7 +90,7 @@ def report_regression(guide, train, test, samples, path):
     x = torch.linspace(-4, 4, 321)
     f = functions(regression, guide, x[:, None], samples)[..., 0]
     mean, std = f.mean(0), (f.var(0) + NOISE**2).sqrt()  # Prop. 4: the variance over draws, plus τ⁻¹
-    print(f"test log-likelihood {log_p.mean():.3f} nats a point")
+    print(f"test log-likelihood {log_p.mean():.3f} nats per point")
     print(f"mean predictive std {std[x.abs() < 1.5].mean():.3f} on data, {std[x.abs() > 1.5].mean():.3f} away from it")
     axes = Figure(figsize=(8, 4.5), layout="constrained").subplots()
     for wide, alpha in ((2, 0.15), (1, 0.25)):
@@ -109,7 +109,7 @@ def report_classification(guide, train, test, samples, path):
     grid = torch.cartesian_prod(torch.linspace(-3, 3, 81), torch.linspace(-3, 3, 81))
     p = functions(classification, guide, grid, samples).softmax(-1)[..., 1]
     mean, std, distance = p.mean(0), p.std(0), torch.cdist(grid, train[0]).amin(1)
-    print(f"test accuracy {right:.3f}, log-likelihood {score:.3f} nats a point")
+    print(f"test accuracy {right:.3f}, log-likelihood {score:.3f} nats per point")
     print(f"mean std of p {std[distance < 0.2].mean():.3f} on data, {std[distance > 1].mean():.3f} away from it")
     mean, std = (values.reshape(81, 81).mT.numpy() for values in (mean, std))
     figure = Figure(figsize=(10, 4.4), layout="constrained")

@@ -123,8 +123,8 @@ def _data(name: str, reading: dict[str, Any], width: int) -> tuple["Dataset", An
         raise typer.BadParameter("some rows must be held back to compare on.", param_hint="'--held-back'")
     if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
-        hint = " Guides are named with commas between them: --guides a,b." if name in options.GUIDE_NAMES else ""
-        raise typer.BadParameter(f"there is no file {name!r}, and no data set: those are {known}.{hint}")
+        hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
+        raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
     data = read_table(name, **reading)
     return data, table_model(data.train, data.classes, width)
 

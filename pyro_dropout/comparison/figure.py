@@ -168,7 +168,7 @@ def draw_rejection(ax: Any, comparison: Any) -> None:
 
 @literal_text()
 def draw_scores(comparison: Any) -> Any:
-    """Draw calibration curves beside the main scores, with standard errors over seeds."""
+    """Draw calibration curves next to the main scores, with standard errors over seeds."""
     import matplotlib.pyplot as plt
 
     rows = [row for row in comparison.rows if row.answer is not None]

@@ -303,7 +303,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
         """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
 
-        With ``random_state=None`` every call draws anew.
+        With ``random_state=None`` every call makes new draws.
         """
         drawn = np.moveaxis(self._drawn(X, n_samples, random_state), 1, -1)
         return drawn[:, 0] if self._one_column else drawn
@@ -372,7 +372,7 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
         """Draw classes at X: each sample is one function at all points, and a class drawn at each; (N, n_samples).
 
-        With ``random_state=None`` every call draws anew.
+        With ``random_state=None`` every call makes new draws.
         """
         return self.classes_[self._drawn(X, n_samples, random_state)]
 

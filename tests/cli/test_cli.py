@@ -110,7 +110,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     assert done.stderr.strip() == f"pyro-dropout: interrupted; to continue: pyro-dropout resume {tmp_path / 'part'}"
     monkeypatch.setattr(Keeper, "write", write)
     assert 0 < int(next((tmp_path / "part" / "checkpoints").iterdir()).stem.removeprefix("step-")) < 45
-    assert "not finished" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
+    assert "unfinished run" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
     done = run("resume", tmp_path / "part", "--quiet", "--json")
     assert done.exit_code == 0, done.stderr
     alike = ("steps", "last_loss", "scores")
@@ -124,7 +124,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     data.write_text(houses(31), "utf-8")
     done = run("resume", tmp_path / "part", "--quiet")
     assert done.exit_code == 2
-    assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run began")
+    assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run started")
 
 
 def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:

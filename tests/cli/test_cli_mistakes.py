@@ -113,9 +113,9 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no such guide": (of_table(houses(), "--guide", "laplace"), "unknown guide 'laplace'; choose from dropout"),
     "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': unknown guide 'laplace'"),
     "guides without commas": (
-        lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "there is no file 'mean-field'",
+        lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "'mean-field' is neither a file nor",
     ),
-    "no such data": (lambda folder, fitted: ["compare", "CO3"], "'CO3', and no data set: those are co2, sunspots"),
+    "no such data": (lambda folder, fitted: ["compare", "CO3"], "'CO3' is neither a file nor a bundled data set (co2"),
     "a series to fit": (lambda folder, fitted: ["fit", "co2", "--out", folder / "run"], "'co2' is for compare"),
     "a target of a series": (
         lambda folder, fitted: ["compare", "co2", "--target", "y", "--out", folder / "o"], "'co2' has its own target",

@@ -55,7 +55,7 @@ def test_categories_have_places_of_their_own() -> None:
     assert [text.get_text() for text in lower.get_xticklabels()] == ["clay", "sand"]
     assert points(upper, "tree: ash") == [(0.0, 0.6)]
     assert points(upper, "tree: oak")[0] == (1.0, 0.9)
-    with pytest.raises(pd.PyroDropoutError, match="no predictions to draw"):
+    with pytest.raises(pd.PyroDropoutError, match="no predictions to plot"):
         plot_predictions("soil", [], {}, "tree")
 
 

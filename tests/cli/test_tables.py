@@ -271,7 +271,9 @@ def test_new_data_mean_what_the_old_ones_meant(tmp_path: Path) -> None:
     assert x.tolist() == [[7.0, 0.0, 1.0, 0.0], [8.0, 0.0, 0.0, 1.0]]
     assert table.rows == [2, 3]
     extra = written(tmp_path, "colour,size,id\nred,1,a\n", "extra.csv")
-    with pytest.raises(pd.PyroDropoutError, match=r"extra.csv: the column 'id' was not there .* --ignore-extra"):
+    with pytest.raises(
+        pd.PyroDropoutError, match=r"extra.csv: the column 'id' was not in the training data.* --ignore-extra"
+    ):
         read_inputs(extra, encoding)
     assert read_inputs(extra, encoding, ignore_extra=True)[1].tolist() == [[1.0, 0.0, 0.0, 1.0]]
 
