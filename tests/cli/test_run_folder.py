@@ -61,7 +61,7 @@ def test_the_data_must_be_the_same(tmp_path: Path) -> None:
     moved.write_bytes(path.read_bytes())
     assert torch.equal(run.data(moved).train[1], data.train[1])
     path.write_text(path.read_text("utf-8").replace("0.0,a", "0.1,a"), "utf-8")
-    with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run began"):
+    with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run started"):
         run.data()
     path.unlink()
     with pytest.raises(pd.PyroDropoutError, match=r"there is no file .*table.csv.*--data"):
