@@ -3,8 +3,8 @@
     W1 ~ N(0, l⁻²)    W2, W3 ~ N(0, 1)    b1, b2 ~ N(0, l'⁻²)           the prior
     f(x) = σ(σ(x W1ᵀ + b1) W2ᵀ + b2) W3ᵀ                                the network
 
-The model is plain Pyro and says nothing of dropout, which is the guide: one way among others to choose q(W). Put Pyro's
-``AutoNormal(model)`` in its place, and the rest of the script runs as it is.
+The model is plain Pyro and does not mention dropout. Dropout is the guide, one choice of q(W) among others: replace it
+with Pyro's ``AutoNormal(model)``, and the rest of the script runs unchanged.
 """
 
 import argparse
@@ -21,9 +21,9 @@ from tqdm import trange
 import pyro_dropout as pd
 
 K = 50  # hidden units in each layer
-LENGTH_SCALE = 0.5  # l and l'; the shorter, the more a function may bend
+LENGTH_SCALE = 0.5  # l and l'; the shorter, the more a function may vary
 NOISE = 0.1  # standard deviation of y around f: the precision is τ = 1/NOISE²
-BLUE, ORANGE = "#0072B2", "#E69F00"  # Okabe and Ito's palette, which the colour-blind can tell apart
+BLUE, ORANGE = "#0072B2", "#E69F00"  # Okabe and Ito's colour-blind-safe palette
 
 
 # --- the model: p(W) and p(y | x, W) ----------------------------------------------------------------------------------
@@ -54,11 +54,11 @@ def classification(x, y=None):
 # --- the posterior: q(W), how it is fitted, and what it predicts ------------------------------------------------------
 def fit(model, x, y, steps):
     """Return a guide q(W) that maximises E_q[log p(y | x, W)] - KL(q ‖ p), eq. 7."""
-    # Eqs. 8-10: each row of W is a learned m with probability keep, and else zero. The columns of x are too few to lose
-    # one, so nothing of W1 is dropped: it is a point estimate, as the biases are.
+    # Eqs. 8-10: each row of W is a learned m with probability keep, and zero otherwise. x has too few columns to drop
+    # one, so W1 is not dropped: it is a point estimate, like the biases.
     guide = pd.AutoDropout(model, keep={"W1": 1.0, "W2": 0.9, "W3": 0.9})
     optimiser = pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.03 ** (1 / steps)})  # lr falls to 3 % of its start
-    # Dropout's q has no density for Trace_ELBO to evaluate; this loss asks for the KL in closed form, which it has.
+    # Dropout's q has no density for Trace_ELBO to evaluate; this loss uses the KL in closed form, which exists.
     svi = SVI(model, guide, optimiser, TraceMeanField_ELBO())
     for _ in trange(steps, desc=model.__name__):
         svi.step(x, y)
@@ -90,7 +90,7 @@ def report_regression(guide, train, test, samples, path):
     x = torch.linspace(-4, 4, 321)
     f = functions(regression, guide, x[:, None], samples)[..., 0]
     mean, std = f.mean(0), (f.var(0) + NOISE**2).sqrt()  # Prop. 4: the variance over draws, plus τ⁻¹
-    print(f"test log-likelihood {log_p.mean():.3f} nats a point")
+    print(f"test log-likelihood {log_p.mean():.3f} nats per point")
     print(f"mean predictive std {std[x.abs() < 1.5].mean():.3f} on data, {std[x.abs() > 1.5].mean():.3f} away from it")
     axes = Figure(figsize=(8, 4.5), layout="constrained").subplots()
     for wide, alpha in ((2, 0.15), (1, 0.25)):
@@ -109,7 +109,7 @@ def report_classification(guide, train, test, samples, path):
     grid = torch.cartesian_prod(torch.linspace(-3, 3, 81), torch.linspace(-3, 3, 81))
     p = functions(classification, guide, grid, samples).softmax(-1)[..., 1]
     mean, std, distance = p.mean(0), p.std(0), torch.cdist(grid, train[0]).amin(1)
-    print(f"test accuracy {right:.3f}, log-likelihood {score:.3f} nats a point")
+    print(f"test accuracy {right:.3f}, log-likelihood {score:.3f} nats per point")
     print(f"mean std of p {std[distance < 0.2].mean():.3f} on data, {std[distance > 1].mean():.3f} away from it")
     mean, std = (values.reshape(81, 81).mT.numpy() for values in (mean, std))
     figure = Figure(figsize=(10, 4.4), layout="constrained")
@@ -130,10 +130,10 @@ def report_classification(guide, train, test, samples, path):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", choices=("regression", "classification"), default="regression")
-    parser.add_argument("--steps", type=int, default=1200, help="of the optimiser")
-    parser.add_argument("--quick", action="store_true", help="a few steps and draws, to see that it runs")
+    parser.add_argument("--steps", type=int, default=1200, help="optimiser steps")
+    parser.add_argument("--quick", action="store_true", help="use few steps and draws, to check that it runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="bnn.png", metavar="FILE.png", help="where to draw the picture")
+    parser.add_argument("--out", default="bnn.png", metavar="FILE.png", help="where to save the plot")
     args = parser.parse_args(argv)
     pyro.set_rng_seed(args.seed)
     pyro.clear_param_store()

@@ -1,9 +1,9 @@
-"""CO₂ beyond the data: does a network know where it knows nothing? The paper's first experiment.
+"""CO₂ beyond the data: is a network uncertain where it has no data? The paper's first experiment.
 
     (1/2N) Σ‖y - f(x)‖² + λ Σ‖M‖²  =  -ELBO/(Nτ) + constant,    λ = l²p/(2Nτ) = 10⁻⁶                       (eq. 3)
 
-Networks learn 23 years of CO₂, less its trend, and are asked about the years after. SGD on minus the ELBO, its rate
-divided by Nτ, takes the steps of SGD on eq. 3: λ decides what dropout learns, τ only how λ is read, l² = 2Nτλ/p.
+Networks learn 23 years of detrended CO₂ and predict the years after. SGD on minus the ELBO, with the rate divided by
+Nτ, takes the same steps as SGD on eq. 3: λ determines what dropout learns, τ only the interpretation l² = 2Nτλ/p.
 """
 
 from itertools import pairwise, product
@@ -22,18 +22,18 @@ import pyro_dropout as pd
 from pyro_dropout.prediction.band_plots import PALETTE, band_panels, curve_panels
 
 LAMBDA, RATE = 1e-6, 0.01  # the paper's weight decay, and its rate before the schedule (1 + 10⁻⁴t)^(-1/4)
-TAU = 100.0  # noise of 0.1: a monthly mean is good to some 0.2 ppm, and y is in units of some 2 ppm
-NEAR, FAR, LIMIT = 2.5, 3.72, 10.0  # places beyond the data, which end at 1.73; the paper's dashed line is FAR
-SURE = 0.5  # ±2σ promise 95 %: who holds less than half of what happened was wrong, and sure of it
+TAU = 100.0  # noise of 0.1: a monthly mean is accurate to about 0.2 ppm, and y is in units of about 2 ppm
+NEAR, FAR, LIMIT = 2.5, 3.72, 10.0  # points beyond the data, which end at 1.73; the paper's dashed line is FAR
+SURE = 0.5  # ±2σ should contain 95 %: with less than half of the targets inside, a prediction is confidently wrong
 GROWS, BOUNDED = 1.25, 1.25  # std at FAR over that at NEAR, and at LIMIT over FAR; a line through 0: 1.49 and 2.69
-AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, tell the same story
+AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, count as equal
 ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
 DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides")
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
 
 
 class Activation(nn.Module):
-    """ReLU or TanH as a number says, so that networks of both are one structure, and train as one fleet."""
+    """ReLU or TanH, switched by a buffer, so that both networks have one structure and train as one fleet."""
 
     def __init__(self, kind):
         super().__init__()
@@ -45,7 +45,7 @@ class Activation(nn.Module):
 
 
 def kept(site, dropped):
-    return 1.0 if site == "0.weight" else 1 - dropped  # the only input is never dropped: f would be a constant
+    return 1.0 if site == "0.weight" else 1 - dropped  # the only input is never dropped: f would be constant
 
 
 def model(depth, width, kind, dropped, num_data):
@@ -80,13 +80,13 @@ def train(x, y, args, device):
         fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
     if set(args.parts) < set(PARTS):
-        return None  # kept in checkpoints, for a run that joins them
+        return None  # stored in checkpoints, for a later run that joins them
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 
 
 class Questions:
-    """The places that every posterior is asked about: ``data``, the months ``after`` it, a ``grid`` and ``points``."""
+    """The points at which every posterior predicts: ``data``, the months ``after`` it, a ``grid`` and ``points``."""
 
     def __init__(self, data):
         parts = [data.x, data.test_x, torch.linspace(-1.8, 4, 400)[:, None], torch.tensor([[NEAR], [FAR], [LIMIT]])]
@@ -95,7 +95,7 @@ class Questions:
         self.ahead = self.grid[(self.x[self.grid, 0] > data.x.max()) & (self.x[self.grid, 0] <= FAR)]
 
     def ask(self, net, posterior, args, method="mc"):
-        """Return f in every draw, (T, N), its mean and spread, the std of y, and how the months after were foreseen."""
+        """Return f in every draw, (T, N), its mean and spread, the std of y, and the scores on the months after."""
         asked = pd.predict(net, posterior, self.x, samples=args.samples, method=method, seed=args.seed, chunk=2**16)
         f, mean, std, spread = (t[..., 0].cpu() for t in (asked.samples, asked.mean, asked.std, asked.epistemic.sqrt()))
         error = (mean - self.y[:, 0])[self.after] / std[self.after]
@@ -112,13 +112,13 @@ def rms(values):
 
 
 def apart(one, other, where):
-    """Return how far two answers are apart: their means in units of their spread, and their spreads as a factor."""
+    """Return the distance of two predictions: of means in units of their spread, and of spreads as a factor."""
     pooled = ((one.spread**2 + other.spread**2) / 2).sqrt()
     return rms(((one.mean - other.mean) / pooled)[where]), 2 ** rms((one.spread / other.spread)[where].log2())
 
 
 def judged(mc, standard, questions):
-    """Yield the paper's claims: each with its numbers for every network or pair, the rule, and the numbers in words."""
+    """Yield the paper's claims: the numbers for every network or pair, the rule, and a text for the numbers."""
     rows = [(one.row["in ±2σ"], one.row["error / σ"], mc[key].row["in ±2σ"]) for key, one in standard.items()]
     words = f"±2σ hold {{}} of the months after (< {SURE} asked), errors are {{}} σ; ±2σ of MC dropout hold {{}}"
     yield "Standard dropout is wrong far from the data, and sure of it", rows, lambda row: row[0] < SURE, words
@@ -162,16 +162,16 @@ def spreads(mc, questions):
 
 def main(argv=None):
     experiment = Experiment("co2", __doc__)
-    experiment.option("--steps", type=int, default=1_000_000, quick=20, help="of SGD for each network (1000000)")
-    experiment.option("--guide-steps", type=int, default=10_000, quick=4, help="of Adam for other guides (10000)")
-    experiment.option("--gp-steps", type=int, default=300, quick=20, help="of Adam for the GP (300)")
-    experiment.option("--width", type=int, default=1024, quick=16, help="hidden units in each layer (1024)")
-    experiment.option("--samples", type=int, default=1000, quick=40, help="draws T for each prediction (1000)")
-    experiment.option("--parts", nargs="+", choices=PARTS, default=PARTS, help="not all: learn them, and stop")
-    experiment.option("--checkpoints", type=Path, metavar="FOLDER", help="to go on from, and to join parts")
+    experiment.option("--steps", type=int, default=1_000_000, quick=20, help="SGD steps per network (1000000)")
+    experiment.option("--guide-steps", type=int, default=10_000, quick=4, help="Adam steps of other guides (10000)")
+    experiment.option("--gp-steps", type=int, default=300, quick=20, help="Adam steps for the GP (300)")
+    experiment.option("--width", type=int, default=1024, quick=16, help="hidden units per layer (1024)")
+    experiment.option("--samples", type=int, default=1000, quick=40, help="draws T per prediction (1000)")
+    experiment.option("--parts", nargs="+", choices=PARTS, default=PARTS, help="a subset: train it and stop")
+    experiment.option("--checkpoints", type=Path, metavar="FOLDER", help="folder to resume from and to join parts in")
     args, data = experiment.start(argv), co2_paper()
     if experiment.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32: its rounding is nothing beside dropout's noise
+        torch.set_float32_matmul_precision("high")  # TF32: its rounding is negligible relative to dropout's noise
     if (found := train(data.x, data.y, args, experiment.device)) is None:
         return None
     questions = Questions(data)

@@ -4,7 +4,7 @@ A Gaussian process with a covariance estimated from K draws is a layer of K hidd
 process is two (§4.6). In weight space, where F = ΦWᵀ with W ~ N(0, I) stands for F ~ N(0, ΦΦᵀ):
 
     Φ1 = √(1/K1) σ(x W1ᵀ + b1)    F1 = Φ1 W2ᵀ        the first process, with K2 outputs
-    Φ2 = √(1/K2) σ(F1 + b2)       F2 = Φ2 W3ᵀ        the second, which y is seen through
+    Φ2 = √(1/K2) σ(F1 + b2)       F2 = Φ2 W3ᵀ        the second, observed through y
 """
 
 import argparse
@@ -21,9 +21,9 @@ from tqdm import trange
 import pyro_dropout as pd
 
 K1, K2 = 60, 40  # Monte Carlo terms of the two covariances: hidden units
-LENGTH_SCALE = 0.3  # l and l'; the shorter, the more a function may bend
+LENGTH_SCALE = 0.3  # l and l'; the shorter, the more a function may vary
 NOISE = 0.1  # standard deviation of y around f: the precision is τ = 1/NOISE²
-BLUE, ORANGE = "#0072B2", "#E69F00"  # Okabe and Ito's palette, which the colour-blind can tell apart
+BLUE, ORANGE = "#0072B2", "#E69F00"  # Okabe and Ito's colour-blind-safe palette
 
 
 # --- the model: p(W) and p(y | x, W) ----------------------------------------------------------------------------------
@@ -36,7 +36,7 @@ def deep_gp(x, outputs):
     W3 = pyro.sample("W3", dist.Normal(0.0, 1.0).expand([outputs, K2]).to_event(2))
     Phi1 = K1**-0.5 * torch.tanh(x @ W1.T + b1)  # §3.1: Φ1Φ1ᵀ estimates the first covariance
     F1 = Phi1 @ W2.T
-    Phi2 = K2**-0.5 * torch.tanh(F1 + b2)  # §4.6: the second covariance takes F1 as it is, so it has no weights
+    Phi2 = K2**-0.5 * torch.tanh(F1 + b2)  # §4.6: the second covariance takes F1 directly, so it has no weights
     return Phi2 @ W3.T
 
 
@@ -55,10 +55,10 @@ def classification(x, y=None):
 # --- the posterior: q(W), how it is fitted, and what it predicts ------------------------------------------------------
 def fit(model, x, y, steps):
     """Return a guide q(W) that maximises E_q[log p(y | x, W)] - KL(q ‖ p), eq. 7."""
-    # Eqs. 8-10: each row of W is a learned m with probability keep, and else zero. W1, b1 and b2 are point estimates.
+    # Eqs. 8-10: each row of W is a learned m with probability keep, and zero otherwise. W1, b1 and b2 are points.
     guide = pd.AutoDropout(model, keep={"W1": 1.0, "W2": 0.9, "W3": 0.9})
     optimiser = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.03 ** (1 / steps)})  # lr falls to 3 % of its start
-    # Dropout's q has no density for Trace_ELBO to evaluate; this loss asks for the KL in closed form, which it has.
+    # Dropout's q has no density for Trace_ELBO to evaluate; this loss uses the KL in closed form, which exists.
     svi = SVI(model, guide, optimiser, TraceMeanField_ELBO())
     for _ in trange(steps, desc=model.__name__):
         svi.step(x, y)
@@ -90,7 +90,7 @@ def report_regression(guide, train, test, samples, path):
     x = torch.linspace(-4, 4, 321)
     f = functions(regression, guide, x[:, None], samples)[..., 0]
     mean, std = f.mean(0), (f.var(0) + NOISE**2).sqrt()  # Prop. 4: the variance over draws, plus τ⁻¹
-    print(f"test log-likelihood {log_p.mean():.3f} nats a point")
+    print(f"test log-likelihood {log_p.mean():.3f} nats per point")
     print(f"mean predictive std {std[x.abs() < 1.5].mean():.3f} on data, {std[x.abs() > 1.5].mean():.3f} away from it")
     axes = Figure(figsize=(8, 4.5), layout="constrained").subplots()
     for wide, alpha in ((2, 0.15), (1, 0.25)):
@@ -109,7 +109,7 @@ def report_classification(guide, train, test, samples, path):
     grid = torch.cartesian_prod(torch.linspace(-3, 3, 81), torch.linspace(-3, 3, 81))
     p = functions(classification, guide, grid, samples).softmax(-1)[..., 1]
     mean, std, distance = p.mean(0), p.std(0), torch.cdist(grid, train[0]).amin(1)
-    print(f"test accuracy {right:.3f}, log-likelihood {score:.3f} nats a point")
+    print(f"test accuracy {right:.3f}, log-likelihood {score:.3f} nats per point")
     print(f"mean std of p {std[distance < 0.2].mean():.3f} on data, {std[distance > 1].mean():.3f} away from it")
     mean, std = (values.reshape(81, 81).mT.numpy() for values in (mean, std))
     figure = Figure(figsize=(10, 4.4), layout="constrained")
@@ -130,10 +130,10 @@ def report_classification(guide, train, test, samples, path):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--task", choices=("regression", "classification"), default="regression")
-    parser.add_argument("--steps", type=int, default=1200, help="of the optimiser")
-    parser.add_argument("--quick", action="store_true", help="a few steps and draws, to see that it runs")
+    parser.add_argument("--steps", type=int, default=1200, help="optimiser steps")
+    parser.add_argument("--quick", action="store_true", help="use few steps and draws, to check that it runs")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="deep_gp.png", metavar="FILE.png", help="where to draw the picture")
+    parser.add_argument("--out", default="deep_gp.png", metavar="FILE.png", help="where to save the plot")
     args = parser.parse_args(argv)
     pyro.set_rng_seed(args.seed)
     pyro.clear_param_store()

@@ -1,12 +1,12 @@
-"""In between: does a posterior know that it knows nothing between two clusters of data?
+"""In between: is a posterior uncertain in the gap between two clusters of data?
 
     ratio = std of f in the middle of the gap / std of f at the data,    y = cos(2t + 0.8) + noise in two clusters of t
 
 Foong, Li, Hernández-Lobato and Turner (2019) showed that mean field does not notice the gap; Foong, Burt, Li and Turner
 (2020) proved why: with one hidden layer of ReLU the variance of dropout is convex in x, so in between it is at most
-that at the clusters, and mean field's is bounded likewise. Here every guide is asked, with one and two hidden layers,
+that at the clusters, and mean field's is bounded similarly. Here every guide is tested with one and two hidden layers,
 on a line in one and in five dimensions; NUTS, which draws from the posterior itself, is the reference. All networks
-have five inputs; where one is used the others are zero, and only concrete dropout's ``keep`` of that layer feels them.
+have five inputs; if one is used the others are zero, and affect only concrete dropout's ``keep`` of that layer.
 """
 
 import warnings
@@ -22,9 +22,9 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.prediction.band_plots import PALETTE, band_panels, curve_panels
 
-RATE, DROPPED, START = 0.05, 0.1, 0.02  # START: widths that are learned begin here, and fixed ones stay here
-OVERCONFIDENT = 0.5  # doubt that grows less than half as much as the posterior's; seeds and sampler move it far less
-NOTICEABLE = 0.05  # of NUTS' ratio: a smaller improvement would not be seen in a picture
+RATE, DROPPED, START = 0.05, 0.1, 0.02  # START: initial value of learned widths, and value of fixed ones
+OVERCONFIDENT = 0.5  # uncertainty grows less than half as much as the posterior's; seeds and sampler vary far less
+NOTICEABLE = 0.05  # of NUTS' ratio: a smaller improvement would not be visible in a plot
 FIXED = {"scale": START, "bias": "gaussian", "init_scale": START}
 
 
@@ -57,21 +57,21 @@ def guide(name, net):
 
 # --- posteriors: guides in one fleet, and NUTS ------------------------------------------------------------------------
 def fitted(name, depth, problems, args, device):
-    """Train a guide from every seed on every problem as one fleet; return mean and std of f, (problem, seed, place)."""
+    """Train a guide from every seed on every problem as one fleet; return mean and std of f, (problem, seed, point)."""
 
     def build(seed):
         torch.manual_seed(seed)
         net = model(depth, args.width)
         return net, guide(name, net)
 
-    # A replica is trained on the first rows of its problem, the data, and asked at all of them.
+    # A replica is trained on the first rows of its problem, the data, and predicts at all of them.
     x = torch.cat([problem.asked for problem in problems])
     y = torch.cat([torch.cat([problem.y, torch.zeros(len(GRID), 1)]) for problem in problems])
     rows = torch.arange(len(x)).reshape(len(problems), 1, -1).expand(-1, args.seeds, -1).flatten(0, 1)
     fleet = pd.Fleet(build, {"seed": list(range(args.seed, args.seed + args.seeds)) * len(problems)})
-    # The large-K form is exact for one Gaussian, and at most the entropy of a coin a row away from it for dropout.
+    # The large-K form is exact for one Gaussian; for dropout it is off by at most the Bernoulli entropy per row.
     loss = pd.ELBO(kl="exact" if name == "row mixture" else "large_k")
-    # So small a network takes longer to compile than to train.
+    # Such a small network takes longer to compile than to train.
     how = {"loss": loss, "compile": False, "seed": args.seed, "progress": not args.quiet, "device": device}
     how |= {"lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
     fleet.fit(x, y, indices=rows[:, : -len(GRID)], steps=args.steps, **how)
@@ -85,7 +85,7 @@ def sampled(depth, problem, args):
     net = model(depth, args.width)
     how = {"chains": args.chains, "samples": args.draws, "warmup": args.draws, "max_tree_depth": args.tree_depth}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what it warns of, R-hat, stands under the table
+        warnings.simplefilter("ignore")  # R-hat, its subject, is reported under the table
         posterior = pd.nuts(net, problem.x, problem.y, seed=args.seed, progress=not args.quiet, **how)
     weights = posterior.draws_at(torch.arange(args.chains * args.draws))
     f = net.evaluate(weights, problem.asked).detach()[..., 0].reshape(args.chains, args.draws, -1)
@@ -95,7 +95,7 @@ def sampled(depth, problem, args):
 
 # --- what is found ----------------------------------------------------------------------------------------------------
 def row_of(depth, inputs, name, std, each, reference):
-    """Return a row of the table: numbers from ``std``, their standard errors from ``each``, one for a seed or chain."""
+    """Return a row of the table: numbers from ``std``, their standard errors from ``each`` seed or chain."""
     found, parts, true = gap_ratio(std).mean(-1), gap_ratio(each), float(gap_ratio(reference.std)[2])
     row = {"hidden layers": depth, "inputs": inputs, "guide": name}
     for k, title in enumerate(("at data", "in gap", "ratio")):
@@ -110,13 +110,13 @@ def is_overconfident(row):
 
 
 def is_better(row, other):
-    """Whether a guide's ratio is nearer to NUTS' than another's, by more than the errors and by enough to be seen."""
+    """Return whether a guide's ratio is closer to NUTS' than another's, by more than the errors and visibly so."""
     gain = abs(other["ratio ÷ NUTS"] - 1) - abs(row["ratio ÷ NUTS"] - 1)
     return gain > max(NOTICEABLE, 2 * (row["± of that"] ** 2 + other["± of that"] ** 2) ** 0.5)
 
 
 def judge(experiment, rows):
-    """Say of each claim whether it holds in all problems (hidden layers × inputs), in some, or in none."""
+    """Judge whether each claim holds in all problems (hidden layers × inputs), in some, or in none."""
     by_guide = {name: [row for row in rows if row["guide"] == name] for name in GUIDES}
 
     def claim(text, names, held):
@@ -167,12 +167,12 @@ def main(argv=None):
     experiment.option("--depths", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 2)")
     experiment.option("--inputs", nargs="+", type=int, choices=range(1, INPUTS + 1), default=[1, 5], help="(1 5)")
     experiment.option("--width", type=int, default=20, quick=5, help="hidden units in a layer (20)")
-    experiment.option("--seeds", type=int, default=5, quick=2, help="trainings of each guide (5)")
-    experiment.option("--steps", type=int, default=400, quick=10, help="of each training (400)")
-    experiment.option("--samples", type=int, default=500, quick=20, help="weight draws for each answer (500)")
-    experiment.option("--chains", type=int, default=8, quick=2, help="of NUTS (8)")
-    experiment.option("--draws", type=int, default=60, quick=6, help="of each chain, after as many to warm up (60)")
-    experiment.option("--tree-depth", type=int, default=7, quick=3, help="most doublings of a trajectory of NUTS (7)")
+    experiment.option("--seeds", type=int, default=5, quick=2, help="training runs per guide (5)")
+    experiment.option("--steps", type=int, default=400, quick=10, help="steps per training run (400)")
+    experiment.option("--samples", type=int, default=500, quick=20, help="weight draws per prediction (500)")
+    experiment.option("--chains", type=int, default=8, quick=2, help="chains of NUTS (8)")
+    experiment.option("--draws", type=int, default=60, quick=6, help="draws per chain, after as many warmup draws (60)")
+    experiment.option("--tree-depth", type=int, default=7, quick=3, help="maximum doublings of a NUTS trajectory (7)")
     args = experiment.start(argv)
     problems = [two_clusters(inputs, args.seed) for inputs in args.inputs]
     rows, stds, shown, worst = [], {}, {}, 0.0

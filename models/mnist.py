@@ -1,14 +1,14 @@
-"""What dropout in LeNet is worth on handwritten digits, and what its uncertainty knows: ``python models/mnist.py``.
+"""Dropout in LeNet on handwritten digits, and what its uncertainty is good for: ``python models/mnist.py``.
 
     p(y | x) ≈ (1/T) Σ_t softmax(f(x, ω_t)),  ω_t ~ q(ω)       MC dropout, against softmax(f(x, E[ω])), the standard way
 
-LeNet as Caffe has it, with dropout before the last layer only ("ip", as the paper draws its rotated 1), before every
-layer ("all", which is the q(ω) of the theory), and nowhere ("none"). A row of a convolution's weights is an input
-channel, so "all" drops whole channels; the first layer has only one, the image itself, and keeps it.
+Caffe's LeNet, with dropout before the last layer only ("ip", as for the paper's rotated 1), before every layer ("all",
+which is the q(ω) of the theory), and nowhere ("none"). A row of a convolution's weights is an input channel, so "all"
+drops whole channels; the first layer has only one, the image itself, and keeps it.
 
-Section 5.2 asks: is the averaged answer more often right; does its spread see that a turned 1 is no digit; is what it
-would hand to a human what it gets wrong, and a cascade of two networks worth its cost; and does it notice adversarial
-images (FGSM: x + ε sign ∇_x loss), made against the mean network or against MC dropout itself, beside plain noise?
+Section 5.2 asks: is the averaged prediction more accurate; does its spread reveal that a rotated 1 is not a digit; are
+the inputs that it would defer to a human the ones it gets wrong, and is a cascade of two networks worth its cost; and
+does it detect adversarial images (FGSM: x + ε sign ∇_x loss) against the mean network or MC dropout, and plain noise?
 """
 
 from functools import partial
@@ -28,15 +28,15 @@ from pyro_dropout.prediction.band_plots import class_panels, curve_panels
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")
 KEEP = {"ip": (1.0, 1.0, 1.0, 0.5), "all": (1.0, 0.5, 0.5, 0.5), "none": (1.0, 1.0, 1.0, 1.0)}
-WEIGHT_DECAY = 2.5e-4  # λ of ‖M‖² beside the mean loss: what LeNet comes with (5e-4 in an optimiser's words)
-ROWS = 2**13  # images and draws of one forward pass; fixed, so that a seed gives the same draws on any GPU
-ANGLES = torch.linspace(0, 90, 12)  # degrees; a 1 that lies is none
+WEIGHT_DECAY = 2.5e-4  # λ of ‖M‖² added to the mean loss: LeNet's default (5e-4 as an optimiser's weight_decay)
+ROWS = 2**13  # images times draws per forward pass; fixed, so that a seed gives the same draws on any GPU
+ANGLES = torch.linspace(0, 90, 12)  # degrees; a 1 on its side is not a digit
 BUDGETS, WEAK_DRAWS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0), 10  # of a cascade; T of its first network
 ATTACKS, EPSILONS = ("FGSM, mean network", "FGSM, MC loss", "noise"), (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)
 UNSURE = ("MC entropy", "mutual information", "softmax entropy")
-CLEAR, SURE = 2.0, 0.9  # standard errors from which a difference counts; probability that passes for certain
-HALF = 0.5  # handing on one image in twenty should at least halve the error; a cascade should at least halve the cost
-CAUGHT, SEEN, FEW = 0.8, 0.6, 20  # AUROC of a detector that is of use, and that is one at all; images that tell it
+CLEAR, SURE = 2.0, 0.9  # standard errors from which a difference counts; probability that counts as certain
+HALF = 0.5  # deferring one image in twenty should at least halve the error; a cascade should at least halve the cost
+CAUGHT, SEEN, FEW = 0.8, 0.6, 20  # AUROC of a useful detector, and of a detector at all; least number of images
 
 
 # --- the model, the guide and their training --------------------------------------------------------------------------
@@ -169,16 +169,16 @@ def adversaries(experiment, pair, x, y):
 
 def main(argv=None):
     experiment = Experiment("mnist", __doc__)
-    experiment.option("--images", type=int, default=60_000, quick=300, help="to train on")
-    experiment.option("--test", type=int, default=10_000, quick=150, help="images to test on")
-    experiment.option("--size", type=float, default=1.0, quick=0.2, help="of LeNet's layers, 1 for LeNet itself")
-    experiment.option("--epochs", type=int, default=15, quick=4, help="of training")
+    experiment.option("--images", type=int, default=60_000, quick=300, help="training images")
+    experiment.option("--test", type=int, default=10_000, quick=150, help="test images")
+    experiment.option("--size", type=float, default=1.0, quick=0.2, help="relative width of LeNet's layers (1)")
+    experiment.option("--epochs", type=int, default=15, quick=4, help="training epochs")
     experiment.option("--batch", type=int, default=512, quick=50, help="images in a mini-batch")
     experiment.option("--lr", type=float, default=2e-3, quick=0.01, help="learning rate of Adam")
-    experiment.option("--seeds", type=int, default=3, quick=2, help="networks of every kind")
+    experiment.option("--seeds", type=int, default=3, quick=2, help="networks per kind")
     experiment.option("--samples", type=int, default=100, quick=5, help="draws T of MC dropout")
-    experiment.option("--ones", type=int, default=200, quick=5, help="images of the 1 that are turned")
-    experiment.option("--attacked", type=int, default=2000, quick=60, help="images that are attacked")
+    experiment.option("--ones", type=int, default=200, quick=5, help="images of a 1 to rotate")
+    experiment.option("--attacked", type=int, default=2000, quick=60, help="images to attack")
     experiment.option("--attack-draws", type=int, default=20, quick=2, help="draws in the gradient of the MC loss")
     args, device = experiment.start(argv), experiment.device
     data, widths = mnist(), tuple(max(1, round(args.size * width)) for width in LENET)

@@ -3,13 +3,13 @@
     (i, f, o, g) = W_x x_t + W_h (z_h ∘ h_t)       c_{t+1} = σ(f) c_t + σ(i) tanh(g)       h_{t+1} = σ(o) tanh(c_{t+1})
     y = x_L + W_y (z_y ∘ h_L)                      with x_t the last L values less x_L, so that only changes are learned
 
-A draw of W from a posterior q(W) is used at every step of a sequence, so a dropped row of W_h is dropped at all of them
-(Gal and Ghahramani, 2016). With ``AutoDropout`` nothing has to be done for that: a sequence is a data point, and has
-one draw. The usual recipe draws z_h again at every step, which is no q(W) at all; here it is noise in the network, with
-the same ``keep``, around weights that are a point, and a prior that gives all arms the same weight decay.
+A draw of W from a posterior q(W) is used at every step of a sequence, so a dropped row of W_h is dropped at all steps
+(Gal and Ghahramani, 2016). ``AutoDropout`` does this by default: a sequence is a data point and has one draw. The usual
+recipe draws z_h again at every step, which is not a q(W); here it is noise in the network, with the same ``keep``,
+around point-estimate weights, and a prior that gives all arms the same weight decay.
 
-Each arm's ``keep`` and each network's noise τ are chosen on a validation stretch; the test stretch that follows is seen
-once: one step ahead, and free-running, where a network goes on from its own draws of y, with one mask to the end.
+Each arm's ``keep`` and each network's noise τ are chosen on a validation segment; the test segment that follows is used
+once: one step ahead, and free-running, where a network continues from its own draws of y, with one mask to the end.
 """
 
 from itertools import pairwise, product
@@ -25,9 +25,9 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.prediction.band_plots import PALETTE, draw_bands, draw_fan
 
-TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in the order of time; the rest is the test stretch
-DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number, too few to drop
-ROWS = 2**16  # windows and draws of one forward pass; fixed, so that a seed gives the same draws on any GPU
+TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in time order; the rest is the test segment
+DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number: not dropped
+ROWS = 2**16  # windows times draws per forward pass; fixed, so that a seed gives the same draws on any GPU
 STRIDE, CLEAR = 6, 2.0  # from one start of a free run to the next; standard errors from which a difference counts
 ARMS = {"sequence": "a mask per sequence", "step": "a mask per step", "none": "no dropout"}
 
@@ -43,7 +43,7 @@ class Forecaster(nn.Module):
         self.register_buffer("keep", None if keep is None else torch.tensor(float(keep)))
 
     def noisy(self, h):
-        """Return h under a mask of this step alone, if there are any; nn.Dropout would rest at prediction."""
+        """Return h under a mask for this step, if masks are used; nn.Dropout would be inactive at prediction."""
         return h if self.keep is None else h * (torch.rand_like(h) < self.keep) / self.keep
 
     def forward(self, x):
@@ -52,13 +52,13 @@ class Forecaster(nn.Module):
         h = c = x.new_zeros(len(x), self.recurrent.in_features)
         for push in self.input((x - level).unsqueeze(-1)).unbind(1):
             i, f, o, g = (push + self.recurrent(self.noisy(h))).chunk(4, -1)
-            c = (f + 1).sigmoid() * c + i.sigmoid() * g.tanh()  # + 1: a new cell forgets little
+            c = (f + 1).sigmoid() * c + i.sigmoid() * g.tanh()  # + 1: an untrained cell forgets little
             h = o.sigmoid() * c.tanh()
         return level + self.output(self.noisy(h))
 
 
 def model(arm, keep, hidden, tau):
-    """N(0, 1/K) on W_h and W_y. Where masks are noise in the network, its weights are keep·M: l² is divided by keep."""
+    """N(0, 1/K) on W_h and W_y. If masks are noise in the network, its weights are keep·M: l² is divided by keep."""
     inside = None if arm == "sequence" else keep
     prior = pd.Prior(length_scale=dict.fromkeys(DROPPED, (hidden / (inside or 1.0)) ** 0.5))
     return pd.BayesianNet(Forecaster(hidden, inside), prior, pd.Gaussian(tau))
@@ -70,7 +70,7 @@ def guide(bayesian_net, arm, keep):
 
 # --- training, choosing and testing -----------------------------------------------------------------------------------
 def series(name):
-    """Return a series without holes in the order of time, (n,), with what other experiments hold out in its place."""
+    """Return a series without gaps in time order, (n,), including the points that other experiments hold out."""
     data = {"co2": co2_paper, "solar": solar}[name]()
     return data, torch.cat([data.y, data.test_y]).flatten()[torch.cat([data.x, data.test_x]).flatten().argsort()]
 
@@ -82,7 +82,7 @@ def windows(values, length, first, last):
 
 def trained(arm, keeps, train, args, device):
     """Return a fleet of all pairs of a keep and a seed, trained together."""
-    tau = 4 / (train[1] - train[0][:, -1:]).var().item()  # as if the network explained 3/4 of a change
+    tau = 4 / (train[1] - train[0][:, -1:]).var().item()  # as if the network explained 3/4 of the variance of a change
 
     def build(keep, seed):
         torch.manual_seed(1000 * args.seed + seed)
@@ -92,13 +92,13 @@ def trained(arm, keeps, train, args, device):
     every = zip(*product(keeps, range(args.seeds)), strict=True)
     fleet = pd.Fleet(build, dict(zip(("keep", "seed"), every, strict=True)))
     how = {"steps": args.steps, "batch_size": args.batch, "seed": args.seed, "device": device, "compile": False}
-    # Not compiled: a network that is written out step by step is a long program, and would take longer than it runs.
+    # Not compiled: an unrolled network is a long program, and compilation would take longer than training.
     fleet.fit(*train, lr=0.01, schedule=pd.inverse_decay(8 / args.steps, 1.0), progress=not args.quiet, **how)
     return fleet
 
 
 def judged(fleet, validation, args):
-    """Return each replica's τ from the validation stretch, and the log-likelihood of that stretch, (keeps, seeds)."""
+    """Return each replica's τ from the validation segment, and that segment's log-likelihood, (keeps, seeds)."""
     taus, scores = [], []
     for pair in fleet:
         answer = pd.predict(*pair, validation[0], samples=args.samples, seed=args.seed, chunk=ROWS)
@@ -120,13 +120,13 @@ def tested(fleet, taus, chosen, test, args):
 
 
 def compared(experiment, name):
-    """Train, choose and test all arms on one series; return what they scored."""
+    """Train, choose and test all arms on one series; return their scores."""
     args, (data, values) = experiment.args, series(name)
     values, keeps = values.to(experiment.device), KEEPS[: args.keeps]
     ends = [args.window, *(round(share * len(values)) for share in (TRAIN, TRAIN + VALIDATION, 1.0))]
     train, validation, test = (windows(values, args.window, first, last) for first, last in pairwise(ends))
     masked = trained("sequence", keeps, train, args, experiment.device)
-    noisy = trained("step", (*keeps, 1.0), train, args, experiment.device)  # its last keep is no dropout
+    noisy = trained("step", (*keeps, 1.0), train, args, experiment.device)  # its last keep means no dropout
     known, rows, scores, fans = [judged(fleet, validation, args) for fleet in (masked, noisy)], [], {}, {}
     for arm, fleet, (taus, valid) in zip(ARMS, (masked, noisy, noisy), (*known, known[1]), strict=True):
         best = len(keeps) if arm == "none" else int(valid[: len(keeps)].mean(1).argmax())
@@ -147,7 +147,7 @@ def compared(experiment, name):
 
 # --- what is found ----------------------------------------------------------------------------------------------------
 def drawn(data, values, start, fans, scores):
-    """Draw the fan of every arm from the start of the test stretch, and how likelihoods fall with the distance."""
+    """Plot the fan of every arm from the start of the test segment, and the likelihood against the horizon."""
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     *panels, last = figure.subplots(2, 2).flat
     for axes, colour, (arm, fan) in zip(panels, PALETTE, fans.items(), strict=False):
@@ -182,13 +182,13 @@ def claimed(experiment, found, better, worse):
 def main(argv=None):
     experiment, known = Experiment("sequence", __doc__), ("co2", "solar")
     experiment.option("--series", nargs="+", default=known, quick=("co2",), choices=known, help="(both)")
-    experiment.option("--window", type=int, default=24, quick=6, help="L: two years of months, two cycles of the sun")
-    experiment.option("--seeds", type=int, default=5, quick=2, help="networks of every kind")
+    experiment.option("--window", type=int, default=24, quick=6, help="L: two years of months, or two solar cycles")
+    experiment.option("--seeds", type=int, default=5, quick=2, help="networks per kind")
     experiment.option("--keeps", type=int, default=len(KEEPS), quick=2, help=f"how many of {KEEPS} to try")
     experiment.option("--hidden", type=int, default=32, quick=4, help="units of the LSTM")
-    experiment.option("--steps", type=int, default=300, quick=5, help="of training")
+    experiment.option("--steps", type=int, default=300, quick=5, help="training steps")
     experiment.option("--batch", type=int, default=128, quick=32, help="windows in a mini-batch")
-    experiment.option("--samples", type=int, default=500, quick=10, help="draws of every forecast")
+    experiment.option("--samples", type=int, default=500, quick=10, help="draws per forecast")
     experiment.option("--ahead", type=int, default=24, quick=6, help="steps of a free run")
     found = {name: compared(experiment, name) for name in experiment.start(argv).series}
     for better, worse in (("sequence", "step"), ("step", "none"), ("sequence", "none")):

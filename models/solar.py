@@ -1,14 +1,14 @@
-"""Solar irradiance with five gaps: how sure should a posterior be between the data? The paper's second experiment.
+"""Solar irradiance with five gaps: how certain should a posterior be between the data? The paper's second experiment.
 
     (1/2N) Σ‖y - f(x)‖² + λ Σ‖M‖²  =  -ELBO/(Nτ) + constant,    λ = l²p/(2Nτ)                             (eq. 3)
 
-Five ReLU layers with dropout 0.1 learn the series outside the gaps; then the gaps are looked at. The paper prints
-λ = 5·10⁻⁷, and its authors' files have 5·10⁻⁶ and 5·10⁻² as well: here they are three networks of one fleet. τ is one
-number for all while they learn, and λ sets the prior's length-scale, l² = 2Nτλ/p: the same noise in the data, three
-beliefs about the weights. Beside them: the exact GP, and other posteriors of the network with the paper's λ.
+Five ReLU layers with dropout 0.1 learn the series outside the gaps and are tested in the gaps. The paper prints
+λ = 5·10⁻⁷, and its authors' files also have 5·10⁻⁶ and 5·10⁻²: here they are three networks of one fleet. τ is the same
+for all during training, and λ sets the prior's length-scale, l² = 2Nτλ/p: the same noise in the data, three priors of
+the weights. For comparison: the exact GP, and other posteriors of the network with the paper's λ.
 
-What an interval for y holds depends on τ, so τ is measured, for each posterior by itself, and never in the gaps: on
-every eleventh point outside them, which no posterior has learned from.
+The coverage of an interval for y depends on τ, so τ is estimated for each posterior separately, and never in the gaps:
+on every eleventh point outside them, which no posterior was trained on.
 """
 
 from types import SimpleNamespace
@@ -25,18 +25,18 @@ import pyro_dropout as pd
 
 DEPTH, DROPPED, RATE = 5, 0.1, 5e-3  # the paper's, with the schedule of its first experiment
 LAMBDAS = (5e-7, 5e-6, 5e-2)  # the paper's, then its authors' files'
-TAU = 100.0  # while they learn: noise of 0.1 in standardised units; what τ is afterwards is measured
-HELD_BACK = 11  # one point in eleven measures τ: 25 of 275, and their neighbours stay
-PROMISED = 0.954  # of the targets, by ±2σ of a normal distribution
-OVER, UNDER = 0.995, 0.91  # too cautious above, too sure below: two standard errors, 0.021 each, of 100 points away
+TAU = 100.0  # during training: noise of 0.1 in standardised units; τ is estimated afterwards
+HELD_BACK = 11  # one point in eleven is used to estimate τ: 25 of 275, whose neighbours stay
+PROMISED = 0.954  # of the targets are within ±2σ of a normal distribution
+OVER, UNDER = 0.995, 0.91  # underconfident above, overconfident below: two standard errors, 0.021 each, of 100 points
 WELL = 0.5  # an rms error of half the targets' own std explains three quarters of their variance
 WIDER = 1.1  # a tenth is more than the noise of a mean over gaps and a thousand draws
-BLUE, ORANGE = "#0072B2", "#E69F00"  # of Okabe and Ito's palette, which the colour-blind can tell apart
+BLUE, ORANGE = "#0072B2", "#E69F00"  # of Okabe and Ito's colour-blind-safe palette
 
 
 # --- the model and its posteriors -------------------------------------------------------------------------------------
 def kept(site):
-    return 1.0 if site == "0.weight" else 1 - DROPPED  # the only input is never dropped: f would be a constant
+    return 1.0 if site == "0.weight" else 1 - DROPPED  # the only input is never dropped: f would be constant
 
 
 def model(width, decay, num_data):
@@ -75,7 +75,7 @@ def train(x, y, args, device):
 
 # --- what they answer -------------------------------------------------------------------------------------------------
 class Questions:
-    """The places that every posterior is asked about: ``learned`` from, ``held`` back, in ``gaps``, on a ``grid``."""
+    """The points at which every posterior predicts: ``learned`` from, ``held`` back, in ``gaps``, on a ``grid``."""
 
     def __init__(self, data):
         rows = torch.arange(len(data.x))
@@ -85,7 +85,7 @@ class Questions:
         self.learned, self.held, self.gaps, self.grid = torch.arange(len(self.x)).split([len(part) for part in parts])
 
     def ask(self, net, posterior, args):
-        """Return the mean, the spread of f and the std of y everywhere, with scores in the gaps, at a measured τ."""
+        """Return the mean, the spread of f and the std of y everywhere, with scores in the gaps, at the estimated τ."""
         options = {"samples": args.samples, "seed": args.seed, "chunk": 2**16}
         tau = pd.refit_tau(pd.predict(net, posterior, self.x[self.held], **options), self.y[self.held])
         asked = pd.with_tau(pd.predict(net, posterior, self.x, **options), tau)
@@ -101,7 +101,7 @@ class Questions:
 
 
 def judged(gp, dropout, scale):
-    """Yield the paper's claims: the rows that speak for them, the column and rule by which, and the rule in words."""
+    """Yield the paper's claims: the rows to judge by, the column, the rule, and the rule in words."""
     text = "The GP and MC dropout both interpolate well"
     yield text, [gp, dropout[0]], "RMSE in gaps", lambda error: error <= WELL * scale, f"≤ {WELL * scale:.2f}"
     yield "The GP is too cautious in the gaps", [gp], "in ±2σ", lambda held: held > OVER, f"> {OVER}"
@@ -131,14 +131,14 @@ def panels(answers, questions, data, columns):
 
 def main(argv=None):
     experiment = Experiment("solar", __doc__)
-    experiment.option("--steps", type=int, default=300_000, quick=20, help="of SGD, our choice (300000)")
-    experiment.option("--guide-steps", type=int, default=4000, quick=4, help="of Adam for other guides (4000)")
-    experiment.option("--gp-steps", type=int, default=300, quick=20, help="of Adam for the GP (300)")
-    experiment.option("--width", type=int, default=1024, quick=16, help="hidden units in each layer (1024)")
-    experiment.option("--samples", type=int, default=1000, quick=40, help="draws T for each prediction (1000)")
+    experiment.option("--steps", type=int, default=300_000, quick=20, help="SGD steps, our choice (300000)")
+    experiment.option("--guide-steps", type=int, default=4000, quick=4, help="Adam steps for the other guides (4000)")
+    experiment.option("--gp-steps", type=int, default=300, quick=20, help="Adam steps for the GP (300)")
+    experiment.option("--width", type=int, default=1024, quick=16, help="hidden units per layer (1024)")
+    experiment.option("--samples", type=int, default=1000, quick=40, help="draws T per prediction (1000)")
     args, data = experiment.start(argv), solar()
     if experiment.device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32: its rounding is nothing beside dropout's noise
+        torch.set_float32_matmul_precision("high")  # TF32: its rounding is negligible relative to dropout's noise
     questions = Questions(data)
     found = train(questions.x[questions.learned], questions.y[questions.learned], args, experiment.device)
     named = {f"MC dropout, λ = {name:g}" if name in LAMBDAS else name: pair for name, pair in found.items()}

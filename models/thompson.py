@@ -4,9 +4,9 @@
 
 Section 5.4 of the paper. Both learners train the same network with dropout by the same steps, and differ only in how
 they act. ε-greedy takes the best action of the mean network or, with probability ε, any; Thompson sampling takes the
-best action of one network drawn from the posterior, so that it explores where it does not know. The targets' Q is that
-of the mean network; inputs, of which 1 is a free view, are not dropped. The world is that of Karpathy's ConvNetJS, and
-pays up to 1 a tick for keeping clear of walls; without that (``--reward meals``) none could earn the paper's average.
+best action of one network drawn from the posterior, so it explores where it is uncertain. The targets' Q is that of the
+mean network; inputs, where 1 means a free view, are not dropped. The world is that of Karpathy's ConvNetJS, and pays up
+to 1 per tick for staying clear of walls; without that (``--reward meals``) the paper's average cannot be reached.
 """
 
 import math
@@ -25,17 +25,17 @@ import pyro_dropout as pd
 from pyro_dropout.prediction.band_plots import curve_panels
 
 ACTIONS, K = len(WHEELS), 50
-KEEP, TAU = 0.9, 1.0  # any τ gives the same steps: the learning rate is divided by it, and λ is given
+KEEP, TAU = 0.9, 1.0  # any τ gives the same steps: the learning rate is divided by it, and λ is fixed
 KEEPS = {"net.0.weight": 1.0, "net.2.weight": KEEP, "net.4.weight": KEEP}
 GAMMA, MEMORY, MINIBATCH, LR, DECAY = 0.7, 30_000, 64, 1e-3, 1e-3  # DECAY as torch.optim counts it: 2λ
 BATCH, WINDOW = 1000, 5  # the paper's "batch" is 1,000 steps; averages are of the last five of them
 LEVEL, PAPER_EPSILON, PAPER_THOMPSON = 1.0, 175, 25  # the paper: an average reward of 1, batches after the burn-in
-STRATEGIES, MOST = ("Thompson sampling", "ε-greedy"), 0.8  # MOST of the seeds must be faster: of five, all but one
+STRATEGIES, MOST = ("Thompson sampling", "ε-greedy"), 0.8  # share of seeds that must be faster: of five, all but one
 
 
-# --- the model: a reward to come, observed with noise, for a state and an action --------------------------------------
+# --- the model: a future reward, observed with noise, for a state and an action ---------------------------------------
 class QOfAction(nn.Module):
-    """The network of Q, of whose five outputs a row of a state and a one-hot action, (N, 32), picks one."""
+    """The Q network; a row of a state and a one-hot action, (N, 32), selects one of its five outputs."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ def epsilon(t):
 
 
 class Learners:
-    """E learners, their memories, and the fleet that trains their networks; all but its steps is in numpy."""
+    """E learners, their memories, and the fleet that trains their networks; only its steps are not in numpy."""
 
     def __init__(self, args, device):
         self.args, self.rng, self.count = args, np.random.default_rng(args.seed), 2 * args.seeds
@@ -76,7 +76,7 @@ class Learners:
         self.y = torch.zeros(len(self.x), 1, device=device)
         rows = torch.arange(len(self.x), device=device).view(self.count, MINIBATCH)
         descend = pd.Update("sgd", LR, 0, lambda p, g, state, lr, t: (p - lr * g, state))
-        # -ELBO is Nτ times (½ the mean square + weight decay), which the learning rate is meant for.
+        # -ELBO is Nτ times (½ the mean square + weight decay); the learning rate is for the latter.
         options = {"lr": LR / (MINIBATCH * TAU), "optim": descend, "compile": args.compile, "device": device}
         self.run = self.fleet.prepare(self.x, self.y, indices=rows, steps=args.ticks, **options)
         self.mean = np.full((2, self.count, 1, K), KEEP, np.float32)
@@ -96,7 +96,7 @@ class Learners:
         return np.where(self.rng.random(self.count) < chance, self.rng.integers(0, ACTIONS, self.count), best)
 
     def learn(self, t):
-        """Take a step on 64 remembered steps of each learner, of which that of tick t is the last."""
+        """Take a training step on 64 remembered transitions of each learner, up to tick t."""
         rows, rewards, following = self.memory.draw(t, MINIBATCH, self.rng)
         ahead = relu_networks(self.weights, following, self.mean).max(-1)
         self.x.copy_(torch.from_numpy(rows))
@@ -105,7 +105,7 @@ class Learners:
 
 
 def live(args, device):
-    """Let all learners live; return average rewards, (batches, E), what they ate in each batch, and the worlds."""
+    """Run all learners; return average rewards, (batches, E), what they ate in each batch, and the worlds."""
     learners = Learners(args, device)
     world = Foraging(2 * args.seeds, args.seed, clearance=args.reward == "demonstration")
     total, eaten = np.zeros((args.ticks // args.batch, 2 * args.seeds)), []
@@ -128,7 +128,7 @@ def plain(number):
 
 
 def judged(thompson, greedy):
-    """Return a verdict on "Thompson sampling is faster", and its numbers: medians, their ratio, who never arrives."""
+    """Return a verdict on "Thompson sampling is faster", and its numbers: medians, their ratio, failures."""
     ours, theirs = (float(np.median(times)) for times in (thompson, greedy))
     verdict = VERDICTS[2 if ours >= theirs else 0 if (thompson < greedy).mean() >= MOST else 1]
     ratio = f" (ratio {theirs / ours:.3g})" if math.isfinite(ours + theirs) else ""
@@ -177,20 +177,20 @@ def report(experiment, average, eaten, world):
 
 def main(argv=None):
     experiment, rewards = Experiment("thompson", __doc__), ("demonstration", "meals")
-    experiment.option("--ticks", type=int, default=250_000, quick=1500, help="of each world (250000)")
-    experiment.option("--seeds", type=int, default=5, quick=2, help="learners of each strategy (5)")
-    experiment.option("--batch", type=int, default=BATCH, quick=100, help=f"ticks in a batch ({BATCH})")
+    experiment.option("--ticks", type=int, default=250_000, quick=1500, help="ticks per world (250000)")
+    experiment.option("--seeds", type=int, default=5, quick=2, help="learners per strategy (5)")
+    experiment.option("--batch", type=int, default=BATCH, quick=100, help=f"ticks per batch ({BATCH})")
     experiment.option("--burn-in", type=int, default=5000, quick=1300, help="ticks of random actions (5000)")
-    experiment.option("--learn-after", type=int, default=1000, quick=1300, help="ticks before the first step (1000)")
-    experiment.option("--reward", choices=rewards, default=rewards[0], help="with or without pay for keeping clear")
+    experiment.option("--learn-after", type=int, default=1000, quick=1300, help="ticks before training (1000)")
+    experiment.option("--reward", choices=rewards, default=rewards[0], help="with or without pay for clearance")
     experiment.option("--no-compile", dest="compile", action="store_const", const=False, default="auto", quick=False)
     args = experiment.start(argv)
     if args.seeds < 2 or args.ticks < args.burn_in + args.batch:
-        raise pd.PyroDropoutError("--seeds must be 2 or more, and --ticks at least --burn-in and one --batch more.")
+        raise pd.PyroDropoutError("--seeds must be at least 2, and --ticks at least --burn-in plus one --batch.")
     if args.device is None:
-        experiment.device = torch.device("cpu")  # networks as small as these would only wait for a GPU
+        experiment.device = torch.device("cpu")  # too small for a GPU
         torch.set_num_threads(1)
-    before = torch.backends.mkldnn.set_flags(False)  # on some machines slow with small transposed matrices
+    before = torch.backends.mkldnn.set_flags(False)  # slow with small transposed matrices on some machines
     report(experiment, *live(args, experiment.device))
     torch.backends.mkldnn.set_flags(before[0])
     return experiment.finish()

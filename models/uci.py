@@ -1,10 +1,10 @@
-"""Nine UCI data sets: test log-likelihood and RMSE of MC dropout and its kin, chosen honestly.
+"""Nine UCI data sets: test log-likelihood and RMSE of MC dropout and related guides, chosen by cross-validation.
 
     for every split:   settings, τ  <-  argmax over settings and τ of  Σ_folds log p(y_held | x_held, the other folds)
                        score        <-  (1/N) Σ log p(y_test | x_test, all training data)      once, with T = 10,000
 
-All splits, folds and settings of a set are one fleet. At σ = 0 the objective knows τ and l only through the weight
-decay λ = l²p/(2Nτ) (section 4.2), so the folds choose λ; τ is found continuously, and l follows from the two.
+All splits, folds and settings of a set are one fleet. At σ = 0 the objective depends on τ and l only through the weight
+decay λ = l²p/(2Nτ) (section 4.2), so the folds choose λ; τ is optimised continuously, and l follows from the two.
 """
 
 import itertools
@@ -30,7 +30,7 @@ PAPER = {  # 1 layer: log-likelihood, its standard error, RMSE (Gal and Ghahrama
 }  # fmt: skip
 DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
 BELIEFS = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # for guides whose widths are learned
-GRIDS = {  # what the folds choose from; τ is found besides
+GRIDS = {  # what the folds choose from, in addition to τ
     "dropout": {"drop": DROPS, "decay": DECAY, "lr": (3e-3, 1e-2, 3e-2)},
     "multiplicative": {"drop": DROPS, "decay": DECAY, "lr": (3e-3, 1e-2)},
     "concrete": BELIEFS | {"drop": (0.05,)},
@@ -39,10 +39,10 @@ GRIDS = {  # what the folds choose from; τ is found besides
     "low-rank": BELIEFS,
     "heteroscedastic": {"drop": DROPS, "length": (0.5,), "lr": (1e-3, 5e-3)},  # dropout, and noise by input
 }
-DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, as far as a guide drops
-ASKED = ("steps", "folds", "splits", "samples", "grid", "seed")  # options that make another experiment of it
-BIG = 5000  # points from which on batches are doubled
-LONGER = {"naval": 2, "protein": 3}  # times as many steps: the first wants them for precision, the second for its size
+DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guides that drop
+ASKED = ("steps", "folds", "splits", "samples", "grid", "seed")  # options that identify a run
+BIG = 5000  # number of points from which batches are doubled
+LONGER = {"naval": 2, "protein": 3}  # times as many steps: naval for precision, protein for its size
 
 
 def model(x, y, kind, layers, width, drop, decay=None, length=None):
@@ -75,7 +75,7 @@ def guide(model, kind, drop):
 
 
 def run(name, kind, layers, args, device):
-    """Train and score one method on one set; return what was found."""
+    """Train and score one method on one set; return the record."""
     data, start = uci(name), time.perf_counter()
     splits = min(args.splits, len(data.train_rows))
     size = len(data.train_rows[0])
@@ -94,7 +94,7 @@ def run(name, kind, layers, args, device):
         samples=args.samples,
         steps=steps,
         batch_size=256 if size > BIG else 128,
-        clip_norm=10.0 * size if kind == "heteroscedastic" else None,  # noise by input is easily shaken
+        clip_norm=10.0 * size if kind == "heteroscedastic" else None,  # heteroscedastic noise is unstable
         schedule=lambda t: 0.5 * (1 + torch.cos(math.pi * (t / steps).clamp(max=1))),
         device=device,
         compile=not args.quick,
@@ -116,7 +116,7 @@ def run(name, kind, layers, args, device):
 
 
 def report(experiment, records):
-    """Tell what was found: scores beside the paper's, all methods side by side, and what beats what."""
+    """Report the results: scores next to the paper's, all methods side by side, and which beats which."""
     scores = {
         (r["set"], f"{r['kind']}, {r['layers']}{extra}"): r[f"{key}log_likelihood"]
         for r in records
@@ -165,15 +165,15 @@ def report(experiment, records):
 def main(argv=None):
     experiment = Experiment("uci", __doc__)
     sets, kinds = list(UCI_NAMES), list(GRIDS)
-    experiment.option("--sets", nargs="+", choices=sets, default=sets, quick=["yacht"], help="of the nine")
+    experiment.option("--sets", nargs="+", choices=sets, default=sets, quick=["yacht"], help="some of the nine sets")
     experiment.option("--kinds", nargs="+", choices=kinds, default=kinds, quick=kinds[::6], help="of q and likelihood")
     experiment.option("--layers", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 and 2)")
-    experiment.option("--steps", type=int, default=30_000, quick=60, help="of training; more on naval and protein")
-    experiment.option("--folds", type=int, default=3, quick=2, help="inside every split's training data")
-    experiment.option("--splits", type=int, default=20, quick=2, help="of every set; protein has 5")
+    experiment.option("--steps", type=int, default=30_000, quick=60, help="more on naval and protein")
+    experiment.option("--folds", type=int, default=3, quick=2, help="folds inside every split's training data")
+    experiment.option("--splits", type=int, default=20, quick=2, help="splits per set; protein has 5")
     experiment.option("--samples", type=int, default=10_000, quick=50, help="draws for the test sets")
-    experiment.option("--grid", type=int, default=99, quick=2, help="values of each setting, at most")
-    experiment.option("--jobs", type=int, default=1, help="data sets at a time, each in a process of its own")
+    experiment.option("--grid", type=int, default=99, quick=2, help="maximum number of values per setting")
+    experiment.option("--jobs", type=int, default=1, help="data sets in parallel, each in its own process")
     args = experiment.start(argv)
     if args.jobs > 1 and len(args.sets) > 1:
         folders = experiment.processes(__file__, "--sets", args.sets, args.jobs)
@@ -182,7 +182,7 @@ def main(argv=None):
     else:
         file, asked = args.out / "records.json", {key: getattr(args, key) for key in ASKED}
         before = json.loads(file.read_text("utf-8")) if file.exists() else []
-        records = [record for record in before if asked.items() <= record.items()]  # this run goes on from them
+        records = [record for record in before if asked.items() <= record.items()]  # this run continues from them
         for kind, layers, name in itertools.product(args.kinds, args.layers, args.sets):
             told = asked | {"set": name, "kind": kind, "layers": layers}
             if any(told.items() <= record.items() for record in records):

@@ -1,1 +1,1 @@
-"""What the scripts of the paper's experiments share."""
+"""Code shared by the scripts of the paper's experiments."""

@@ -1,6 +1,6 @@
-"""What a classifier's answers are worth: its errors, and what handing on the uncertain inputs changes (section 5.2).
+"""The errors of a classifier, and the effect of deferring its uncertain inputs (section 5.2).
 
-Each function returns the rows of a table, numbers as numbers, and where there is something to see, a figure.
+Each function returns the rows of a table, with unformatted numbers, and some return a figure.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,12 @@ def error_table(
     group: str = "model",
     ways: tuple[str, str] = ("standard", "MC"),
 ) -> Rows:
-    """Return the errors of two ways to answer, over seeds, and what the second gains over the first, with its error.
+    """Return the errors of two ways to predict, over seeds, and the gain of the second over the first, with its error.
 
-    Other seeds would move the gain, and so would other inputs; the larger of the two standard errors is given.
+    The gain varies with the seeds and with the inputs; the larger of the two standard errors is given.
 
     Args:
-        answers: the two predictions of every seed, such as ``predict`` gives, by the name of a model.
+        answers: the two predictions of every seed, as returned by ``predict``, by the name of a model.
         y: the classes, (N,).
         group: what the models are, as the heading of the first column.
         ways: the names of the two ways.
@@ -51,7 +51,7 @@ def error_table(
         >>> guide, x = pd.AutoDropout(model, keep=1.0), torch.randn(10, 2)
         >>> two = pd.predict(model, guide, x, method="standard"), pd.predict(model, guide, x, samples=5, seed=0)
         >>> (row,) = error_table({"none": [two, two]}, torch.zeros(10, dtype=torch.long))
-        >>> row["standard %"] == row["MC %"], row["gain"], row["± gain"]  # without dropout the two ways are one
+        >>> row["standard %"] == row["MC %"], row["gain"], row["± gain"]  # without dropout the two ways are the same
         (True, 0.0, 0.0)
     """
     one, other = ways
@@ -59,7 +59,7 @@ def error_table(
     for name, seeds in answers.items():
         if len(seeds) < 2:
             raise RangeError(
-                f"answers must hold two seeds of each model at least, for an error; {name!r} has {len(seeds)}."
+                f"answers must hold at least two seeds of each model, for an error; {name!r} has {len(seeds)}."
             )
         wrong = torch.stack([torch.stack([(answer.probs.argmax(-1) != y).double() for answer in two]) for two in seeds])
         log_p = torch.tensor([[answer.log_prob(y).mean().item() for answer in two] for two in seeds]).mean(0).tolist()
@@ -75,17 +75,17 @@ def error_table(
 def detection_row(
     ordinary: Mapping[str, Tensor], odd: Mapping[str, Tensor], misled: Tensor, *, fewest: int = 20
 ) -> dict[str, Any]:
-    """Return how well uncertainties notice that inputs were changed, and those that mislead among them.
+    """Return how well uncertainties detect changed inputs, and those among them that mislead the model.
 
     Args:
-        ordinary: uncertainties of inputs as they come, (N,), by name.
-        odd: the same of the changed inputs, (M,).
-        misled: which of the changed inputs are answered wrongly, and would not be as they were, (M,).
-        fewest: misled inputs from which an AUROC of them is worth telling; with fewer it is given as 0.5.
+        ordinary: uncertainties of unchanged inputs, (N,), by name.
+        odd: the same for the changed inputs, (M,).
+        misled: which of the changed inputs are misclassified but would be right unchanged, (M,).
+        fewest: least number of misled inputs for an AUROC; with fewer it is given as 0.5.
 
     Returns:
-        How many are misled, the mean uncertainties of the changed inputs, the AUROC of telling all of them from
-        ordinary ones, and that of telling the misled ones, which is what a detector is for.
+        The number of misled inputs, the mean uncertainties of the changed inputs, the AUROC of separating all of them
+        from ordinary ones, and that of separating the misled ones, which is the purpose of a detector.
 
     Example:
         >>> import torch
@@ -108,17 +108,17 @@ def rejection_table(
     group: str = "model",
     shares: Sequence[float] = (1.0, 0.99, 0.95),
 ) -> tuple[Rows, "Figure"]:
-    """Return the error among the inputs that are kept when the most uncertain ones are handed to a human.
+    """Return the error among the inputs kept when the most uncertain ones are deferred to a human.
 
     Args:
-        answers: the uncertainty of each input and its mistake (1 for wrong, 0 for right), both (N,), by the name of the
-            uncertainty, by that of a model.
+        answers: the uncertainty of each input and its error (1 for wrong, 0 for right), both (N,), by the name of a
+            model and of the uncertainty.
         group: what the models are, as the heading of the first column.
         shares: of inputs kept, for the columns of the table.
 
     Returns:
-        A row for each model and uncertainty: errors in percent, and how much of an oracle's gain over chance there is;
-        and a figure of the error against the share kept, ± 2 standard errors, with a panel for each model.
+        A row for each model and uncertainty: errors in percent, and the share of an oracle's gain over chance; and a
+        figure of the error against the share kept, ± 2 standard errors, with a panel for each model.
 
     Example:
         >>> import torch
@@ -143,7 +143,7 @@ def rejection_table(
     figure = curve_panels(panels, xlabel="inputs kept (%)", ylabel="error among them (%)", size=(5.0, 4.0))
     for axes, panel in zip(figure.axes, panels.values(), strict=True):
         worst = max(float(score[-1]) for _, score, _ in panel.values())
-        axes.set(xlim=(80, 100), ylim=(0, 1.8 * worst + 1e-3))  # to hand on more than a fifth is no help
+        axes.set(xlim=(80, 100), ylim=(0, 1.8 * worst + 1e-3))  # deferring more than a fifth is impractical
     return rows, figure
 
 
@@ -156,19 +156,19 @@ def cascade_table(
     budgets: Sequence[float],
     costs: tuple[float, float] = (1.0, 10.0),
 ) -> tuple[Rows, "Figure"]:
-    """Return cost and error of a cascade of two classifiers, for each share of inputs that the strong one may be sent.
+    """Return cost and error of a cascade of two classifiers, for each share of inputs deferred to the strong one.
 
     Args:
-        weak: gives the prediction of a cheap model for inputs; asked once, about all of them.
-        strong: the same for a dear model; asked about all inputs once, where a budget is 1.
+        weak: returns the prediction of a cheap model for inputs; called once, with all of them.
+        strong: the same for an expensive model; called once with all inputs, for a budget of 1.
         x: inputs, (N, ...).
         y: their classes, (N,).
-        budgets: shares of the inputs sent on, each from 0 to 1.
-        costs: of one input's answer by the weak and by the strong model, in any unit.
+        budgets: shares of the inputs deferred, each from 0 to 1.
+        costs: of one prediction by the weak and by the strong model, in any unit.
 
     Returns:
-        A row for each budget: the mean cost of an input, as a share of the strong model's, and errors in percent where
-        the weak model's entropy decides what is sent on, and where chance does; and a figure of them.
+        A row for each budget: the mean cost of an input, as a share of the strong model's, and errors in percent if
+        the weak model's entropy decides what is deferred, and if chance does; and a figure of them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -182,7 +182,7 @@ def cascade_table(
         [0.1, 0.6, 1.1]
     """
     if not budgets:
-        raise ShapeError("budgets must hold one share of the inputs at least; it is empty.")
+        raise ShapeError("budgets must hold at least one share of the inputs; it is empty.")
     known: dict[str, Prediction] = {"weak": weak(x)}
 
     def all_or_some(part: Tensor) -> Prediction:

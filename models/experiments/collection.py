@@ -1,7 +1,7 @@
-"""The data of the experiments: the paper's, from a folder, or what the package ships and makes itself.
+"""The data of the experiments: the paper's, from a folder, or bundled and synthetic data.
 
 The environment variable ``PYRO_DROPOUT_DATA`` names the folder; ``pyro-dropout datasets --download FOLDER`` fills one.
-Without it every loader returns public-domain or made data of the same shape, so that each experiment runs anywhere.
+Without it every loader returns public-domain or synthetic data of the same form, so that each experiment runs anywhere.
 """
 
 import gzip
@@ -44,10 +44,10 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Series:
-    """One input, one output, and what is held out.
+    """A series with one input, one output, and held-out points.
 
     Attributes:
-        name: what it is called.
+        name: a title.
         x: training inputs (N, 1), standardised.
         y: training targets (N, 1), standardised.
         test_x: held-out inputs (T, 1), on the scale of ``x``.
@@ -76,7 +76,7 @@ class UCI:
     """A regression table with its splits.
 
     Attributes:
-        name: what it is called.
+        name: a title.
         x: inputs (N, Q), in their own units.
         y: targets (N, 1), in their own units.
         train_rows: for every split, the rows to train on.
@@ -99,7 +99,7 @@ class Images:
     """Images with their classes.
 
     Attributes:
-        name: what it is called.
+        name: a title.
         x: training images (N, 1, 28, 28) in [0, 1].
         y: their classes (N,), 0 to 9.
         test_x: held-out images.
@@ -118,12 +118,12 @@ class Images:
 
 
 def co2_paper() -> Series:
-    """Return the paper's first series: monthly CO₂ at Mauna Loa, detrended and standardised, and how it went on.
+    """Return the paper's first series: monthly CO₂ at Mauna Loa, detrended and standardised, and its continuation.
 
-    The input counts recorded months (five are missing before 1965, and the paper closes those holes up). Held out are
-    the 156 months after March 1981, up to x = 3.72, where the paper extrapolates without knowing the truth. They come
-    from the bundled series, less the trend of the training months, on the paper's scale by least squares over the 272
-    months that both have; the two disagree by 0.04 (root mean square) and at most 0.24 in units of ``y``, because one
+    The input counts recorded months (five are missing before 1965, and the paper skips them). Held out are the 156
+    months after March 1981, up to x = 3.72, where the paper extrapolates without known values. They come from the
+    bundled series minus the trend of the training months, mapped to the paper's scale by least squares over the 272
+    months that both have. The two differ by 0.04 (root mean square) and at most 0.24 in units of ``y``, because one
     averages weekly values and the other is an older monthly record.
 
     Example:
@@ -165,7 +165,7 @@ def co2_paper() -> Series:
 
 
 def solar() -> Series:
-    """Return the paper's second series: solar irradiance with five gaps; sunspot numbers where there is no folder.
+    """Return the paper's second series: solar irradiance with five gaps; sunspot numbers without a data folder.
 
     Example:
         >>> from experiments.collection import solar
@@ -182,7 +182,7 @@ def solar() -> Series:
     else:
         year, spots = _bundled("sunspots.csv").T
         x, y = (_standardised(part, np.isfinite(part)) for part in (year, spots))
-        # The paper's pattern, on this length: one gap in each fifth, a quarter into it and a quarter long.
+        # The paper's pattern at this length: one gap in each fifth, a quarter into it and a quarter long.
         fifth = len(x) // 5
         at = np.arange(len(x)) % fifth
         gap = (at >= fifth // 4) & (at < fifth // 4 + fifth // 4) & (np.arange(len(x)) < 5 * fifth)
@@ -197,7 +197,7 @@ def solar() -> Series:
 
 
 def uci(name: str) -> UCI:
-    """Return one of the nine UCI regression sets with its published splits; a made set where there is no folder.
+    """Return one of the nine UCI regression sets with its published splits; a synthetic set without a data folder.
 
     Args:
         name: one of ``UCI_NAMES``, such as "boston" or "yacht".
@@ -209,7 +209,7 @@ def uci(name: str) -> UCI:
         (20, True)
     """
     if name not in UCI_NAMES:
-        raise PyroDropoutError(f"there is no UCI set {name!r}; there are {', '.join(UCI_NAMES)}.")
+        raise PyroDropoutError(f"unknown UCI set {name!r}; choose from {', '.join(UCI_NAMES)}.")
     folder = data_folder()
     if folder is None:
         note = "Made by a formula in place of the real table: 5 inputs, noise that grows with the first."
@@ -240,7 +240,7 @@ def uci(name: str) -> UCI:
 
 
 def mnist() -> Images:
-    """Return MNIST, 60,000 + 10,000 handwritten digits; 2,000 + 500 drawn by a formula where there is no folder.
+    """Return MNIST, 60,000 + 10,000 handwritten digits; 2,000 + 500 synthetic ones without a data folder.
 
     Example:
         >>> from experiments.collection import mnist
@@ -257,12 +257,12 @@ def mnist() -> Images:
 
 
 def data_folder() -> Path | None:
-    """Return the folder that ``PYRO_DROPOUT_DATA`` names, None if it is unset; raise if there is no such folder."""
+    """Return the folder in ``PYRO_DROPOUT_DATA``, or None if it is not set; raise if the folder does not exist."""
     named = os.environ.get(VARIABLE, "")
     if not named:
         return None
     if not Path(named).is_dir():
-        raise PyroDropoutError(f"{VARIABLE} names {named!r}, which is no folder. {_remedy()}")
+        raise PyroDropoutError(f"{VARIABLE} is {named!r}, which is not a folder. {_remedy()}")
     return Path(named)
 
 
@@ -270,10 +270,10 @@ def data_folder() -> Path | None:
 
 
 def _remedy(path: Path | None = None) -> str:
-    fetch = "`pyro-dropout datasets --download FOLDER` fetches the data"
-    if path is not None and path.suffix == ".csv":  # published in another format only, so there is nothing to fetch
+    fetch = "`pyro-dropout datasets --download FOLDER` downloads the data"
+    if path is not None and path.suffix == ".csv":  # published only in another format, so it cannot be downloaded
         fetch = f"Write it from the HDF5 files of {PAPER_SERIES} as two columns with the header x,y"
-    return f"{fetch}; without {VARIABLE}, bundled and made data are used."
+    return f"{fetch}; without {VARIABLE}, bundled and synthetic data are used."
 
 
 def _missing(path: Path) -> PyroDropoutError:
@@ -285,7 +285,7 @@ def _garbled(path: Path, why: str) -> PyroDropoutError:
 
 
 def _numbers(path: Path, **how: Any) -> Array:
-    """Return a file of numbers, one row a line, as a two-dimensional array."""
+    """Return a file of numbers, one row per line, as a two-dimensional array."""
     if not path.is_file():
         raise _missing(path)
     if not path.stat().st_size:
@@ -307,7 +307,7 @@ def _columns(path: Path, columns: int) -> Array:
 
 
 def _rows(path: Path, below: int) -> npt.NDArray[np.int64]:
-    """Return a file of row numbers, each of them different and less than ``below``."""
+    """Return a file of distinct row numbers, all less than ``below``."""
     values = _numbers(path).ravel()
     rows = values.astype(np.int64)
     if (rows != values).any() or rows.min() < 0 or rows.max() >= below or len(np.unique(rows)) != len(rows):
@@ -349,7 +349,7 @@ def _standardised(values: Array, known: npt.NDArray[np.bool_]) -> Array:
 
 
 def _fitted(values: Array, known: npt.NDArray[np.bool_], target: Array) -> Array:
-    """Return a + b·values, with the a and b that come closest to ``target`` where it is known."""
+    """Return a + b·values, with the least-squares a and b for ``target`` where it is known."""
     slope, start = np.polyfit(values[known], target, 1)
     result: Array = start + slope * values
     return result

@@ -1,8 +1,8 @@
-"""Does uncertainty notice odd inputs? How well a score tells them from ordinary ones, and two ways to make them.
+"""Does uncertainty detect odd inputs? How well a score separates them from ordinary ones, and two ways to create them.
 
     AUROC = P(s > s') + ½ P(s = s'),   s the score of an odd input, s' that of an ordinary one
 
-½ for a score that knows nothing, 1 for one that puts every odd input above every ordinary one.
+½ for an uninformative score, 1 for one that ranks every odd input above every ordinary one.
 """
 
 import math
@@ -23,11 +23,11 @@ _F64 = torch.float64
 
 
 class AUROC(NamedTuple):
-    """How well a score tells two sets apart; made by ``auroc``.
+    """How well a score separates two sets; returned by ``auroc``.
 
     Attributes:
         value: the probability that an odd input has the higher score; a tie counts half.
-        error: its standard error, for other inputs of both kinds; NaN where one kind has a single input.
+        error: its standard error over inputs of both kinds; NaN if one kind has a single input.
 
     Example:
         >>> import torch
@@ -41,26 +41,26 @@ class AUROC(NamedTuple):
 
 
 def auroc(odd: Float[Tensor, " M"], ordinary: Float[Tensor, " N"]) -> AUROC:
-    """Return the area under the ROC curve of telling odd inputs from ordinary ones by a score, with its error.
+    """Return the area under the ROC curve of separating odd inputs from ordinary ones by a score, with its error.
 
-    The standard error is that of DeLong, DeLong and Clarke-Pearson (1988): each input's share of the other kind that it
-    is ordered rightly with is a number of its own, and the area is the mean of either set of them. It takes the two
-    sets for independent; where an odd input is an ordinary one that was changed, it is somewhat too large or too small.
-    Both are computed by sorting, (M + N) log N in all.
+    The standard error is that of DeLong, DeLong and Clarke-Pearson (1988): for each input, take the share of the other
+    kind that it is ordered correctly with; the area is the mean of these shares over either kind. It assumes that the
+    two sets are independent; if an odd input is a changed ordinary one, it is somewhat too large or too small. Both are
+    computed by sorting, in (M + N) log N.
 
     Args:
-        odd: scores of the inputs that should have the higher ones, (M,): entropies, standard deviations.
+        odd: scores of the inputs that should score higher, (M,): entropies, standard deviations.
         ordinary: scores of the others, (N,).
 
     Returns:
-        The area and its standard error. An area of exactly 0 or 1 has the error 0: no pair was ordered wrongly, and
-        nothing is known of how often one would be.
+        The area and its standard error. An area of exactly 0 or 1 has the error 0, which underestimates the true error:
+        all observed pairs are ordered the same way.
 
     Example:
         >>> import torch
         >>> from experiments.detection import auroc
         >>> found = auroc(torch.tensor([0.9, 0.4, 0.7]), torch.tensor([0.1, 0.4, 0.2, 0.6]))
-        >>> round(found.value, 4), round(found.error, 3)  # 10½ of 12 pairs are ordered rightly
+        >>> round(found.value, 4), round(found.error, 3)  # 10½ of 12 pairs are ordered correctly
         (0.875, 0.148)
     """
     check_vector("odd", odd)
@@ -73,18 +73,18 @@ def auroc(odd: Float[Tensor, " M"], ordinary: Float[Tensor, " N"]) -> AUROC:
 
 
 def _shares_below(values: Tensor, others: Tensor) -> Tensor:
-    """Return for each value which share of the others lies below it; ties count half."""
+    """Return for each value the share of the others below it; ties count half."""
     others, values = others.sort().values, values.contiguous()
     twice = torch.searchsorted(others, values) + torch.searchsorted(others, values, right=True)
     return twice.to(_F64) / (2 * len(others))
 
 
 def envelopes_overlap(f: Float[Tensor, "T N C"], level: float = 0.95) -> Bool[Tensor, " N"]:
-    """Say where draws disagree on the class: whether the envelopes of the two largest softmax inputs overlap.
+    """Return where draws disagree on the class: whether the envelopes of the two largest softmax inputs overlap.
 
     Args:
         f: the network's outputs in every draw, such as ``predict(...).samples``, (T, N, C).
-        level: the central share of the draws that an envelope holds.
+        level: the central share of the draws inside an envelope.
 
     Returns:
         Whether the lower edge of the leading class lies below the upper edge of the second, (N,).
@@ -100,13 +100,13 @@ def envelopes_overlap(f: Float[Tensor, "T N C"], level: float = 0.95) -> Bool[Te
     if not 0 < level < 1:
         raise RangeError(f"level must lie between 0 and 1; got {level!r}.")
     if f.dim() != 3 or f.shape[-1] < 2:
-        raise ShapeError(f"f must have shape (T, N, C) with two classes at least; got {tuple(f.shape)}.")
+        raise ShapeError(f"f must have shape (T, N, C) with at least two classes; got {tuple(f.shape)}.")
     leader, second = f.gather(2, f.mean(0).topk(2).indices.expand(len(f), -1, -1)).unbind(-1)
     return leader.quantile((1 - level) / 2, 0) < second.quantile((1 + level) / 2, 0)
 
 
 def loss_gradient(model: Any, guide: Any, x: Tensor, y: Tensor, *, draws: int | None = None) -> Tensor:
-    """Return the gradient of minus the log-likelihood of each point by its input: where x must go to be misread.
+    """Return the gradient of minus the log-likelihood of each point with respect to its input.
 
     ``x + ε * loss_gradient(...).sign()`` is the fast gradient sign method of Goodfellow, Shlens and Szegedy (2015).
 
@@ -140,7 +140,7 @@ def loss_gradient(model: Any, guide: Any, x: Tensor, y: Tensor, *, draws: int | 
         f = model.evaluate(guide.mean(), x)
     else:
         check_count("draws", draws)
-        count, rows = draws, x.repeat(draws, *[1] * (x.dim() - 1))  # every copy of a point has a draw of its own
+        count, rows = draws, x.repeat(draws, *[1] * (x.dim() - 1))  # every copy of a point has its own draw
         with per_example():
             f = poutine.replay(model, trace=poutine.trace(guide).get_trace(rows))(rows)
     y = y.repeat(count, *[1] * (y.dim() - 1))
@@ -149,10 +149,10 @@ def loss_gradient(model: Any, guide: Any, x: Tensor, y: Tensor, *, draws: int | 
 
 
 def turned(images: Tensor, degrees: Float[Tensor, " A"]) -> Tensor:
-    """Return images turned about their centre, anticlockwise: no longer what they were, if by enough.
+    """Return images rotated anticlockwise about their centre.
 
     Args:
-        images: (N, channels, height, width); what turns in from outside is 0.
+        images: (N, channels, height, width); pixels from outside are 0.
         degrees: the angles, (A,).
 
     Returns:
@@ -172,7 +172,7 @@ def turned(images: Tensor, degrees: Float[Tensor, " A"]) -> Tensor:
     check_vector("degrees", degrees)
     (n, _, height, width), count = images.shape, len(degrees)
     cos, sin, zero = degrees.deg2rad().cos(), degrees.deg2rad().sin(), torch.zeros_like(degrees)
-    # affine_grid counts from -1 to 1 along both sides, so that a turn of an oblong image needs their ratio.
+    # affine_grid runs from -1 to 1 along both sides, so rotating a non-square image needs their ratio.
     turns = torch.stack([cos, -sin * height / width, zero, sin * width / height, cos, zero], -1).reshape(count, 2, 3)
     grid = functional.affine_grid(turns.to(images).repeat(n, 1, 1), [n * count, 1, height, width], align_corners=False)
     found = functional.grid_sample(images.repeat_interleave(count, 0), grid, align_corners=False)

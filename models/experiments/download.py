@@ -1,4 +1,4 @@
-"""Fetching the experiments' data into a folder, each file checked against a known SHA-256."""
+"""Download the experiments' data into a folder; each file is checked against a known SHA-256."""
 
 import csv
 import gzip
@@ -27,7 +27,7 @@ _TIMEOUT = 60.0  # seconds without a byte
 
 
 class Item(NamedTuple):
-    """One file: where it goes, where it comes from, and what it must hold."""
+    """One file: its path, its URL and its SHA-256."""
 
     file: str
     url: str
@@ -35,7 +35,7 @@ class Item(NamedTuple):
 
 
 def manifest(names: Sequence[str] | None = None) -> list[Item]:
-    """Return the files of the data sets in ``names``, of all by default.
+    """Return the files of the data sets in ``names``; of all data sets by default.
 
     Example:
         >>> from experiments.download import manifest
@@ -46,7 +46,7 @@ def manifest(names: Sequence[str] | None = None) -> list[Item]:
     unknown = [name for name in wanted if name not in DOWNLOADS]
     if unknown:
         why = f" {NOT_FETCHED}" if {"co2", "solar"} & set(unknown) else ""
-        raise PyroDropoutError(f"{unknown[0]!r} cannot be downloaded; there are {', '.join(DOWNLOADS)}.{why}")
+        raise PyroDropoutError(f"{unknown[0]!r} cannot be downloaded; choose from {', '.join(DOWNLOADS)}.{why}")
     folders = tuple("mnist/" if name == "mnist" else f"uci/{UCI_NAMES[name]}/" for name in wanted)
     text = resources.files("pyro_dropout.datasets").joinpath("data", "manifest.csv").read_text("utf-8")
     rows = list(csv.reader(line for line in text.splitlines() if not line.startswith("#")))[1:]
@@ -54,15 +54,15 @@ def manifest(names: Sequence[str] | None = None) -> list[Item]:
 
 
 def download(folder: str | Path, names: Sequence[str] | None = None, progress: bool = True) -> list[Path]:
-    """Fetch what is not in ``folder`` yet and return the paths of the new files.
+    """Download the files that are not in ``folder`` yet, and return the paths of the new files.
 
-    A file is written under another name first, and takes its own only when its SHA-256 is right, so what lies in the
-    folder is whole. Files already there are checked the same way: right ones are kept, wrong ones fetched again.
+    A file is written under a temporary name and renamed when its SHA-256 is right, so files in the folder are always
+    complete. Existing files are checked in the same way: correct ones are kept, wrong ones are downloaded again.
 
     Args:
-        folder: where the files go; made if it is not there.
-        names: which data sets, of ``DOWNLOADS``; all by default.
-        progress: show a bar.
+        folder: where to put the files; created if it does not exist.
+        names: data sets from ``DOWNLOADS``; all by default.
+        progress: show a progress bar.
 
     Example:
         >>> from experiments.download import download
@@ -83,7 +83,7 @@ def download(folder: str | Path, names: Sequence[str] | None = None, progress: b
 
 
 def _fetch(item: Item, path: Path) -> None:
-    """Stream a file to a temporary name beside ``path``, check it, and give it its name."""
+    """Stream a file to a temporary name next to ``path``, check it and rename it."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix="-" + path.name)
     temporary = Path(name)
     try:
@@ -93,16 +93,16 @@ def _fetch(item: Item, path: Path) -> None:
                     file.write(chunk)
         except (URLError, http.client.HTTPException, TimeoutError, ConnectionError) as cause:
             raise PyroDropoutError(
-                f"{item.url} could not be fetched: {cause}. Look to the connection and run the command again; files"
-                " already there are kept."
+                f"{item.url} could not be downloaded: {cause}. Check the connection and run the command again;"
+                " existing files are kept."
             ) from None
         found = _sha256(temporary)
         if found != item.sha256:
             raise PyroDropoutError(
-                f"{item.url} does not hold what is expected: its SHA-256 is {found}, and should be {item.sha256}."
-                " Nothing was kept of it; it may have been changed at the source."
+                f"{item.url} does not have the expected content: its SHA-256 is {found} and should be {item.sha256}."
+                " It was discarded; it may have changed at the source."
             )
-        temporary.chmod(0o644)  # temporary files are for their owner alone
+        temporary.chmod(0o644)  # temporary files are readable only by their owner
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -125,12 +125,12 @@ def _sha256(path: Path) -> str:
 
 def _encrypted(url: str) -> str:
     if urlsplit(url).scheme != "https":
-        raise PyroDropoutError(f"{url} is not fetched: only https is.")
+        raise PyroDropoutError(f"{url} is not downloaded: only https is allowed.")
     return url
 
 
 class _OverHttps(HTTPRedirectHandler):
-    """Follows a redirection only where it stays encrypted."""
+    """Follows a redirect only to https."""
 
     def redirect_request(self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         return super().redirect_request(req, fp, code, msg, headers, _encrypted(newurl))

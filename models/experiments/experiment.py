@@ -1,4 +1,4 @@
-"""One experiment as a script: its options, its tables, figures and verdicts, and a record of how they came about."""
+"""One experiment as a script: its options, its tables, figures and verdicts, and a record of the run."""
 
 import argparse
 import json
@@ -25,10 +25,10 @@ _PACKAGES = ("pyro-dropout", "torch", "pyro-ppl", "numpy")
 
 
 class Experiment:
-    """What every worked script has in common: ``--quick``, ``--seed``, ``--device``, ``--out`` and a record of the run.
+    """The common part of all experiments: ``--quick``, ``--seed``, ``--device``, ``--out`` and a record of the run.
 
-    Tables, figures and verdicts are printed or saved as they come; ``finish`` writes them all to ``results.json``, for
-    programs, and to ``results.md``, for people, in the folder of ``--out``.
+    Tables, figures and verdicts are printed or saved immediately; ``finish`` writes them all to ``results.json`` and
+    ``results.md`` in the folder of ``--out``.
 
     Args:
         name: the experiment's name; results go to ``out/NAME`` by default.
@@ -64,20 +64,22 @@ class Experiment:
         self._claims: list[dict[str, str]] = []
         self._command: list[str] = []
         self._started = 0.0
-        self.option("--quick", action="store_true", help="a small version, to see that it runs")
-        self.option("--seed", type=int, default=0, help="of everything that is random (0)")
-        self.option("--device", help="cpu or cuda; by default a GPU where there is one")
-        self.option("--out", type=Path, default=Path("out") / name, metavar="FOLDER", help=f"for results (out/{name})")
-        self.option("--quiet", action="store_true", help="show no progress")
+        self.option("--quick", action="store_true", help="a small version, to check that it runs")
+        self.option("--seed", type=int, default=0, help="seed of all random numbers (0)")
+        self.option("--device", help="cpu or cuda; by default a GPU if there is one")
+        self.option(
+            "--out", type=Path, default=Path("out") / name, metavar="FOLDER", help=f"results folder (out/{name})"
+        )
+        self.option("--quiet", action="store_true", help="hide the progress bar")
 
     def option(self, flag: str, *, quick: Any = None, **settings: Any) -> None:
-        """Add an option as argparse does; ``quick`` is its default under ``--quick``."""
+        """Add an option as in argparse; ``quick`` is its default under ``--quick``."""
         action = self._parser.add_argument(flag, **settings)
         if quick is not None:
             self._quick[action.dest] = quick
 
     def start(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Read the options, seed the generators, choose a device and make the folder; return the options."""
+        """Parse the options, seed the generators, choose a device and create the folder; return the options."""
         given = list(sys.argv[1:] if argv is None else argv)
         if self._parser.parse_args(given).quick:
             self._parser.set_defaults(**self._quick)
@@ -89,7 +91,7 @@ class Experiment:
             self.args.out.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
             raise PyroDropoutError(
-                f"--out cannot be made a folder: {str(self.args.out)!r}: {cause.strerror}."
+                f"--out: the folder {str(self.args.out)!r} cannot be created: {cause.strerror}."
             ) from None
         pyro.set_rng_seed(self.args.seed)
         pyro.clear_param_store()
@@ -97,7 +99,7 @@ class Experiment:
         return self.args
 
     def options_but(self, *names: str) -> list[str]:
-        """Return the options that were given, as words, without those named: for another process of the same script."""
+        """Return the given options without those named, as a list of words, for another process of the same script."""
         found: list[str] = []
         leave = False
         for word in self._command[3:]:
@@ -112,9 +114,9 @@ class Experiment:
 
         Args:
             script: the file to run.
-            flag: the option that gets one value in each process; every other option is handed on.
+            flag: the option that gets one value in each process; every other option is passed on.
             values: its values.
-            jobs: how many processes run at a time.
+            jobs: number of parallel processes.
         """
         options = self.options_but(flag.lstrip("-").replace("-", "_"), "jobs", "out")
         waiting, running = list(values), dict[str, subprocess.Popen[bytes]]()
@@ -125,14 +127,14 @@ class Experiment:
                 running[value] = subprocess.Popen([str(word) for word in words])
             for value in [value for value, process in running.items() if process.poll() is not None]:
                 if running.pop(value).returncode:
-                    print(f"{flag} {value} failed; its lines above say why.", file=sys.stderr, flush=True)
+                    print(f"{flag} {value} failed; see its output above.", file=sys.stderr, flush=True)
             time.sleep(0.2)
         return [self.args.out / value for value in values]
 
     # --- what is found --------------------------------------------------------------------------------------------
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
-        """Print a table and keep it; every row has the same columns, numbers as numbers."""
+        """Print a table and record it; every row has the same columns, with unformatted numbers."""
         self._tables.append({"title": title, "rows": [dict(row) for row in rows], "note": note})
         print(f"\n{title}\n{_aligned(rows)}" + (f"\n{note}" if note else ""), flush=True)
 
@@ -142,7 +144,7 @@ class Experiment:
         self._figures.append({"file": f"{name}.png", "caption": caption})
 
     def claim(self, text: str, verdict: Verdict, number: str) -> None:
-        """Say whether a claim holds, and by which number."""
+        """Print and record whether a claim holds, and the number that decides it."""
         if verdict not in VERDICTS:
             raise RangeError(f"verdict must be one of {', '.join(VERDICTS)}; got {verdict!r}.")
         self._claims.append({"claim": text, "verdict": verdict, "number": number})
@@ -162,7 +164,7 @@ class Experiment:
         path: Path = self.args.out / "results.json"
         path.write_text(json.dumps(record, indent=1, ensure_ascii=False, default=_plain) + "\n", "utf-8")
         (self.args.out / "results.md").write_text(_markdown(record), "utf-8")
-        print(f"\n{record['how']['seconds']} s in all. Results: {path.parent}", flush=True)
+        print(f"\n{record['how']['seconds']} s in total. Results: {path.parent}", flush=True)
         return path
 
     def _how(self) -> dict[str, Any]:
@@ -182,7 +184,7 @@ class Experiment:
 
 
 def _plain(value: Any) -> Any:
-    """Return a tensor or numpy number as JSON knows numbers."""
+    """Return a tensor or numpy number as a plain number for JSON."""
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 

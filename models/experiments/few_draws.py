@@ -1,4 +1,4 @@
-"""How many draws T a prediction needs: what the mean and the standard deviation of a few of them are worth."""
+"""How many draws T a prediction needs: the error of the mean and the standard deviation of a few draws."""
 
 from typing import NamedTuple
 
@@ -9,16 +9,16 @@ from pyro_dropout.mathematics.shapes import Float
 
 
 class FewDraws(NamedTuple):
-    """The errors that a few draws make; returned by ``few_draws``.
+    """The errors of a few draws; returned by ``few_draws``.
 
     Attributes:
         mean: root mean square error of their mean, in units of the standard deviation of all draws.
-        std: that of their standard deviation, as a share of that of all draws.
+        std: relative root mean square error of their standard deviation.
 
     Example:
         >>> import torch
         >>> from experiments.few_draws import few_draws
-        >>> few_draws(torch.tensor([[0.0], [2.0], [0.0], [2.0]]), 2).mean  # two draws of a coin, each pair with both
+        >>> few_draws(torch.tensor([[0.0], [2.0], [0.0], [2.0]]), 2).mean  # each pair has both sides of a coin
         0.0
     """
 
@@ -29,7 +29,7 @@ class FewDraws(NamedTuple):
 def few_draws(f: Float[Tensor, "T N"], count: int = 10) -> FewDraws:
     """Return how far the mean and the standard deviation of ``count`` draws are from those of all of them.
 
-    The draws are cut into groups of ``count``, and errors are averaged over groups and places. For normal draws the
+    The draws are split into groups of ``count``, and errors are averaged over groups and points. For normal draws the
     mean of T is off by 1/√T standard deviations, and their standard deviation by about 1/√(2T) of itself.
 
     Args:

@@ -1,8 +1,7 @@
-"""A world to act in: an agent with nine eyes among walls, food and poison, many worlds at once.
+"""A vectorised environment: an agent with nine eyes among walls, food and poison, in many worlds at once.
 
 The rules are those of Karpathy's ConvNetJS demonstration of Q-learning, in which the paper compares Thompson sampling
-with ε-greedy (section 5.4). All worlds take a tick together, as arrays, so that a fleet of learners costs little more
-than one.
+with ε-greedy (section 5.4). All worlds advance together, as arrays, so a fleet of learners costs little more than one.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,37 +17,37 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 
 WIDTH, HEIGHT, PADDING = 700.0, 500.0, 10.0
-BOXES = ((100.0, 100.0, 200.0, 300.0), (400.0, 100.0, 200.0, 300.0))  # x, y, width, height; each is open on its left
+BOXES = ((100.0, 100.0, 200.0, 300.0), (400.0, 100.0, 200.0, 300.0))  # x, y, width, height; each is open on the left
 ITEMS, RADIUS, MARGIN = (
     30,
     10.0,
     20.0,
-)  # the most at a time; their radius, and the agent's; how far from the edges
+)  # maximum number; radius of items and agent; distance from the edges
 FOOD, POISON = 1, 2
-REWARDS = np.array([0.0, 5.0, -6.0])  # for an empty place, food and poison
+REWARDS = np.array([0.0, 5.0, -6.0])  # for an empty slot, food and poison
 SPAWN_EVERY, SPAWN_CHANCE = 10, 0.25
 ROT_EVERY, ROT_CHANCE, ROT_AGE = 100, 0.1, 5000
-STRAIGHT, CLEAR = 0.1, 0.75  # the reward of driving straight, and how clear of walls the view must be for it
+STRAIGHT, CLEAR = 0.1, 0.75  # the reward for driving straight, and the clearance from walls that it requires
 START, SIGHT = (50.0, 50.0), 85.0
 EYES = (np.arange(9) - 3) * 0.25  # radians from straight ahead; the demonstration's are off centre too
 WHEELS = np.array([(1.0, 1.0), (0.8, 1.0), (1.0, 0.8), (0.5, 0.0), (0.0, 0.5)])  # r₁ and r₂ of the five actions
 OBSERVATION = 3 * len(EYES)
-# A tick earns at most this for long; where keeping clear pays, 1 more.
+# The highest sustainable average reward per tick; 1 more if clearance is rewarded.
 BEST_AVERAGE = REWARDS[FOOD] * 0.5 * SPAWN_CHANCE / SPAWN_EVERY + STRAIGHT
 
-# The mean of turning by r₁ about one wheel and by r₂ about the other, each 5 from the agent, moves it so far along the
-# axle, so far ahead, and turns it so far.
+# The mean of rotations by r₁ about one wheel and by r₂ about the other, each 5 from the agent: the displacement along
+# the axle, the displacement ahead, and the turn.
 _ASIDE = 5.0 * (np.cos(WHEELS[:, 0]) - np.cos(WHEELS[:, 1])) / 2
 _FORTH = 5.0 * (np.sin(WHEELS[:, 0]) + np.sin(WHEELS[:, 1])) / 2
 _TURN = WHEELS[:, 1] - WHEELS[:, 0]
-_FAR = 1e9  # where places without an item are, out of every sight
-_SLACK = 1e-9  # of a wall's length, so that rounding opens no gap where two walls meet
+_FAR = 1e9  # position of empty slots, out of sight
+_SLACK = 1e-9  # of a wall's length, so that rounding does not open a gap where two walls meet
 
 
 def _segments() -> Numbers:
-    """Return all walls, (walls, 2, 2): where each begins, and the way to its end."""
+    """Return all walls, (walls, 2, 2): the start of each, and the vector to its end."""
     outer = (PADDING, PADDING, WIDTH - 2 * PADDING, HEIGHT - 2 * PADDING)
-    walls = [((PADDING, HEIGHT - PADDING), (0.0, 2 * PADDING - HEIGHT))]  # the left one, which inner boxes do not have
+    walls = [((PADDING, HEIGHT - PADDING), (0.0, 2 * PADDING - HEIGHT))]  # the left wall, which inner boxes do not have
     for x, y, w, h in (outer, *BOXES):
         walls += [((x, y), (w, 0.0)), ((x + w, y), (0.0, h)), ((x + w, y + h), (-w, 0.0))]
     return np.array(walls)
@@ -56,25 +55,25 @@ def _segments() -> Numbers:
 
 WALLS = _segments()
 _BEGIN, _WALL = WALLS[:, 0], WALLS[:, 1]
-_ACROSS = np.stack([_WALL[:, 1], -_WALL[:, 0]])  # (2, walls): a way times this is its cross product with the walls
+_ACROSS = np.stack([_WALL[:, 1], -_WALL[:, 0]])  # (2, walls): a vector times this is its cross product with the walls
 
 
 class Foraging:
-    """W worlds of 700 by 500, each with an agent that looks for food and should leave poison alone.
+    """W worlds of 700 by 500, each with an agent that should eat food and avoid poison.
 
     Args:
-        worlds: how many, W.
-        seed: of where items lie and what they are; or numpy's generator itself.
-        clearance: whether keeping clear of walls pays at every tick, as in the demonstration: min(1, 2·proximity), by
-            which driving straight is then paid too.
+        worlds: number of worlds, W.
+        seed: of the positions and kinds of items; or a numpy generator.
+        clearance: whether staying clear of walls is rewarded at every tick, as in the demonstration:
+            min(1, 2·proximity), which then also scales the reward for driving straight.
 
     Attributes:
-        observation: what the agents see, (W, 27): for each eye wall, food and poison, all 1 but for the entry of the
-            nearest thing in sight, which is its distance by the range of sight.
-        position: where the agents are, (W, 2).
-        heading: where they look, (W,): the direction (sin θ, cos θ).
-        items: where the items lie, (W, 30, 2).
-        kinds: what they are, (W, 30): 0 for none, 1 for food, 2 for poison.
+        observation: what the agents see, (W, 27): for each eye wall, food and poison, all 1 except the entry of the
+            nearest visible thing, which is its distance divided by the range of sight.
+        position: of the agents, (W, 2).
+        heading: of the agents, (W,): the direction (sin θ, cos θ).
+        items: positions of the items, (W, 30, 2).
+        kinds: of the items, (W, 30): 0 for none, 1 for food, 2 for poison.
         eaten: food and poison eaten so far, (W, 2).
 
     Example:
@@ -101,7 +100,7 @@ class Foraging:
         self._look()
 
     def step(self, actions: NDArray[np.integer[Any]]) -> tuple[NDArray[np.float32], Numbers]:
-        """Let one tick pass; return what the agents see after it, (W, 27), and the rewards, (W,).
+        """Advance one tick; return the new observations, (W, 27), and the rewards, (W,).
 
         Args:
             actions: (W,), from 0 to 4: straight on, two gentle curves, two sharp ones.
@@ -111,7 +110,7 @@ class Foraging:
         if actions.min() < 0 or actions.max() >= len(WHEELS):
             raise RangeError(f"actions must lie between 0 and {len(WHEELS) - 1}; got {actions.tolist()}.")
         self._clock += 1
-        # Judged by the view in which the agent decided.
+        # From the view in which the agent decided.
         clear = np.minimum(1.0, 2 * self._clear) if self.clearance else self._clear
         reward = STRAIGHT * clear * ((actions == 0) & (clear > CLEAR)) + clear * self.clearance
         self._move(actions)
@@ -124,7 +123,7 @@ class Foraging:
     # --- a tick, in its order -------------------------------------------------------------------------------------
 
     def _move(self, actions: NDArray[np.integer[Any]]) -> None:
-        """Move by ½(R(-r₁) - R(r₂))v, with v the axle, unless a wall is in the way; turn by r₂ - r₁ in any case."""
+        """Move by ½(R(-r₁) - R(r₂))v, with v the axle, unless a wall blocks it; turn by r₂ - r₁ in any case."""
         sin, cos = np.sin(self.heading), np.cos(self.heading)
         aside, forth = _ASIDE[actions], _FORTH[actions]
         way = _pairs(forth * sin + aside * cos, forth * cos - aside * sin)
@@ -147,7 +146,7 @@ class Foraging:
         return reward
 
     def _renew(self) -> None:
-        """Let old items rot, and new ones appear where some are missing."""
+        """Remove old items at random, and spawn new ones in empty slots."""
         if self._clock % ROT_EVERY == 0:
             rotten = (self._ages > ROT_AGE) & (self._rng.random(self.kinds.shape) < ROT_CHANCE)
             self._clear_away(*rotten.nonzero())
@@ -165,7 +164,7 @@ class Foraging:
         rays = _pairs(sin, cos)
         wall = SIGHT * _first_wall(self.position, SIGHT * rays)
         way = (self.items - self.position[:, None]).swapaxes(1, 2)
-        # How far along each ray every item lies, and how far beside it: (W, eyes, items).
+        # The position of every item along each ray, and its distance from the ray: (W, eyes, items).
         along, beside = rays @ way, _pairs(-cos, sin) @ way
         seen = (np.abs(beside) <= RADIUS) & (along > 0) & (along < SIGHT)
         along[~seen] = np.inf
@@ -188,7 +187,7 @@ class Foraging:
         self.items[world, item] = _FAR
 
     def draw(self, axes: Any, world: int = 0) -> None:
-        """Draw one world on matplotlib's axes: walls, items, the agent, and its eyes as far as they see."""
+        """Draw one world on matplotlib's axes: walls, items, the agent, and its lines of sight."""
         for begin, way in WALLS:
             axes.plot(*np.stack([begin, begin + way], 1), color="black", lw=2)
         for kind, colour, marker, name in ((FOOD, "#009E73", "o", "food"), (POISON, "#D55E00", "X", "poison")):
@@ -201,16 +200,16 @@ class Foraging:
             reach = SIGHT * near
             axes.plot([x, x + reach * np.sin(angle)], [y, y + reach * np.cos(angle)], color=colour, lw=1)
         axes.plot([x], [y], "o", color="#0072B2", ms=13, mec="black", label="agent")
-        axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0), aspect="equal")  # y goes down, as on the demonstration's screen
+        axes.set(xlim=(0, WIDTH), ylim=(HEIGHT, 0), aspect="equal")  # y points down, as in the demonstration
         axes.set(xlabel="x (units of length)", ylabel="y (units of length)")
 
 
 def _first_wall(start: Numbers, way: Numbers) -> Numbers:
-    """Return after what part of each way (W, K, 2) from ``start`` (W, 2) a wall is met; infinity for none."""
+    """Return the fraction of each path (W, K, 2) from ``start`` (W, 2) at which it hits a wall; infinity for none."""
     to = _BEGIN - start[:, None]  # (W, walls, 2)
-    # start + s·way = begin + u·wall: the cross product with the wall gives s, that with the way gives u.
+    # start + s·way = begin + u·wall: the cross product with wall gives s, that with way gives u.
     across = way @ _ACROSS  # (W, K, walls)
-    with np.errstate(divide="ignore", invalid="ignore"):  # parallels never meet: what comes out is no number in [0, 1]
+    with np.errstate(divide="ignore", invalid="ignore"):  # parallel lines: the result is not in [0, 1]
         s = np.einsum("wkc,ck->wk", to, _ACROSS)[:, None] / across
         u = (_pairs(way[..., 1], -way[..., 0]) @ to.swapaxes(1, 2)) / across
     met = (s >= 0) & (s <= 1) & (u >= -_SLACK) & (u <= 1 + _SLACK)
@@ -219,19 +218,19 @@ def _first_wall(start: Numbers, way: Numbers) -> Numbers:
 
 
 def _pairs(x: Numbers, y: Numbers) -> Numbers:
-    """Return (..., 2), as ``np.stack([x, y], -1)`` does, in a fifth of its time."""
+    """Return ``np.stack([x, y], -1)``, (..., 2), five times faster."""
     pairs = np.empty((*x.shape, 2))
     pairs[..., 0], pairs[..., 1] = x, y
     return pairs
 
 
 def environment(ticks: int | None = None) -> "gymnasium.Env[NDArray[np.float32], np.int64]":
-    """Return one world as a gymnasium environment, for learners that are not of this package.
+    """Return one world as a gymnasium environment, for other learners.
 
-    The world has no end: no episode terminates, and with ``ticks`` each is cut off after so many.
+    Episodes never terminate; with ``ticks`` each is truncated after that many.
 
     Args:
-        ticks: how long an episode is; None for ever.
+        ticks: length of an episode; None for no limit.
 
     Example:
         >>> from experiments.foraging import environment

@@ -1,9 +1,9 @@
-"""Forecasts that go on from themselves: each draw of the weights is one function, and follows its own draws of y.
+"""Free-running forecasts: each draw of the weights is one function, and continues from its own draws of y.
 
     f_t = f(x_{t-L+1}, ..., x_t; ω),   x_{t+1} ~ N(f_t, 1/τ),   with the same ω at every step
 
-A posterior over weights says that one draw of them holds for the whole future; masks that were drawn again at every
-step would average over futures that no function has.
+Under a posterior over weights one draw applies to the whole future; masks redrawn at every step would average over
+futures that no single function produces.
 """
 
 import math
@@ -21,10 +21,10 @@ from pyro_dropout.training.loss.per_example import per_example
 
 @dataclass(frozen=True, eq=False)
 class FreeRun:
-    """Forecasts several steps ahead; made by ``free_run``.
+    """Forecasts several steps ahead; returned by ``free_run``.
 
     Attributes:
-        f: what every draw of the weights expects, having followed its own draws of y so far, (T, N, steps).
+        f: the mean forecast of every draw of the weights, given its own draws of y so far, (T, N, steps).
         tau: the precision of the noise around it.
 
     Example:
@@ -39,7 +39,7 @@ class FreeRun:
     tau: float
 
     def log_prob(self, y: Float[Tensor, "N steps"]) -> Float[Tensor, "N steps"]:
-        """Return log (1/T) Σ_t N(y; f_t, 1/τ) of what happened, step by step."""
+        """Return log (1/T) Σ_t N(y; f_t, 1/τ) of the observed values, step by step."""
         if y.shape != self.f.shape[1:]:
             raise ShapeError(f"y must have shape (N, steps) = {tuple(self.f.shape[1:])}; got {tuple(y.shape)}.")
         each = 0.5 * math.log(self.tau / (2 * math.pi)) - 0.5 * self.tau * (y - self.f).square()
@@ -47,13 +47,13 @@ class FreeRun:
 
 
 def free_run(model: Any, guide: Any, windows: Float[Tensor, "N L"], steps: int, *, tau: float, samples: int) -> FreeRun:
-    """Let a forecaster of the next value go on from its own draws, with one draw of the weights to the end.
+    """Run a one-step forecaster on its own draws of y, with one draw of the weights for all steps.
 
     Args:
         model: maps windows (N, L) to the next values (N, 1), such as a ``BayesianNet``.
         guide: its posterior.
-        windows: the last L values of N series, the latest last.
-        steps: how far to go on.
+        windows: the last L values of N series, most recent last.
+        steps: number of steps ahead.
         tau: the precision of the noise of y.
         samples: draws T of the weights, for each series.
 
@@ -75,11 +75,13 @@ def free_run(model: Any, guide: Any, windows: Float[Tensor, "N L"], steps: int, 
         raise ShapeError(f"windows must have shape (N, L); got {tuple(windows.shape)}.")
     rows, found = windows.repeat(samples, 1), []
     with torch.no_grad(), per_example():
-        drawn = poutine.trace(guide).get_trace(rows)  # weights are drawn once, and replayed at every step
+        drawn = poutine.trace(guide).get_trace(rows)  # weights are drawn once and replayed at every step
         for _ in range(steps):
             f = poutine.replay(model, trace=drawn)(rows)
             if f.shape != (len(rows), 1):
-                raise ShapeError(f"model must give one next value for each window, (N, 1); it gave {tuple(f.shape)}.")
+                raise ShapeError(
+                    f"model must return one next value for each window, (N, 1); it returned {tuple(f.shape)}."
+                )
             found.append(f)
             rows = torch.cat([rows[:, 1:], f + torch.randn_like(f) / tau**0.5], 1)
     return FreeRun(torch.cat(found, 1).reshape(samples, len(windows), steps), tau)

@@ -1,4 +1,4 @@
-"""Scores while something is learned: their running mean, and when they first reach a level."""
+"""Learning curves: running means of scores, and when they first reach a level."""
 
 from typing import Any
 
@@ -9,11 +9,11 @@ from pyro_dropout.mathematics.errors import ShapeError, check_count
 
 
 def running_mean(scores: Any, window: int) -> NDArray[np.float64]:
-    """Return the mean of the last ``window`` scores at every time, or of those that there are yet.
+    """Return the mean of the last ``window`` scores at every time, or of all scores so far if there are fewer.
 
     Args:
-        scores: (times, ...), in the order of time.
-        window: how many to average.
+        scores: (times, ...), in time order.
+        window: number of scores to average.
 
     Returns:
         The means, of the same shape.
@@ -29,14 +29,14 @@ def running_mean(scores: Any, window: int) -> NDArray[np.float64]:
 
 
 def first_reach(scores: Any, level: float) -> NDArray[np.float64]:
-    """Return after how many times a score is first ``level`` or more; infinity where it never is.
+    """Return the first time at which a score is at least ``level``; infinity if it never is.
 
     Args:
-        scores: (times, ...), in the order of time.
-        level: to be reached.
+        scores: (times, ...), in time order.
+        level: the level to reach.
 
     Returns:
-        Counts from 1, without the dimension of time.
+        Times counted from 1, without the time dimension.
 
     Example:
         >>> from experiments.learning_curves import first_reach
@@ -50,5 +50,5 @@ def first_reach(scores: Any, level: float) -> NDArray[np.float64]:
 def _checked(scores: Any) -> NDArray[np.float64]:
     found = np.asarray(scores, dtype=np.float64)
     if found.ndim == 0 or len(found) == 0:
-        raise ShapeError(f"scores must have shape (times, ...), with one time at least; got {found.shape}.")
+        raise ShapeError(f"scores must have shape (times, ...), with at least one time; got {found.shape}.")
     return found

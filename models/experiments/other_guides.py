@@ -1,4 +1,4 @@
-"""The posteriors that stand beside MC dropout in the experiments on series: one network and prior, five more guides."""
+"""The guides compared with MC dropout in the experiments on series: five more guides of one network and prior."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,22 +17,23 @@ from pyro_dropout.mathematics.errors import check_positive
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import DivergedError
 
-_NEXT_TO_ALL = 0.999  # a keep that is learned starts below 1, and noise that is multiplied is more than none
+_NEXT_TO_ALL = 0.999  # a learned keep must start below 1
 
 
 def other_guides(
     keep: Callable[[str], float], init_scale: float = 0.01, rank: int = 5
 ) -> dict[str, Callable[[Any], Any]]:
-    """Return makers of the guides other than dropout, by name; all start from the paper's weights.
+    """Return factories of the guides other than dropout, by name; all start from the paper's weights.
 
     Args:
-        keep: the probability that a site's row is kept, by the site's name. Where it is 1, concrete dropout starts from
+        keep: the probability that a site's row is kept, by the site's name. If it is 1, concrete dropout starts from
             0.999, and multiplicative noise has a variance of 10⁻⁶.
-        init_scale: where learned widths start. The noise of a thousand weights of 0.01 is a third of a signal of 1.
+        init_scale: initial value of learned widths. With 0.01 and a thousand weights, the noise is a third of a signal
+            of 1.
         rank: of the low-rank guide.
 
     Returns:
-        Functions from a model to a guide of it.
+        Functions that return a guide for a model.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -57,14 +58,14 @@ def other_guides(
 def fit_beside(
     build: Callable[[], Any], guides: Mapping[str, Callable[[Any], Any]], x: Tensor, y: Tensor, **how: Any
 ) -> dict[str, tuple[Any, Any]]:
-    """Fit each of several guides to a model of its own; one that diverges keeps the last parameters that were numbers.
+    """Fit each of several guides to its own model; one that diverges keeps its last finite parameters.
 
     Args:
-        build: makes the model.
-        guides: makers of guides by name, such as ``other_guides`` returns.
+        build: returns the model.
+        guides: factories of guides by name, as returned by ``other_guides``.
         x: inputs.
         y: targets.
-        how: for ``fit``; of ``checkpoint``, a folder, each guide has a folder inside it.
+        how: options of ``fit``; with ``checkpoint``, a folder, each guide gets a subfolder.
 
     Returns:
         (model, guide) by name.

@@ -13,7 +13,7 @@ Scores = Mapping[tuple[str, str], Sequence[float]]  # (data set, method) -> a sc
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean over splits and its standard error, which is no number for a single split.
+    """Return the mean over splits and its standard error, which is NaN for a single split.
 
     Example:
         >>> from experiments.paired_gains import mean_and_error
@@ -25,7 +25,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def said(values: Sequence[float]) -> str:
-    """Return the mean and its error in words, with as many digits as small numbers need.
+    """Return the mean and its error as text, with more digits for small numbers.
 
     Example:
         >>> from experiments.paired_gains import said
@@ -38,9 +38,9 @@ def said(values: Sequence[float]) -> str:
 
 
 def gain(scores: Scores, name: str, method: str, baseline: str) -> tuple[float, float]:
-    """Return by how much a method is better than another on one data set, and the standard error of that.
+    """Return by how much a method is better than another on one data set, with its standard error.
 
-    Splits are paired: what is hard about one of them is hard for both.
+    Splits are paired, because a hard split is hard for both methods.
 
     Example:
         >>> from experiments.paired_gains import gain
@@ -61,11 +61,11 @@ def wins(scores: Scores, method: str, baseline: str) -> list[str]:
     """Return the data sets on which a method's gain is more than its standard error."""
     both = [name for name, each in scores if each == method and (name, baseline) in scores]
     found = {name: gain(scores, name, method, baseline) for name in both}
-    return [name for name, (more, error) in found.items() if more > error]  # never where the error is no number
+    return [name for name, (more, error) in found.items() if more > error]  # never if the error is NaN
 
 
 def plot_gains(scores: Scores, baseline: str, xlabel: str) -> Figure:
-    """Draw the gain of every method on every data set, with its standard error; blue where it is clearly one."""
+    """Plot the gain of every method on every data set, with its standard error; blue if it exceeds the error."""
     names, methods = (list(dict.fromkeys(key[k] for key in scores)) for k in (0, 1))
     shown = [method for method in methods if method != baseline]
     figure = Figure(figsize=(2.2 + 1.1 * len(names), 1.5 + 0.28 * len(shown)), layout="constrained")

@@ -1,6 +1,6 @@
-"""What a fleet of Q-learners needs besides its training: a memory of their last steps, and quick looks at Q.
+"""Replay memory and fast Q evaluation for a fleet of Q-learners.
 
-To act, small networks are asked one state at a time, thousands of times a second; numpy answers sooner than torch.
+To act, small networks are evaluated one state at a time, thousands of times per second; numpy is faster than torch.
 """
 
 from collections.abc import Sequence
@@ -15,13 +15,13 @@ Array = NDArray[np.float32]
 
 
 def relu_networks(weights: Sequence[NDArray[Any]], x: NDArray[Any], kept: Any) -> NDArray[Any]:
-    """Run E networks of linear layers with ReLU between them, each on inputs of its own.
+    """Run E networks of linear layers with ReLU between them, each on its own inputs.
 
     Args:
         weights: a weight (E, out, in) and a bias (E, out) for every layer, in order.
         x: inputs, (E, n, features).
-        kept: what hidden units are multiplied with, layer by layer: masks, or the probability of being kept for the
-            mean network; broadcast to (E, n, units).
+        kept: factors of the hidden units, layer by layer: masks, or the keep probability for the mean network;
+            broadcast to (E, n, units).
 
     Returns:
         The outputs, (E, n, out).
@@ -47,15 +47,15 @@ def relu_networks(weights: Sequence[NDArray[Any]], x: NDArray[Any], kept: Any) -
 
 
 class Replay:
-    """The last steps of several learners that live side by side: state, action, reward, and the state that followed.
+    """The last transitions of several parallel learners: state, action, reward, and next state.
 
-    A state is kept once, as the one that follows a step and as the one in which the next is taken.
+    A state is stored once, as the next state of one transition and the state of the following one.
 
     Args:
-        learners: how many, E.
-        capacity: steps remembered; the next one overwrites the oldest.
-        state: numbers of a state.
-        actions: how many actions there are.
+        learners: number of learners, E.
+        capacity: transitions remembered; a new one overwrites the oldest.
+        state: size of a state.
+        actions: number of actions.
 
     Attributes:
         rows: states and one-hot actions, (E·(capacity + 1), state + actions).
@@ -74,31 +74,31 @@ class Replay:
         for name, count in (("learners", learners), ("capacity", capacity), ("state", state), ("actions", actions)):
             check_count(name, count)
         self._capacity, self._state, self._actions = capacity, state, actions
-        self._first = np.arange(learners)[:, None] * (capacity + 1)  # a row more, for the state after the last step
+        self._first = np.arange(learners)[:, None] * (capacity + 1)  # one more row, for the state after the last step
         self.rows: Array = np.zeros((learners * (capacity + 1), state + actions), np.float32)
         self._rewards: Array = np.zeros((len(self.rows), 1), np.float32)
 
     def write(self, t: int, states: Any, actions: Any, rewards: Any, following: Any) -> None:
-        """Remember the step of tick ``t`` of every learner: (E, state), (E,), (E,) and (E, state)."""
+        """Store the transition of tick ``t`` of every learner: (E, state), (E,), (E,) and (E, state)."""
         now, then = (self._first[:, 0] + at % (self._capacity + 1) for at in (t, t + 1))
         self.rows[now, : self._state], self.rows[now, self._state :] = states, np.eye(self._actions)[actions]
         self._rewards[now, 0] = rewards
         self.rows[then, : self._state] = following
 
     def draw(self, t: int, count: int, rng: np.random.Generator) -> tuple[Array, Array, Array]:
-        """Return ``count`` remembered steps of each learner, any with the same chance; that of tick ``t`` is the last.
+        """Return ``count`` remembered transitions of each learner, drawn uniformly; the latest is that of tick ``t``.
 
         Args:
             t: the tick that was written last.
-            count: steps to draw, with replacement, for each learner.
-            rng: where chance comes from.
+            count: transitions to draw, with replacement, for each learner.
+            rng: the random generator.
 
         Returns:
             States and one-hot actions, (E·count, state + actions), learner after learner; the rewards, (E·count, 1);
-            and the states that followed, (E, count, state).
+            and the next states, (E, count, state).
         """
         if t < 0:
-            raise RangeError(f"t must be the tick of a step that was written; got {t!r}.")
+            raise RangeError(f"t must be the tick of a stored transition; got {t!r}.")
         ago = (rng.random((len(self._first), count)) * min(t + 1, self._capacity)).astype(int)
         now, then = ((at % (self._capacity + 1) + self._first).ravel() for at in (t - ago, t - ago + 1))
         following = self.rows.take(then, 0)[:, : self._state].reshape(len(self._first), count, self._state)

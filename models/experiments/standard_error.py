@@ -1,4 +1,4 @@
-"""How well a mean over seeds, points or chains is known."""
+"""The standard error of a mean over seeds, points or chains."""
 
 from torch import Tensor
 
@@ -9,7 +9,7 @@ def standard_error(values: Tensor, dim: int = 0) -> Tensor:
     """Return the standard error of the mean of independent values: their standard deviation over √n.
 
     Args:
-        values: one for each seed, point or chain along ``dim``, two or more of them.
+        values: one for each seed, point or chain along ``dim``; at least two.
         dim: the dimension to average over.
 
     Returns:

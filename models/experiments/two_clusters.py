@@ -1,9 +1,9 @@
-"""Two clusters of data on a line, and how much less is known between them: the problem of in-between uncertainty.
+"""Two clusters of data on a line, and the uncertainty between them: the problem of in-between uncertainty.
 
     ratio = std of f in the middle of the gap / std of f at the data
 
-Data y = cos(2t + 0.8) + noise lie in two stretches of the line, after Foong, Li, Hernández-Lobato and Turner (2019). A
-posterior that knows what it does not know has a ratio well above 1.
+Data y = cos(2t + 0.8) + noise lie in two intervals of the line, after Foong, Li, Hernández-Lobato and Turner (2019).
+The ratio of a good posterior is well above 1.
 """
 
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_seed
 from pyro_dropout.mathematics.shapes import Float
 
 INPUTS, TAU = 5, 25.0  # of every problem: the dimension of x, and the precision of the noise
-CLUSTERS, POINTS = ((-2.0, -1.4), (1.0, 2.0)), 15  # stretches of the line with data, and how many points in each
-MIDDLE = (-0.8, 0.4)  # the middle half of the gap: near its ends every posterior is held by the data
-OFF_LINE = 0.1  # with several inputs data lie this far off the line, so that no input says what another does
+CLUSTERS, POINTS = ((-2.0, -1.4), (1.0, 2.0)), 15  # intervals of the line with data, and number of points in each
+MIDDLE = (-0.8, 0.4)  # the middle half of the gap: near its ends the data constrain every posterior
+OFF_LINE = 0.1  # with several inputs data lie this far off the line, so that no two inputs are equal
 GRID = torch.linspace(-4, 4, 97)
 
 
 @dataclass(frozen=True, eq=False)
 class TwoClusters:
-    """A problem with data in two clusters; made by ``two_clusters``.
+    """A problem with data in two clusters; returned by ``two_clusters``.
 
     Attributes:
-        t: places of the data on the line, (30,).
+        t: positions of the data on the line, (30,).
         x: their inputs, (30, 5).
         y: their targets, (30, 1).
-        asked: where a posterior is asked: the data, and then the points of ``GRID``, (30 + 97, 5).
+        asked: where a posterior predicts: the data, and then the points of ``GRID``, (30 + 97, 5).
 
     Example:
         >>> from experiments.two_clusters import two_clusters
@@ -45,7 +45,7 @@ class TwoClusters:
 
 
 def on_line(t: Float[Tensor, " N"], inputs: int) -> Float[Tensor, "N 5"]:
-    """Return the points at ``t`` on a line through the origin that runs along the first inputs, all alike.
+    """Return the points at ``t`` on the diagonal of the first inputs.
 
     Example:
         >>> import torch
@@ -60,14 +60,14 @@ def on_line(t: Float[Tensor, " N"], inputs: int) -> Float[Tensor, "N 5"]:
 
 
 def two_clusters(inputs: int, seed: int) -> TwoClusters:
-    """Return a problem on a line along some of five inputs; the others are zero, and their weights meet no data.
+    """Return a problem on a line along some of five inputs; the others are zero, and their weights see no data.
 
     Args:
-        inputs: how many inputs the line runs along; with more than one, data lie a little off it.
-        seed: of the places and the noise.
+        inputs: number of inputs that the line runs along; with more than one, data lie slightly off it.
+        seed: of the positions and the noise.
 
     Returns:
-        The data, and where to ask.
+        The data, and where to predict.
 
     Example:
         >>> from experiments.two_clusters import two_clusters
@@ -99,7 +99,9 @@ def gap_ratio(std: Float[Tensor, "*batch M"]) -> Float[Tensor, "three *batch"]:
         [0.5, 1.0, 2.0]
     """
     if std.shape[-1] <= len(GRID):
-        raise ShapeError(f"std must have a number for each place asked about, (..., 127); got {tuple(std.shape)}.")
+        raise ShapeError(
+            f"std must have a number for each point of TwoClusters.asked, (..., 127); got {tuple(std.shape)}."
+        )
     middle = (GRID - sum(MIDDLE) / 2).abs() < (MIDDLE[1] - MIDDLE[0]) / 2
     at_data, in_gap = std[..., : -len(GRID)].mean(-1), std[..., -len(GRID) :][..., middle].mean(-1)
     return torch.stack([at_data, in_gap, in_gap / at_data])

@@ -19,7 +19,7 @@ HELP = (
     "Compare posterior approximations on one model and one set of data."
     "\n\nEvery guide is trained from several seeds and judged by the same scores. DATA is [bold]co2[/] or"
     " [bold]sunspots[/], which come with the package, or a CSV or Parquet file with named columns. Text columns are"
-    " one-hot encoded; a target of text, or of 0 and 1, is taken for a class."
+    " one-hot encoded; a target of text, or of 0 and 1, is treated as a class."
     + options.examples(
         "compare",
         "compare houses.csv --target price --missing mean",
@@ -51,9 +51,9 @@ def compare(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     no_compile: options.NoCompile = False,
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="For the results.", rich_help_panel="Output")] = Path(
-        "out", "compare"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Where to write the results.", rich_help_panel="Output")
+    ] = Path("out", "compare"),
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -67,7 +67,7 @@ def compare(
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
 
     check_folder(out)
-    arviz()  # written with at the end: an installation that is broken is told before the work
+    arviz()  # the results are written with it at the end: a broken installation fails before the work
     reading: dict[str, Any] = {"target": target, "task": task, "missing": missing, "held_back": held_back, "seed": seed}
     reading |= {"categorical": tuple(options.listed(categorical)), "drop": tuple(options.listed(drop))}
     found, model = _data(data, reading, width)
@@ -108,7 +108,7 @@ def compare(
 
 
 def _data(name: str, reading: dict[str, Any], width: int) -> tuple["Dataset", Any]:
-    """Return the data and a model for them, without looking at the names of columns twice."""
+    """Return the data and a model for them."""
     from pyro_dropout.cli.run_folder import table_model
     from pyro_dropout.comparison.standard_models import wave_model
     from pyro_dropout.datasets.bundled import BUNDLED
@@ -123,8 +123,8 @@ def _data(name: str, reading: dict[str, Any], width: int) -> tuple["Dataset", An
         raise typer.BadParameter("some rows must be held back to compare on.", param_hint="'--held-back'")
     if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
-        hint = " Guides are named with commas between them: --guides a,b." if name in options.GUIDE_NAMES else ""
-        raise typer.BadParameter(f"there is no file {name!r}, and no data set: those are {known}.{hint}")
+        hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
+        raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
     data = read_table(name, **reading)
     return data, table_model(data.train, data.classes, width)
 
@@ -136,7 +136,7 @@ def _labels(data: "Dataset") -> dict[str, str]:
 
 
 def _show(result: "Comparison") -> None:
-    """Print the table with a line for each score, for screens are not wide."""
+    """Print the table with one line per score: screens are narrow."""
     best = {key: result.best(key) for key in result.columns}
     keys = list(result.columns)
     rows = [[column.heading, *(result.cell(row, key) for row in result.rows)] for key, column in result.columns.items()]
@@ -157,6 +157,6 @@ def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], f
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
         *([f"To predict with {best}: {PROGRAM} {again}"] if file and best in options.GUIDE_NAMES else []),
-        f"{result.seconds:.0f} s in all. The page: {os.path.join(shown, 'report.html')}",
-        f"Beside it, {len(files) - 1} files: the scores in table.csv, figures/, and posteriors/ for ArviZ.",
+        f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
+        f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

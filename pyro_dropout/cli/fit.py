@@ -1,4 +1,4 @@
-"""``pyro-dropout fit`` and ``resume``: one guide trained on a table, kept as a folder."""
+"""``pyro-dropout fit`` and ``resume``: train one guide on a table and save the run in a folder."""
 
 import contextlib
 import os
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pyro_dropout.tables.dataset import Dataset
 
 FIT_HELP = (
-    "Fit one guide to a table and keep the run in a folder, to predict with."
-    "\n\nDATA is a CSV or Parquet file with named columns. While it trains, checkpoints are written into the folder;"
-    f" after an interruption, [bold]{PROGRAM} resume[/] goes on."
-    "\n\nSeveral processes train together when torchrun starts them, and the first one writes:"
+    "Fit one guide to a table and save the run in a folder for predict."
+    "\n\nDATA is a CSV or Parquet file with named columns. Checkpoints are written into the folder during training;"
+    f" after an interruption, continue with [bold]{PROGRAM} resume[/]."
+    "\n\nFor distributed training, launch with torchrun; rank 0 writes the results:"
     "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"
     + options.examples(
         "fit houses.csv --target price --out run",
@@ -29,15 +29,15 @@ FIT_HELP = (
     )
 )
 RESUME_HELP = (
-    "Go on with a run that was interrupted, as if it had never stopped; or train a finished one for longer."
-    "\n\nThe data file must be the one that the run began with."
+    "Continue an interrupted run as if it had never stopped, or train a finished run for longer."
+    "\n\nThe data file must be the one the run started with."
     + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
 )
 
 
 def fit(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new folder for the run.", rich_help_panel="Output")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for the run.", rich_help_panel="Output")],
     target: options.Target = None,
     task: options.TaskName = "auto",
     missing: options.MissingName = "refuse",
@@ -56,7 +56,7 @@ def fit(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Fit one guide to a table and keep the run in a folder."""
+    """Fit one guide to a table and save the run in a folder."""
     guide = options.checked_guide("--guide", guide)
     where = options.place(device)
     from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, Reading, Run, Training
@@ -81,9 +81,9 @@ def fit(
         _train(run, table, out, where, checkpoint_every, as_json, quiet)
     except DivergedError as cause:
         if first and not any((out / CHECKPOINTS).glob("step-*")):
-            _remove(out, made)  # nothing good is in it, and it would stand in the way of the next attempt
+            _remove(out, made)  # it holds nothing useful and would block the next attempt
             raise
-        kept = f" The last good checkpoint is kept in {out}; another attempt needs another --out." if first else ""
+        kept = f" The last good checkpoint is kept in {out}; to try again, give another --out." if first else ""
         raise DivergedError(f"{cause}{kept}") from None
     except KeyboardInterrupt:
         raise _interrupted(out) from None
@@ -96,14 +96,15 @@ def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fit made.")],
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="The data file, if it has moved.")] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", callback=options.count, help="Steps in all, if more than planned.")
+        int | None,
+        typer.Option(metavar="N", callback=options.count, help="New total number of steps, if more than planned."),
     ] = None,
     device: options.Device = None,
     checkpoint_every: options.Every = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Go on with a run that was interrupted, or train a finished one for longer."""
+    """Continue an interrupted run, or train a finished run for longer."""
     from dataclasses import replace
 
     from pyro_dropout.cli.run_folder import Run
@@ -113,7 +114,7 @@ def resume(
     run = Run.read(folder)
     if steps is not None and steps < run.training.steps:
         raise typer.BadParameter(
-            f"the run was planned for {run.training.steps}, and {steps} is fewer.", param_hint="'--steps'"
+            f"the run was planned for {run.training.steps} steps; {steps} is fewer.", param_hint="'--steps'"
         )
     table = run.data(data)
     if data is not None or steps is not None:
@@ -121,7 +122,7 @@ def resume(
         training = run.training if steps is None else replace(run.training, steps=steps)
         run = replace(run, file=file, training=training)
         if rank_here() == 0:
-            run.write(folder)  # before it trains, so that it can be taken up again with what was asked now
+            run.write(folder)  # before training, so that the next resume uses the new settings
     try:
         _train(run, table, folder, where, checkpoint_every, as_json, quiet)
     except KeyboardInterrupt:
@@ -134,7 +135,7 @@ def resume(
 def _train(
     run: "Run", data: "Dataset", folder: Path, device: Any, every: int | None, as_json: bool, quiet: bool
 ) -> None:
-    """Train from the last checkpoint, or from the beginning; write the posterior and say how it went."""
+    """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.cli.run_folder import CHECKPOINTS, POSTERIOR
     from pyro_dropout.training.checkpoints.posterior_file import save
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
@@ -159,12 +160,12 @@ def _train(
             distributed=started_together(),
         )
         if rank_here():
-            return  # the first of the processes tells and keeps what all of them have learned
+            return  # rank 0 saves and reports for all ranks
         scores = _scores(model, guide, data, how.seed)
     record: dict[str, Any] = {"steps": history.steps, "last_loss": float(history.losses[-1]), "scores": scores}
     save(folder / POSTERIOR, model, guide, record)
     shown = os.path.relpath(folder)
-    loss = f"loss {record['last_loss']:.4g} at the last (not to be compared between guides)"
+    loss = f"loss {record['last_loss']:.4g} at the last step (not comparable between guides)"
     lines = [data.note, f"{run.guide}: {history.steps} steps, {loss}."]
     if scores:
         lines.append(_told(scores, len(data.test[0])))
@@ -174,7 +175,7 @@ def _train(
 
 
 def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, float]:
-    """Return how well the held-back rows are predicted, where there are any."""
+    """Return the scores on the held-back rows; empty if there are none."""
     from pyro_dropout.comparison.scores import accuracy
     from pyro_dropout.judging.scores.calibration import coverage
     from pyro_dropout.prediction.predict import predict as ask
@@ -195,39 +196,39 @@ def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, flo
 
 
 def _told(scores: dict[str, float], rows: int) -> str:
-    """Say the scores in words, each beside what it would be for somebody who knows nothing."""
+    """Return the scores as a sentence, each next to that of a constant prediction."""
     from pyro_dropout.comparison.scores import off_level
 
-    start = f"On {rows} rows that were held back: log-likelihood {scores['log_lik']:.4g} a row, "
+    start = f"On {rows} held-back rows: log-likelihood {scores['log_lik']:.4g} per row, "
     if "accuracy" in scores:
-        plainly = f"{scores['accuracy_of_commonest']:.0%} for always saying the commonest class"
+        plainly = f"{scores['accuracy_of_commonest']:.0%} for always predicting the most common class"
         return f"{start}accuracy {scores['accuracy']:.0%} ({plainly})."
-    plainly = f"{scores['rmse_of_mean']:.4g} for always saying the mean"
+    plainly = f"{scores['rmse_of_mean']:.4g} for always predicting the mean"
     held = scores["coverage_95"]
     wrong = off_level(held, rows)
-    verdict = f": they are too {wrong}, and {PROGRAM} compare shows which guide's are not" if wrong else ""
-    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals hold {held:.0%} of them{verdict}."
+    verdict = f": they are too {wrong}; try other guides with {PROGRAM} compare" if wrong else ""
+    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals contain {held:.0%} of them{verdict}."
 
 
 def heard() -> AbstractContextManager[Any]:
-    """Within this context warnings are lines on stderr, but for those of processes that stand beside the first."""
+    """Print warnings as lines on stderr within this context; ranks other than 0 print none."""
     from pyro_dropout.training.distributed.torchrun import rank_here
 
     return warnings.catch_warnings(action="ignore") if rank_here() else plain_warnings()
 
 
 def _interrupted(folder: Path) -> BaseException:
-    """Return how to leave: the first of several processes says how to go on."""
+    """Return the exception to exit with; rank 0's says how to continue."""
     from pyro_dropout.training.distributed.torchrun import rank_here
 
-    return typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; to go on: {PROGRAM} resume {folder}")
+    return typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; to continue: {PROGRAM} resume {folder}")
 
 
 def _say_how_to_go_on(folder: Path) -> None:
     from pyro_dropout.training.distributed.torchrun import rank_here
 
     if rank_here() == 0:
-        complain(f"to go on: {PROGRAM} resume {folder}")
+        complain(f"to continue: {PROGRAM} resume {folder}")
 
 
 # --- where things go --------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def _check_new(folder: Path) -> None:
         raise typer.BadParameter(f"{str(folder)!r} is a file; a folder is needed.", param_hint=hint)
     if (folder / "run.json").exists():
         raise typer.BadParameter(
-            f"{str(folder)!r} holds a run already; go on with it ({PROGRAM} resume {folder}), or give another folder.",
+            f"{str(folder)!r} already holds a run; continue it ({PROGRAM} resume {folder}) or give another folder.",
             param_hint=hint,
         )
     if folder.is_dir() and any(folder.iterdir()):
@@ -248,20 +249,20 @@ def _check_new(folder: Path) -> None:
 
 
 def _make(folder: Path) -> list[Path]:
-    """Make a folder, and return which folders were made for it, the innermost first."""
+    """Create a folder and return the folders created, innermost first."""
     made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        message = f"{str(folder)!r} cannot be made: {cause.strerror}."
+        message = f"{str(folder)!r} cannot be created: {cause.strerror}."
         raise typer.BadParameter(message, param_hint="'--out'") from None
     return made
 
 
 def _remove(folder: Path, made: list[Path]) -> None:
-    """Remove what a run wrote, and the folders that were made for it."""
+    """Remove what a run wrote, and the folders created for it."""
     for each in folder.iterdir():
         shutil.rmtree(each) if each.is_dir() else each.unlink()
     for each in made:
-        with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+        with contextlib.suppress(OSError):  # no longer empty
             each.rmdir()

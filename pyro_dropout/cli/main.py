@@ -1,6 +1,6 @@
-"""The command ``pyro-dropout``: its commands, what its exit codes mean, and how it speaks of mistakes.
+"""The command ``pyro-dropout``: its subcommands, exit codes and error messages.
 
-0: all went well. 1: nothing could be computed. 2: what was asked or given is wrong. 130: interrupted.
+Exit codes: 0 success; 1 nothing could be computed; 2 bad input; 130 interrupted.
 """
 
 import errno
@@ -22,7 +22,7 @@ from pyro_dropout.cli.terminal import PROGRAM, complain
 
 HELP = (
     "Posterior approximations of neural networks: compare them, fit one, predict with it."
-    "\n\nBad input is one line on stderr and exit code 2; 1 means that nothing could be computed, 130 an interruption."
+    "\n\nExit codes: 0 success; 1 nothing could be computed; 2 bad input, with one line on stderr; 130 interrupted."
     + cli_options.examples(
         "compare",
         "fit houses.csv --target price --out run",
@@ -33,7 +33,7 @@ HELP = (
 
 
 class Commands(TyperGroup):
-    """The commands together, whose mistakes are one line without a traceback."""
+    """The command group; errors are printed as one line without a traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -53,23 +53,22 @@ class Commands(TyperGroup):
             code = _code_of(mistake)
             if code is None:
                 raise
-            complain(str(mistake) or "memory ran out; take fewer --samples, or mini-batches (--batch-size).")
+            complain(str(mistake) or "out of memory; use fewer --samples, or mini-batches (--batch-size).")
             raise typer.Exit(code) from None
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
-        """Run with these arguments, and leave with the exit code; return it when not on its own."""
-        # Read when torch is imported, which no command has done yet. Threads that spin at the end of every short loop
-        # take the time of each other's work, and of any other program's: on a busy machine that doubled the time of a
-        # step.
+        """Run with these arguments and exit with the code; with ``standalone_mode=False``, return it."""
+        # torch reads this on import, which no command has done yet. Threads that spin at the end of every short loop
+        # take CPU time from each other and from other programs: on a busy machine that doubled the time of a step.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        # It warns of CUDA's folder on machines that have no GPU, which is no matter of a command's.
+        # On machines without a GPU it warns about CUDA's folder, which is irrelevant here.
         logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         more["standalone_mode"] = False
         try:
             code = super().main(given, *rest, **more)
         except Exception as mistake:
-            # A mistake in the arguments; its class has lain in different places.
+            # A usage error; the module of its class differs between versions.
             if not hasattr(mistake, "format_message"):
                 raise
             complain(mistake.format_message())
@@ -80,7 +79,7 @@ class Commands(TyperGroup):
 
 
 def _code_of(mistake: Exception) -> int | None:
-    """Return the exit code of what a command could not do; None for a fault of the program, which is shown whole."""
+    """Return the exit code for an exception; None for a bug, whose traceback is shown."""
     from torch import OutOfMemoryError
 
     from pyro_dropout.mathematics.errors import PyroDropoutError

@@ -1,4 +1,4 @@
-"""The options that commands share, and their checks; nothing here needs torch before a command runs."""
+"""The options that commands share, and their checks; importing this module does not import torch."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ _ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
 
 
 def listed(values: list[str] | None) -> list[str]:
-    """Return the names in options that may be given several times, and hold several names between commas.
+    """Return the names in a repeatable option whose values are comma-separated lists.
 
     Example:
         >>> listed(["a,b", "c"]), listed(None)
@@ -24,7 +24,7 @@ def listed(values: list[str] | None) -> list[str]:
 
 
 def guides_named(values: list[str] | None) -> list[str]:
-    """Return the guides in ``--guides``, or say which there are."""
+    """Return the guides in ``--guides``; raise if one is unknown."""
     names = listed(values) or list(DEFAULT_GUIDES)
     return list(dict.fromkeys(checked_guide("--guides", name) for name in names))
 
@@ -40,7 +40,7 @@ def checked_guide(option: str, name: str) -> str:
 
 
 def place(device: str | None) -> Any:
-    """Return the torch device that was asked for, if it answers; "auto", or nothing said, is a GPU where there is one.
+    """Return the requested torch device after checking it; "auto" or None is a GPU if there is one, else the CPU.
 
     Example:
         >>> place("cpu"), place("auto") == place(None)
@@ -62,7 +62,7 @@ def _positive(value: float | None) -> float | None:
 
 
 def count(value: int | None) -> int | None:
-    """Return a count that was given, or say that it is none."""
+    """Return the value; raise a usage error unless it is at least 1."""
     if value is not None and value < 1:
         raise typer.BadParameter(f"{value} is not a whole number of at least 1.")
     return value
@@ -108,7 +108,7 @@ Target = Annotated[
 ]
 TaskName = Annotated[
     Literal["auto", "regression", "classification"],
-    _option("--task", help="What the target is; auto sees by its values.", panel=_READING),
+    _option("--task", help="Type of the target; auto infers it from the values.", panel=_READING),
 ]
 MissingName = Annotated[
     Literal["refuse", "drop", "mean"],
@@ -116,17 +116,17 @@ MissingName = Annotated[
 ]
 Categorical = Annotated[
     list[str] | None,
-    _option(metavar="COLUMNS", help="Columns of numbers that are categories: a,b,c.", panel=_READING),
+    _option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.", panel=_READING),
 ]
 Drop = Annotated[list[str] | None, _option(metavar="COLUMNS", help="Columns to leave out: a,b,c.", panel=_READING)]
 HeldBack = Annotated[
-    float, _option(metavar="SHARE", help="Rows kept for testing.", panel=_READING, callback=_share)
+    float, _option(metavar="SHARE", help="Share of rows held back for testing.", panel=_READING, callback=_share)
 ]  # fmt: skip
 Guides = Annotated[
     list[str] | None,
     _option(
         metavar="NAMES",
-        help=f"Some of {', '.join(GUIDE_NAMES)}, with commas between them; by default {', '.join(DEFAULT_GUIDES)}.",
+        help=f"Comma-separated, from {', '.join(GUIDE_NAMES)}; by default {', '.join(DEFAULT_GUIDES)}.",
         panel=_TRAINING,
         autocompletion=_guide_completions,
     ),
@@ -137,39 +137,41 @@ Guide = Annotated[
         metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", panel=_TRAINING, autocompletion=_guide_completions
     ),
 ]
-Seeds = Annotated[int, _option(metavar="N", callback=count, help="Trainings of each guide.", panel=_TRAINING)]
+Seeds = Annotated[int, _option(metavar="N", callback=count, help="Training runs per guide.", panel=_TRAINING)]
 Width = Annotated[int, _option(metavar="N", callback=count, help="Hidden units of the network.", panel=_TRAINING)]
-Steps = Annotated[int, _option(metavar="N", callback=count, help="Steps of each training.", panel=_TRAINING)]
+Steps = Annotated[int, _option(metavar="N", callback=count, help="Steps per training run.", panel=_TRAINING)]
 LearningRate = Annotated[
     float, _option("--lr", metavar="RATE", help="Learning rate.", panel=_TRAINING, callback=_positive)
 ]
 BatchSize = Annotated[
     int | None,
-    _option(metavar="N", callback=count, help="Points in a mini-batch; all of them by default.", panel=_TRAINING),
+    _option(metavar="N", callback=count, help="Points in a mini-batch; all points by default.", panel=_TRAINING),
 ]
 Seed = Annotated[
-    int, _option(metavar="N", callback=_seed, help="Of the split, the networks and the draws.", panel=_TRAINING)
+    int, _option(metavar="N", callback=_seed, help="Seed of the split, the networks and the draws.", panel=_TRAINING)
 ]
 Device = Annotated[
     str | None,
     _option(
         metavar="NAME",
-        help="Where to compute: cpu, cuda, cuda:1, mps; auto is cuda where there is a GPU, else cpu.",
+        help="Device: cpu, cuda, cuda:1, mps or auto (cuda if there is a GPU, else cpu).",
         panel=_TRAINING,
         autocompletion=_device_completions,
     ),
 ]
-NoCompile = Annotated[bool, _option("--no-compile", help="Run steps eagerly: slower, and at once.", panel=_TRAINING)]
+NoCompile = Annotated[
+    bool, _option("--no-compile", help="Skip compilation: starts sooner, runs slower.", panel=_TRAINING)
+]
 Every = Annotated[
     int | None,
-    _option(metavar="N", callback=count, help="Steps between checkpoints; by default one a minute.", panel=_TRAINING),
+    _option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute.", panel=_TRAINING),
 ]
-Samples = Annotated[int, _option(metavar="N", callback=count, help="Weight draws for each answer.", panel=_TRAINING)]
+Samples = Annotated[int, _option(metavar="N", callback=count, help="Weight draws per prediction.", panel=_TRAINING)]
 Level = Annotated[float, _option(metavar="P", help="Probability inside the interval.", panel=_OUTPUT, callback=_level)]
 Json = Annotated[bool, _option("--json", help="Print one JSON object and nothing else.", panel=_OUTPUT)]
-Quiet = Annotated[bool, _option("--quiet", "-q", help="Show no progress.", panel=_OUTPUT)]
+Quiet = Annotated[bool, _option("--quiet", "-q", help="Hide the progress bar.", panel=_OUTPUT)]
 
 
 def examples(*lines: str) -> str:
-    """Return lines of a shell as the end of a help text, each on a line of its own."""
+    """Return shell commands as the end of a help text, one per line."""
     return "\n\n\b\nExamples:\n" + "\n".join(f"  {PROGRAM} {line}" for line in lines)

@@ -1,4 +1,4 @@
-"""``pyro-dropout predict``: what a fitted run says of the rows of a table."""
+"""``pyro-dropout predict``: predictions of a fitted run for the rows of a table."""
 
 import csv
 import itertools
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from pyro_dropout.tables.files import Table
 
 HELP = (
-    "Predict with a fitted run for the rows of a table, into a CSV file."
-    "\n\nFor numbers: mean, std (noise included), epistemic_std, and the ends of the central interval, lower and upper."
+    "Predict the rows of a table with a fitted run and write a CSV file."
+    "\n\nFor numbers: mean, std (noise included), epistemic_std, and the central interval's ends, lower and upper."
     " For classes: the most probable class, its probability, entropy and mutual information in nats, and the"
-    " probability of each class, p=NAME. The first column is the row of the table; in a CSV file that is its"
-    " line, and the header is line 1. The last, beyond, names inputs that lie outside of what was seen in training."
+    " probability of each class, p=NAME. The first column is the row of the table; for a CSV file, its line"
+    " number, where the header is line 1. The last column, beyond, names the inputs outside their training range."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
 )
 
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
-_DRAWN = 250  # rows in a picture, about, and up to twice as many
+_DRAWN = 250  # about as many rows are drawn; at most twice as many
 
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fit made.")],
     data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the same columns.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="For the predictions.", rich_help_panel="Output")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Where to write the predictions.", rich_help_panel="Output")
+    ] = Path("predictions.csv"),
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="For a picture of them (PNG, PDF, SVG).", rich_help_panel="Output"),
+        typer.Option(metavar="FILE", help="Where to plot them (PNG, PDF, SVG).", rich_help_panel="Output"),
     ] = None,
     over: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Draw it over this column.", rich_help_panel="Output")
+        str | None, typer.Option(metavar="COLUMN", help="Column on the plot's x axis.", rich_help_panel="Output")
     ] = None,
     with_inputs: Annotated[
         bool, typer.Option("--with-inputs", help="Copy the table's columns too.", rich_help_panel="Output")
@@ -55,14 +55,14 @@ def predict(
     samples: options.Samples = 500,
     level: options.Level = 0.95,
     ignore_extra: Annotated[
-        bool, typer.Option("--ignore-extra", help="Leave out columns that were not there in training.")
+        bool, typer.Option("--ignore-extra", help="Ignore columns that were not in the training table.")
     ] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Predict with a fitted run for the rows of a table."""
+    """Predict the rows of a table with a fitted run."""
     where = options.place(device)
     from pyro_dropout.cli.run_folder import Run
     from pyro_dropout.tables.reading import read_input_pieces
@@ -83,7 +83,7 @@ def predict(
     with heard():
         found = _answers(run, model, guide, pieces, level, asked, beyond)
         if rank_here():
-            for _ in found:  # its share of each piece; the first process writes
+            for _ in found:  # this rank's share of each piece; rank 0 writes
                 pass
             return
         shown = _Shown(plot is not None)
@@ -97,7 +97,7 @@ def predict(
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *beyond.said()]
     if plot is not None:
         record |= {"plot": str(plot)}
-        said.append(f"picture, over {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
+        said.append(f"plot over {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
     answer(record, as_json, said)
 
 
@@ -110,7 +110,7 @@ def _answers(
     asked: dict[str, Any],
     beyond: "_Beyond",
 ) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
-    """Yield a dict of columns for one piece of the rows after the other, and the piece; all from the same draws."""
+    """Yield a dict of columns for each piece of the table, and the piece; all from the same draws."""
     from pyro_dropout.prediction.predict import predict as ask
 
     classes = run.encoding.classes
@@ -129,30 +129,30 @@ def _answers(
 
 
 class _Beyond:
-    """How many rows lie beyond what was seen in training, and in which inputs."""
+    """Count the rows outside the training range, and the inputs concerned."""
 
     def __init__(self, encoding: "Encoding") -> None:
         self._encoding, self.rows = encoding, 0
         self.inputs: Counter[str] = Counter()
 
     def column(self, x: "Tensor") -> list[str]:
-        """Count some more rows; return the names of each one's inputs that lie beyond."""
+        """Count more rows; return the names of each row's inputs outside the training range."""
         found = self._encoding.beyond(x)
         self.rows += sum(map(bool, found))
         self.inputs.update(itertools.chain.from_iterable(found))
         return ["; ".join(names) for names in found]
 
     def said(self) -> list[str]:
-        """Return it in a sentence, if there are any."""
+        """Return a sentence about them, if there are any."""
         most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
-        return [f"{self.rows} of them lie beyond what was seen in training: {where}"] if self.rows else []
+        return [f"{self.rows} of them lie outside the training range: {where}"] if self.rows else []
 
 
 def _with_inputs(
     found: "Iterable[tuple[dict[str, list[Any]], Table]]",
 ) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
-    """Yield the same pieces, with the columns of the table after the first, which is the row."""
+    """Yield the same pieces with the table's columns inserted after the first column, the row."""
     from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.tables.files import as_label
 
@@ -160,8 +160,8 @@ def _with_inputs(
         for name in table.columns:
             if name in columns:
                 raise PyroDropoutError(
-                    f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or leave"
-                    " --with-inputs out."
+                    f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or omit"
+                    " --with-inputs."
                 )
         cells = {
             name: ["" if cell is None else as_label(cell) for cell in each] for name, each in table.columns.items()
@@ -170,17 +170,17 @@ def _with_inputs(
 
 
 class _Shown:
-    """Some of the rows that went by, for a picture: all while they are few, else a random choice of them."""
+    """The rows to plot: all of them if they are few, else a random subset."""
 
     def __init__(self, wanted: bool) -> None:
-        self._share = 1.0 if wanted else 0.0  # of the rows that is kept
+        self._share = 1.0 if wanted else 0.0  # of the rows, kept
         self._random = random.Random(0)
         self._lots: list[float] = []  # each kept row's number, below the share
         self._answers: dict[str, list[Any]] = {}
         self._cells: dict[str, list[Any]] = {}
 
     def passing(self, pieces: "Iterable[tuple[dict[str, list[Any]], Table]]") -> Iterator[dict[str, list[Any]]]:
-        """Yield the answers of each piece, and keep some."""
+        """Yield the predictions of each piece, and keep some."""
         for columns, table in pieces:
             if self._share:
                 self._keep(columns, table.columns, len(table))
@@ -202,7 +202,7 @@ class _Shown:
             self._lots = list(itertools.compress(self._lots, stay))
 
     def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
-        """Write the picture, with the table of the fit where it still is; return over which column, and a remark."""
+        """Write the plot, with the training table if it still exists; return the x column and a remark."""
         from pyro_dropout.cli.prediction_figure import plot_predictions, widest
 
         target = run.encoding.target
@@ -218,7 +218,7 @@ class _Shown:
 
 
 def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
-    """Return the columns of the table that a run was fitted to; none, and why, if it is gone or another."""
+    """Return the columns of the training table; if it is missing or has changed, none and the reason."""
     from pyro_dropout.cli.run_folder import sha256_of
     from pyro_dropout.tables.files import read_file
 
@@ -226,35 +226,33 @@ def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
     try:
         same = sha256_of(path) == run.sha256
     except OSError:
-        return {}, f"{run.file} is not there any more, so the data of the fit are not in the picture."
+        return {}, f"{run.file} no longer exists, so the plot does not show the training data."
     if not same:
-        return {}, f"{run.file} has changed since the fit, so its data are not in the picture."
+        return {}, f"{run.file} has changed since the fit, so the plot does not show it."
     return read_file(path).columns, ""
 
 
 def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
     if path is None:
         if over is not None:
-            raise typer.BadParameter(
-                "it says over which column to draw; give --plot FILE as well.", param_hint="'--over'"
-            )
+            raise typer.BadParameter("names the column to plot over; give --plot FILE as well.", param_hint="'--over'")
         return
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise typer.BadParameter(f"{str(path)!r} must end in .png, .pdf or .svg.", param_hint="'--plot'")
     _check_file("--plot", path, data)
     if path.resolve() == out.resolve():
-        raise typer.BadParameter(f"{str(path)!r} is the file of --out too; give another.", param_hint="'--plot'")
+        raise typer.BadParameter(f"{str(path)!r} is also the file of --out; give another.", param_hint="'--plot'")
     if over is not None and over not in inputs:
         raise typer.BadParameter(
-            f"{over!r} is no input of the run; they are {', '.join(inputs)}.", param_hint="'--over'"
+            f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.", param_hint="'--over'"
         )
 
 
 def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -> int:
-    """Write the pieces one after the other and return how many rows they had."""
+    """Write the pieces one after another and return the number of rows."""
     from tqdm.auto import tqdm
 
-    done, first = 0, next(pieces)  # a table that is refused from the start is refused without a bar
+    done, first = 0, next(pieces)  # an invalid table fails before the progress bar appears
     bar = tqdm(disable=not progress, unit="row", unit_scale=True, leave=False, delay=1)
     with whole_file(path) as beside, beside.open("w", newline="", encoding="utf-8") as file, bar:
         writer = csv.writer(file)
@@ -269,8 +267,8 @@ def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -
 
 
 def _check_file(option: str, path: Path, data: str) -> None:
-    """Raise unless a file can be written there without harm: before the work, not after it."""
-    hint, folder = f"'{option}'", path.resolve().parent  # of a link, that of the file that it leads to
+    """Raise unless a file can safely be written there: checked before the work, not after it."""
+    hint, folder = f"'{option}'", path.resolve().parent  # for a symbolic link, the folder of its target
     if path.is_dir():
         raise typer.BadParameter(f"{str(path)!r} is a folder; a file is needed.", param_hint=hint)
     if path.exists() and not path.is_file():
@@ -278,6 +276,6 @@ def _check_file(option: str, path: Path, data: str) -> None:
     if not folder.is_dir():
         raise typer.BadParameter(f"there is no folder {str(path.parent)!r}.", param_hint=hint)
     if not os.access(folder, os.W_OK):
-        raise typer.BadParameter(f"nothing can be written into the folder {str(path.parent)!r}.", param_hint=hint)
+        raise typer.BadParameter(f"the folder {str(path.parent)!r} is not writable.", param_hint=hint)
     if path.exists() and Path(data).exists() and path.samefile(data):
-        raise typer.BadParameter(f"{str(path)!r} is the table itself, and would be written over.", param_hint=hint)
+        raise typer.BadParameter(f"{str(path)!r} is the input table and would be overwritten.", param_hint=hint)

@@ -1,6 +1,6 @@
-"""A picture of predictions for the rows of a table: what is expected along one column, and how sure that is.
+"""A plot of predictions for the rows of a table along one column, with their uncertainty.
 
-Rows differ in their other columns too, so each is drawn by itself, with its own interval, and no line joins them.
+Rows differ in their other columns too, so each is drawn with its own interval and no line joins them.
 """
 
 import itertools
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DOTS = 2000  # measurements in a picture, at most
-_ENOUGH = 12  # values from which on a hole among them means something
+_DOTS = 2000  # measurements in a plot, at most
+_ENOUGH = 12  # number of values from which a gap between them is meaningful
 
 
 def widest(columns: Mapping[str, Sequence[Cell]], names: Sequence[str]) -> str:
-    """Return the column with the most different values, which a picture is best drawn over.
+    """Return the column with the most distinct values: the best x axis for a plot.
 
     Example:
         >>> widest({"sex": ["f", "m", "f"], "age": ["3", "4", "5"]}, ["sex", "age"])
@@ -32,7 +32,7 @@ def widest(columns: Mapping[str, Sequence[Cell]], names: Sequence[str]) -> str:
 
 
 def holes(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the stretches between values in which there are none: a twelfth of their range, or longer.
+    """Return the gaps between values that are longer than a twelfth of their range.
 
     Example:
         >>> holes([0.0, 1.0, 2.0, 3.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0])
@@ -64,9 +64,9 @@ def plot_predictions(
             entropy and mutual_information.
         target: what is predicted.
         level: of the interval.
-        measured: the same column and the target in the table that was fitted to, to be shown behind, some of them if
-            they are many; where there are none is shaded.
-        title: of the picture.
+        measured: the same column and the target in the training table, drawn in the background (a subset if there
+            are many); gaps without data are shaded.
+        title: of the plot.
 
     Example:
         >>> answers = {"mean": [1.0, 2.0], "std": [0.2, 0.4], "epistemic_std": [0.1, 0.3], "lower": [0.6, 1.2],
@@ -78,7 +78,7 @@ def plot_predictions(
     from matplotlib.figure import Figure
 
     if not cells or not ("mean" in answers or "class" in answers):
-        raise PyroDropoutError("there are no predictions to draw.")
+        raise PyroDropoutError("there are no predictions to plot.")
     figure = Figure(figsize=(8, 6), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(2.2, 1))
     known = [] if measured is None else list(measured[0])
@@ -86,14 +86,14 @@ def plot_predictions(
     at, behind = _places(cells, labels), _places(known, labels)
     for k, (low, high) in enumerate(holes(behind) if labels is None else ()):
         for axes in (upper, lower):
-            label = "no data here: do not trust little doubt" if k == 0 and axes is upper else None
+            label = "no data here: do not trust narrow intervals" if k == 0 and axes is upper else None
             axes.axvspan(low, high, color="0.93", lw=0, zorder=-1, label=label)
     upper.set_title(title, fontsize=10)
     if "mean" in answers:
         if measured is not None:
             some = sorted(random.Random(0).sample(range(len(behind)), min(_DOTS, len(behind))))
             places, heights = [behind[row] for row in some], [as_number(measured[1][row]) for row in some]
-            upper.plot(places, heights, ".", color="0.75", ms=4, zorder=0, label=f"{target} in the fit's table")
+            upper.plot(places, heights, ".", color="0.75", ms=4, zorder=0, label=f"{target} in the training table")
         _numbers(upper, lower, at, answers, target, level)
     else:
         _classes(upper, lower, at, answers, target)
@@ -110,11 +110,13 @@ def _numbers(
     upper: "Axes", lower: "Axes", at: list[Any], answers: Mapping[str, Any], target: str, level: float
 ) -> None:
     mean, doubt = answers["mean"], answers["epistemic_std"]
-    wide, dot = (min(most, max(least, 200 / len(mean))) for least, most in ((0.6, 2.0), (1.5, 3.0)))  # no solid ink
+    wide, dot = (
+        min(most, max(least, 200 / len(mean))) for least, most in ((0.6, 2.0), (1.5, 3.0))
+    )  # avoids a solid block
     bar: dict[str, Any] = {"color": PALETTE[0], "lw": wide}
     upper.vlines(at, answers["lower"], answers["upper"], alpha=0.3, label=f"{level:.0%} interval", **bar)
     low, high = ([m + k * s for m, s in zip(mean, doubt, strict=True)] for k in (-2, 2))
-    upper.vlines(at, low, high, alpha=0.8, label="±2 epistemic std: doubt about the mean", **bar)
+    upper.vlines(at, low, high, alpha=0.8, label="±2 epistemic std: uncertainty of the mean", **bar)
     upper.plot(at, mean, "o", color="black", ms=dot, label="prediction")
     upper.set_ylabel(target)
     lower.plot(at, answers["std"], "o", color=PALETTE[5], ms=dot, label="std, noise included")
@@ -141,7 +143,7 @@ def _labels(cells: Sequence[Cell]) -> list[str] | None:
 
 
 def _places(cells: Sequence[Cell], labels: list[str] | None) -> list[float]:
-    """Return where cells lie on the axis; what is missing lies nowhere."""
+    """Return the positions of cells on the axis; NaN for missing cells."""
     if labels is None:
         return [float("nan") if number is None else number for number in map(as_number, cells)]
     return [float("nan") if cell is None else labels.index(as_label(cell)) for cell in cells]

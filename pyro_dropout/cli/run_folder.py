@@ -1,7 +1,7 @@
-"""A fitted run as a folder: what it was fitted to and how, in ``run.json``, and what it learned, beside it.
+"""A fitted run as a folder: its data and settings in ``run.json``, and the trained posterior next to it.
 
-The record is written before training begins, so that a run that was interrupted can be taken up again; the posterior is
-written when training ends. Both are whole or not there.
+The record is written before training starts, so that an interrupted run can be resumed; the posterior is written when
+training ends. Both files are written atomically.
 """
 
 import hashlib
@@ -61,11 +61,11 @@ class Run:
     r"""One table, one guide, one training.
 
     Attributes:
-        file: where the table lies.
+        file: path of the table.
         sha256: of that file.
         reading: how it was read.
         encoding: what its columns mean.
-        guide: the name of a guide of the command line.
+        guide: name of the guide, as on the command line.
         width: hidden units.
         training: how it was trained.
 
@@ -91,25 +91,25 @@ class Run:
     def plan(
         cls, file: str | Path, reading: Reading, guide: str, width: int, training: Training
     ) -> tuple["Run", Dataset]:
-        """Return a run of a table that was not trained yet, and its data."""
+        """Return an untrained run on a table, and its data."""
         data = read_table(file, **asdict(reading))
         assert data.encoding is not None
         path = Path(file).resolve()
         return cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training), data
 
     def data(self, file: str | Path | None = None) -> Dataset:
-        """Return the data as they were read for training; a file that has changed since is refused."""
+        """Return the data as read for training; raise if the file has changed since."""
         path = Path(self.file if file is None else file)
         if not path.is_file():
-            raise PyroDropoutError(f"there is no file {str(path)!r}, which the run was fitted to; give it with --data.")
+            raise PyroDropoutError(f"the training file {str(path)!r} does not exist; give its new path with --data.")
         if sha256_of(path) != self.sha256:
             raise PyroDropoutError(
-                f"{path} has changed since the run began: its SHA-256 is another. Restore the file, or fit a new run."
+                f"{path} has changed since the run started: its SHA-256 differs. Restore the file, or fit a new run."
             )
         return read_table(path, **asdict(self.reading))
 
     def build(self, data: Dataset | None = None) -> tuple[Any, Any]:
-        """Return model and guide, not trained; without data, ready for what is loaded into them."""
+        """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
         train = _blank(self.encoding) if data is None else data.train
         with forked(torch.device("cpu")):
             torch.manual_seed(self.training.seed)
@@ -117,19 +117,18 @@ class Run:
             return model, GUIDES[self.guide](model)
 
     def trained(self, folder: str | Path) -> tuple[Any, Any]:
-        """Return model and guide as the folder's posterior has them."""
+        """Return the model and guide with the folder's posterior loaded."""
         path = Path(folder) / POSTERIOR
         if not path.is_file():
             raise PyroDropoutError(
-                f"{folder} holds a run that was not finished: there is no {POSTERIOR}. Go on with it: pyro-dropout"
-                f" resume {folder}"
+                f"{folder} holds an unfinished run: there is no {POSTERIOR}. To continue: pyro-dropout resume {folder}"
             )
         model, guide = self.build()
         steps = load(path, model, guide).get("steps")
         if isinstance(steps, int) and steps < self.training.steps:
             warnings.warn(
-                f"{folder} has learned for {steps} steps of the {self.training.steps} that were asked for last, and"
-                f" predicts with that; to go on: pyro-dropout resume {folder}",
+                f"{folder} was trained for {steps} of the {self.training.steps} requested steps and predicts with that;"
+                f" to continue: pyro-dropout resume {folder}",
                 stacklevel=2,
             )
         return model, guide
@@ -137,7 +136,7 @@ class Run:
     # --- on disk ------------------------------------------------------------------------------------------------------
 
     def write(self, folder: str | Path) -> None:
-        """Write the record into a folder that exists."""
+        """Write the record into an existing folder."""
         record = {
             "format": FORMAT,
             "made by": f"pyro-dropout {version('pyro-dropout')}",
@@ -152,12 +151,12 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> "Run":
-        """Return the run of a folder, or say what is wrong with it."""
+        """Return the run in a folder; raise if it is missing or damaged."""
         path = Path(folder) / RECORD
         if not Path(folder).is_dir():
-            raise PyroDropoutError(f"there is no folder {str(folder)!r}; pyro-dropout fit makes one.")
+            raise PyroDropoutError(f"there is no folder {str(folder)!r}; create a run with pyro-dropout fit.")
         if not path.is_file():
-            raise PyroDropoutError(f"{folder} is no run: it has no {RECORD}.")
+            raise PyroDropoutError(f"{folder} is not a run: it has no {RECORD}.")
         try:
             record = json.loads(path.read_text("utf-8"))
             if not isinstance(record, dict):
@@ -182,7 +181,7 @@ class Run:
 
 
 def _checked(found: Mapping[str, Any], rules: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
-    """Return a section of a record, lists as tuples; a ``TypeError`` that names what is wrong with it."""
+    """Return a section of a record, lists as tuples; raise a ``TypeError`` that names a wrong key."""
     for key in found:
         if key not in rules:
             raise TypeError(repr(key))
@@ -255,6 +254,6 @@ def sha256_of(path: Path) -> str:
 
 
 def _blank(encoding: Encoding) -> tuple[Tensor, Tensor]:
-    """Return data of the right shape: what a model takes from it will be loaded."""
+    """Return data of the right shape; loading a posterior replaces the values taken from it."""
     y = torch.zeros(2, dtype=torch.long) if encoding.classes else torch.zeros(2, 1)
     return torch.zeros(2, len(encoding.features)), y

@@ -1,4 +1,4 @@
-"""Finding and running the worked scripts, which live beside the package in its repository and are not installed."""
+"""Find and run the experiment scripts in the repository's ``models`` folder, which is not installed."""
 
 import ast
 import importlib.util
@@ -11,10 +11,10 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
 def scripts(folders: Sequence[Path] | None = None) -> dict[str, Path]:
-    """Return the worked scripts by name, from the first folder that has any.
+    """Return the experiment scripts by name, from the first folder that has any.
 
     Args:
-        folders: where to look; by default ``models`` beside the package, then in the working directory.
+        folders: where to look; by default ``models`` next to the package, then in the working directory.
 
     Example:
         >>> from pyro_dropout.cli.scripts import scripts
@@ -34,7 +34,7 @@ def scripts(folders: Sequence[Path] | None = None) -> dict[str, Path]:
 
 
 def beside_the_scripts(name: str) -> ModuleType:
-    """Return a module of ``experiments``, the package that lies beside the scripts.
+    """Return a module of ``experiments``, the package next to the scripts.
 
     Example:
         >>> from pyro_dropout.cli.scripts import beside_the_scripts
@@ -46,7 +46,7 @@ def beside_the_scripts(name: str) -> ModuleType:
 
 
 def _put_on_path(script: Path) -> None:
-    """Let ``import experiments`` find the package beside a script, as it does when Python runs the script."""
+    """Let ``import experiments`` find the package next to a script, as when Python runs the script."""
     folder = str(script.parent.resolve())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -58,7 +58,7 @@ def about(path: Path) -> str:
 
 
 def reproduce(name: str, options: Sequence[str] = ()) -> None:
-    """Run the script of that name with options of its own.
+    """Run the script of that name with its own options.
 
     Example:
         >>> from pyro_dropout.cli.scripts import reproduce
@@ -77,7 +77,7 @@ def reproduce(name: str, options: Sequence[str] = ()) -> None:
 
 
 def _is_script(path: Path) -> bool:
-    """Whether a file is one of ours: it imports pyro_dropout and has a main; a folder 'models' may be anyone's."""
+    """Return whether a file imports pyro_dropout and has a main: any project may have a folder 'models'."""
     try:
         tree = ast.parse(path.read_text("utf-8"))
     except (SyntaxError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""What a command says and where: a result for people or one JSON object for machines, and mistakes in one line."""
+"""Output of commands: text or one JSON object on stdout, and one-line errors on stderr."""
 
 import contextlib
 import json
@@ -13,12 +13,12 @@ PROGRAM = "pyro-dropout"
 
 
 def complain(message: str) -> None:
-    """Say on stderr, in one line, what went wrong."""
+    """Print an error on stderr, in one line."""
     print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
 
 
 def answer(record: Mapping[str, Any], as_json: bool, lines: Sequence[str]) -> None:
-    """Print the result of a command: one JSON object, or lines for people.
+    """Print the result of a command: one JSON object, or lines of text.
 
     Example:
         >>> answer({"rmse": float("nan"), "rows": 3}, True, ["3 rows"])
@@ -29,7 +29,7 @@ def answer(record: Mapping[str, Any], as_json: bool, lines: Sequence[str]) -> No
 
 @contextlib.contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Within this context each different warning is one line on stderr, without the place in the code."""
+    """Print each distinct warning once, as one line on stderr without its code location."""
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
         text = str(message)
@@ -45,7 +45,7 @@ def plain_warnings() -> Iterator[None]:
 
 
 def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Callable[[int, int], bool]) -> None:
-    """Print a table of scores, the first column to the left; ``bold`` says which cells (row, column) stand out."""
+    """Print a table of scores, the first column left-aligned; ``bold(row, column)`` says which cells are bold."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -58,6 +58,6 @@ def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Ca
     for i, row in enumerate(rows):
         table.add_row(*(Text(cell, "bold" if bold(i, k) else "") for k, cell in enumerate(row)))
     screen = Console()
-    # A file or a pipe has no width of its own, and a narrow screen scrolls rather than losing ends of numbers.
+    # A file or a pipe has no width, and on a narrow screen scrolling is better than truncated numbers.
     needed = table.__rich_measure__(screen, screen.options.update(max_width=10_000)).maximum
     Console(width=max(needed, screen.width if screen.is_terminal else needed)).print(table)

@@ -1,10 +1,10 @@
-"""The columns of a comparison: what each is called, what it says, and which way is better; and the cells."""
+"""The columns of a comparison (heading, meaning, which direction is better) and the cells."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-REFERENCE = "reference"  # the name of the row that others are measured against
+REFERENCE = "reference"  # name of the row that the others are compared with
 
 
 @dataclass(frozen=True)
@@ -12,9 +12,9 @@ class Column:
     """One column of the table.
 
     Attributes:
-        heading: what it is called.
-        meaning: what it says, in a sentence or two.
-        better: "more", "less", "one" (the nearer to 1), "level" (the nearer to 0.95), or "" where none is better.
+        heading: its title.
+        meaning: a description in one or two sentences.
+        better: "more", "less", "one" (closer to 1), "level" (closer to 0.95), or "" if neither direction is better.
         digits: after the decimal point.
     """
 
@@ -43,22 +43,20 @@ COLUMNS: dict[str, Column] = {
     ),
     "between": Column(
         "in-between",
-        "Epistemic standard deviation in the widest holes of the data, over that at the data; should be above 1.",
+        "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1.",
         "",
         2,
     ),
-    "outside": Column("outside", "The same at three times the data's distance from its middle.", "", 2),
+    "outside": Column("outside", "The same at three times the data's distance from their centre.", "", 2),
     "elbo": Column("ELBO", "Evidence lower bound with the exact KL, in nats over the training data.", "more", 1),
     "objective": Column(
         "large-K objective",
-        "What training lowers: nll + KL in the paper's form. No bound, and at σ = 0 only up to a constant.",
+        "The training loss: nll + KL in the paper's form. Not a bound, and at σ = 0 defined only up to a constant.",
         "",
         1,
     ),
     "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats.", "", 2),
-    "khat": Column(
-        "k̂", "Pareto shape of the importance ratios to the true posterior: below 0.7 they can be used.", "", 2
-    ),
+    "khat": Column("k̂", "Pareto shape of the importance ratios to the true posterior: usable below 0.7.", "", 2),
     "d_mean": Column(
         "mean off",
         "Distance of the predictive mean from the reference's, in the reference's standard deviations.",
@@ -74,22 +72,22 @@ COLUMNS: dict[str, Column] = {
         "less",
         3,
     ),
-    "parameters": Column("parameters", "How many numbers are trained.", "", 0),
-    "us": Column("µs a step", "Time of one training step of one network, compilation left out.", "less", 0),
+    "parameters": Column("parameters", "Number of trained parameters.", "", 0),
+    "us": Column("µs a step", "Time of one training step of one network, without compilation.", "less", 0),
     "seconds": Column("seconds", "Time of all training and compilation, all seeds together.", "less", 1),
 }
 
 
 @dataclass
 class Score:
-    """One cell: a mean over seeds with its standard error, or the reason why there is none."""
+    """One cell: a mean over seeds with its standard error, or the reason why it is missing."""
 
     values: list[float] = field(default_factory=list)
     note: str = ""
 
     @property
     def mean(self) -> float:
-        """The mean over seeds; not a number where there is no value."""
+        """The mean over seeds; NaN if there is no value."""
         return sum(self.values) / len(self.values) if self.values else math.nan
 
     @property
@@ -109,7 +107,7 @@ class Score:
 
 
 def best(column: Column, cells: dict[str, Score]) -> str | None:
-    """Return the name of the row that is best in a column; None where no way is better."""
+    """Return the name of the best row in a column; None if neither direction is better."""
     far: dict[str, Callable[[float], float]] = {
         "more": lambda v: -v,
         "less": lambda v: v,

@@ -1,4 +1,4 @@
-"""Posterior approximations side by side: one model, one set of data, one table that a reader can check."""
+"""Posterior approximations side by side: one model, one set of data, one table."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -54,39 +54,39 @@ def compare(
     progress: bool = True,
     labels: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Fit several guides to one model, each from several seeds, and judge all of them by the same scores.
+    """Fit several guides to one model, each from several seeds, and score all of them in the same way.
 
-    The seeds of a guide are trained as one fleet. A guide that diverges or fails is a row that says so. A Pyro model
-    that is not a network is trained one seed after another, and judged by its observed sites at the test data: by all
-    scores that their kind has where there is one site, and where there are several by their log density alone.
+    The seeds of a guide are trained as one fleet. A guide that diverges or fails gets a row that says so. A Pyro model
+    that is not a network is trained one seed after another and scored by its observed sites at the test data: with one
+    site, by all scores that apply to its distribution; with several, by their log density alone.
 
     On one CPU the same seeds give the same scores, to the last digit, if training is compiled both times or neither
-    time. Between the two the draws are the same, but sums are rounded in another order, and long training lets the
-    difference grow. On a GPU neither is promised.
+    time. Compiled and eager training use the same draws, but round sums in a different order, and the difference grows
+    in long training. On a GPU neither is guaranteed.
 
     Args:
-        model: a network to be copied for every seed, its layers initialised anew; any Pyro model; or a function of the
-            seed that makes one of them. A function is called with a seed to see which it is. A ``Standardised`` model
-            takes raw data.
-        guides: {name: function of the model that makes a guide}, or a list of such functions.
-        train: (x, y) to fit. Of a Pyro model that is not a network, a tuple of its arguments, data included, or a dict
-            of its keyword arguments.
-        test: (x, y) to judge by, or arguments likewise.
-        reference: what the predictive distributions are measured against: "nuts", which samples the true posterior of a
-            small network, or a posterior that ``predict`` takes.
-        seeds: how many, or which.
-        steps: of training, with Adam.
+        model: a network, which is copied and reinitialised for every seed; any Pyro model; or a function of the seed
+            that returns one of them. A function is called with a seed to find out which it is. A ``Standardised``
+            model takes raw data.
+        guides: {name: function that takes the model and returns a guide}, or a list of such functions.
+        train: (x, y) to fit. For a Pyro model that is not a network, a tuple of its arguments, data included, or a
+            dict of its keyword arguments.
+        test: (x, y) to score on, or arguments in the same form.
+        reference: what the predictive distributions are compared with: "nuts", which samples the true posterior of a
+            small network, or a posterior that ``predict`` accepts.
+        seeds: the number of seeds, or a list of seeds.
+        steps: training steps, with Adam.
         lr: learning rate.
-        batch_size: points in a mini-batch; all of them by default.
-        samples: draws of the weights for every answer.
+        batch_size: points in a mini-batch; all points by default.
+        samples: draws of the weights for every prediction.
         loss: ``ELBO()`` by default.
         compile: whether training is compiled, as in ``fit``.
-        progress: show what is being done, and how far it is.
-        labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for figures and the page; the command
-            is what a reader may type to run all of it again.
+        progress: show a progress bar.
+        labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for the figures and the HTML report;
+            the command is the one that reproduces the comparison.
 
     Returns:
-        Table, figures and page.
+        The comparison, with its table, figures and report.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -144,7 +144,7 @@ def _row(
     options: Any,
     progress: bool,
 ) -> Row:
-    """Fit and score one guide; whatever goes wrong with it is the row's to tell."""
+    """Fit and score one guide; errors are recorded in the row's note."""
 
     def build(seed: int) -> tuple[Any, Any]:
         own = source(seed)
@@ -187,7 +187,7 @@ def _score(row: Row, exam: Exam | SiteExam) -> None:
         found.append({**scores, "parameters": count_parameters(guide)})
         try:
             bounds, reasons = exam.bounds(model, guide)
-        except Exception as cause:  # a guide of one's own may have no ELBO that can be computed, and predict well
+        except Exception as cause:  # a custom guide may predict well without a computable ELBO
             bounds, reasons = {}, {"elbo": "not computed"}
             row.note = " ".join(filter(None, [row.note, f"no ELBO: {type(cause).__name__}: {cause}"]))
         found[-1] |= bounds
@@ -212,7 +212,7 @@ def _reference_row(reference: Any, model: Any, exam: Exam | SiteExam, progress: 
 
 
 def _numbers(seeds: int | Sequence[int]) -> list[int]:
-    """Return the seeds themselves, of which there may be given only how many."""
+    """Return the list of seeds; a number n stands for 0 to n - 1."""
     if isinstance(seeds, Sequence):
         check_count("seeds", len(seeds))
         for seed in seeds:
@@ -234,8 +234,8 @@ def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
     if wrong or not guides:
         what = f"{wrong[0]!r} is {type(guides[wrong[0]]).__name__}" if wrong else "there is none"
         raise PyroDropoutError(
-            "guides must be functions that make a guide of a model, such as pyro_dropout.AutoDropout or lambda model:"
-            f" pyro_dropout.AutoDropout(model, keep=0.8), for every seed needs one of its own; {what}."
+            "guides must be functions that return a guide for a model, such as pyro_dropout.AutoDropout or lambda"
+            f" model: pyro_dropout.AutoDropout(model, keep=0.8), since every seed needs its own guide; {what}."
         )
     if REFERENCE in guides:
         raise PyroDropoutError(f"a guide cannot be called {REFERENCE!r}.")
@@ -243,7 +243,7 @@ def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
 
 
 def _exam(model: Any, train: Any, test: Any, samples: int) -> Exam | SiteExam:
-    """Return what every posterior is asked; raise before anything is trained if the data do not suit the model."""
+    """Return the exam for every posterior; raise before training if the data do not fit the model."""
     if not is_network(model):
         exam = SiteExam(_arguments("train", model, train), _arguments("test", model, test), samples)
         exam.check()
@@ -272,7 +272,7 @@ def _check_data(name: str, data: Any) -> None:
 
 
 def _check_targets(name: str, model: Any, data: Data) -> None:
-    """Raise before anything is trained if targets do not fit the model's outputs."""
+    """Raise before training if the targets do not fit the model's outputs."""
     x, y = data
     if x.is_floating_point():
         check_finite(f"{name}: x", x)

@@ -13,7 +13,7 @@ from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.band_plots import literal_text
 from pyro_dropout.prediction.moments import is_class, is_normal
 
-# Okabe and Ito's palette, told apart by the colour-blind as well; from the seventh guide on, lines are dashed.
+# Okabe and Ito's colour-blind-safe palette; from the seventh guide on, lines are dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#6b6b6b"  # of the reference
 _STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
@@ -25,7 +25,7 @@ _LONG = 24  # letters of a name in a legend
 
 
 def looks(comparison: Any) -> dict[str, tuple[str, Any]]:
-    """Return {name: (colour, line style)}, the same in all figures: by place, and grey for the reference."""
+    """Return {name: (colour, line style)} for all figures: by position, and grey for the reference."""
     guides = [row.name for row in comparison.rows if row.name != REFERENCE]
     found: dict[str, tuple[str, Any]] = {REFERENCE: (GREY, "-")}
     for k, name in enumerate(guides):
@@ -34,7 +34,7 @@ def looks(comparison: Any) -> dict[str, tuple[str, Any]]:
 
 
 def short(name: str) -> str:
-    """Return a name that leaves room for the figure, and does not begin with _, which matplotlib would hide."""
+    """Return a name short enough for a legend, without a leading _, which matplotlib would hide."""
     cut = name if len(name) <= _LONG else f"{name[: _LONG - 1]}…"
     return f" {cut}" if cut.startswith("_") else cut
 
@@ -44,11 +44,11 @@ def short(name: str) -> str:
 
 @literal_text()
 def draw_bands(comparison: Any) -> Any:
-    """Draw the predictive mean of every posterior with two bands, on axes that all share."""
+    """Draw the predictive mean of every posterior with two bands, on shared axes."""
     import matplotlib.pyplot as plt
 
     rows = [row for row in comparison.rows if row.curve is not None]
-    # Below one another, for a long series needs the width.
+    # One below the other: a long series needs the width.
     down = len(rows)
     figure, axes = plt.subplots(
         down, 1, figsize=(10, 1.7 * down + 0.8), sharex=True, sharey=True, squeeze=False, layout="constrained"
@@ -60,14 +60,14 @@ def draw_bands(comparison: Any) -> Any:
     figure.supylabel(comparison.settings.get("y", "y"), fontsize=10)
     handles, labels = axes[0, 0].get_legend_handles_labels()
     shown = figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
-    for patch in shown.get_patches():  # grey, for the legend speaks of all colours
+    for patch in shown.get_patches():  # grey: the legend is for all colours
         patch.set_facecolor((GREY, float(patch.get_facecolor()[-1])))
     shown.get_lines()[0].set_color(GREY)
     return figure
 
 
 def draw_band(ax: Any, comparison: Any, row: Any) -> None:
-    """Draw one posterior's predictive mean, its two bands and the data, on axes that suit all posteriors."""
+    """Draw one posterior's predictive mean, its two bands and the data, with limits common to all posteriors."""
     x, mean, low, high, std = (part.double() for part in row.curve)
     colour, _ = looks(comparison)[row.name]
     ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="95 % of y")
@@ -90,10 +90,10 @@ def draw_band(ax: Any, comparison: Any, row: Any) -> None:
 
 
 def calibration_curve(row: Any, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return level and coverage, or confidence and accuracy; None for counts, which have neither here."""
+    """Return level and coverage, or confidence and accuracy; None for counts."""
     targets = targets_of(row.answer)
     if is_normal(targets):
-        off_middle = (pit(row.answer, y).cpu() - 0.5).abs().reshape(-1, 1)  # twice that is the level that just holds y
+        off_middle = (pit(row.answer, y).cpu() - 0.5).abs().reshape(-1, 1)  # half the level that just holds y
         return _LEVELS, (off_middle <= _LEVELS / 2).double().mean(0)
     if is_class(targets):
         bins = reliability(row.answer, y)
@@ -103,7 +103,7 @@ def calibration_curve(row: Any, y: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def draw_calibration(ax: Any, comparison: Any) -> None:
-    """Draw what is claimed against what happens, with the band that honest intervals stay in."""
+    """Draw coverage against level, or accuracy against confidence, with the band of calibrated intervals."""
     rows = [row for row in comparison.rows if row.answer is not None]
     regression = bool(rows) and is_normal(targets_of(rows[0].answer))
     if regression:
@@ -126,10 +126,10 @@ def draw_calibration(ax: Any, comparison: Any) -> None:
 
 
 def rejection_of(row: Any, y: Tensor) -> RejectionCurve:
-    """Return how a posterior's score grows as it hands on the points that it is least sure of.
+    """Return how a posterior's score improves as its most uncertain points are rejected.
 
-    For classes the score is whether the answer is right, in the order of entropy; otherwise it is the absolute error of
-    the mean, in the order of the predictive standard deviation. Several targets of a point count together.
+    For classes the score is accuracy, and points are ordered by entropy; otherwise it is the absolute error of the
+    mean, and points are ordered by the predictive standard deviation. Several targets of a point count together.
     """
     answer = row.answer
 
@@ -152,14 +152,14 @@ def draw_rejection(ax: Any, comparison: Any) -> None:
     classes = bool(rows) and is_class(targets_of(rows[0].answer))
     for row in rows:
         curve = rejection_of(row, comparison.test[1])
-        few = len(curve.kept) // 20  # the mean of one or two points says nothing, and would set the scale
+        few = len(curve.kept) // 20  # the mean of one or two points is mere noise and would set the scale
         at = torch.linspace(few, len(curve.kept) - 1, min(_CURVE, len(curve.kept) - few)).round().long()
         colour, style = looks(comparison)[row.name]
         kept, score, error = (part.cpu()[at] for part in (curve.kept, curve.score, curve.error))
         ax.fill_between(kept, score - error, score + error, color=colour, alpha=0.12, linewidth=0)
         ax.plot(kept, score, color=colour, linestyle=style, label=short(row.name))
     ax.set_xlim(0, 1)
-    ax.set_xlabel("share of points kept, the surest first")
+    ax.set_xlabel("share of points kept, most certain first")
     ax.set_ylabel("accuracy of those kept" if classes else "mean absolute error of those kept")
 
 
@@ -168,7 +168,7 @@ def draw_rejection(ax: Any, comparison: Any) -> None:
 
 @literal_text()
 def draw_scores(comparison: Any) -> Any:
-    """Draw calibration curves beside the main scores, with standard errors over seeds."""
+    """Draw calibration curves next to the main scores, with standard errors over seeds."""
     import matplotlib.pyplot as plt
 
     rows = [row for row in comparison.rows if row.answer is not None]
@@ -179,9 +179,9 @@ def draw_scores(comparison: Any) -> Any:
         layout="constrained",
     )  # fmt: skip
     draw_calibration(axes[0, 0], comparison)
-    # Below everything: inside, it would lie over the band or over a curve.
+    # Below the axes: inside them it would cover the band or a curve.
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    sizes = [0.6 + 0.08 * len(label) for label in labels]  # inches, a little more than they need
+    sizes = [0.6 + 0.08 * len(label) for label in labels]  # inches, slightly generous
     across = len(labels) if sum(sizes) < figure.get_figwidth() else max(1, int(figure.get_figwidth() / max(sizes)))
     figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=8)
     for place, key in enumerate(keys, 1):

@@ -1,4 +1,4 @@
-"""What a comparison has found: a row for each posterior, as a table, as figures and as a page."""
+"""The result of a comparison: one row per posterior, as a table, as figures and as an HTML report."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,12 @@ from pyro_dropout.prediction.prediction import Prediction
 
 @dataclass
 class Row:
-    """One posterior approximation: its scores, and what it learned.
+    """One posterior approximation: its scores and trained guides.
 
     Attributes:
         name: as it was given.
         scores: {column: score}.
-        note: what went wrong, if anything did; where nothing is left to score, all that the row has to say.
+        note: what went wrong, if anything did; if nothing could be scored, the row has only this note.
         trained: (model, guide) of every seed whose training did not diverge.
         answer: the prediction at the test points, of the first of them.
         curve: (x, mean, low, high, epistemic standard deviation) along one input, of the first of them.
@@ -35,14 +35,14 @@ class Row:
 
 @dataclass
 class Comparison:
-    """What ``compare`` has found.
+    """The result of ``compare``.
 
     Attributes:
-        rows: one for each guide, and first the reference where there is one.
+        rows: one per guide, after the reference if there is one.
         train: the training data.
-        test: the data that was held back.
-        settings: how it was made: seeds, steps and so on.
-        seconds: how long everything took.
+        test: the held-back data.
+        settings: seeds, steps and so on.
+        seconds: total time.
         call: the arguments of a model that is not a network, with the training data; ``train`` and ``test`` then hold
             the numbers of the points, and the data of the observed site.
 
@@ -65,7 +65,7 @@ class Comparison:
 
     @property
     def columns(self) -> dict[str, Column]:
-        """The columns that any row has something to say in, in order."""
+        """The columns in which at least one row has a score, in order."""
         return {key: column for key, column in COLUMNS.items() if any(key in row.scores for row in self.rows)}
 
     @property
@@ -83,14 +83,14 @@ class Comparison:
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:
-        """Return the name of the guide that is best in a column, the reference left aside."""
+        """Return the name of the best guide in a column, without the reference."""
         cells = {row.name: row.scores[key] for row in self.rows if key in row.scores and row.name != REFERENCE}
         return best(COLUMNS[key], cells)
 
     def clearly_best(self, key: str) -> str | None:
         """Return the name of the best guide if it leads every other by more than a standard error of the difference.
 
-        With one seed there is no such error, and so no clear lead.
+        With one seed there is no standard error, and so no clear lead.
         """
         name = self.best(key)
         rivals = [row for row in self.rows if row.name not in (REFERENCE, name) and key in row.scores]
@@ -101,13 +101,13 @@ class Comparison:
 
     @property
     def ranking(self) -> list[str]:
-        """The guides by distance to the reference, nearest first; without one, by test log-likelihood."""
+        """The guides by distance to the reference, nearest first; without a reference, by test log-likelihood."""
         key, sign = ("d_w1", 1) if any("d_w1" in row.scores for row in self.rows) else ("log_lik", -1)
         scored = [row for row in self.rows if row.name != REFERENCE and key in row.scores]
         return [row.name for row in sorted(scored, key=lambda row: sign * row.scores[key].mean)]
 
     def __str__(self) -> str:
-        """The table, transposed: a line for each score, for screens are not wide."""
+        """The table, transposed: one line per score, because screens are narrow."""
         names = [row.name for row in self.rows]
         lines = [["", *names]]
         lines += [[c.heading, *(self.cell(row, key) for row in self.rows)] for key, c in self.columns.items()]
@@ -131,10 +131,10 @@ class Comparison:
         return draw_scores(self)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write one page with table, figures and explanations, which needs no other file and no network.
+        """Write a self-contained HTML report with table, figures and explanations.
 
         Args:
-            path: of the page; a file of this name is replaced.
+            path: of the report; an existing file is replaced.
 
         Returns:
             The path.

@@ -1,4 +1,4 @@
-"""A comparison as a folder: the page, the scores as numbers, the figures, and every guide's draws for ArviZ."""
+"""A comparison as a folder: the HTML report, the scores, the figures, and every guide's draws for ArviZ."""
 
 import contextlib
 import csv
@@ -16,7 +16,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
-MARK = "comparison.json"  # only a folder with this file in it is written over
+MARK = "comparison.json"  # only a folder with this file is overwritten
 PAGE, TABLE, FIGURES, POSTERIORS = "report.html", "table.csv", "figures", "posteriors"
 
 
@@ -28,26 +28,26 @@ def check_folder(folder: Path) -> None:
         raise PyroDropoutError(f"--out must be a folder; {str(folder)!r} is a file.")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
         raise PyroDropoutError(
-            f"--out {str(folder)!r} holds other things than a comparison; give a new folder or an empty one."
+            f"--out {str(folder)!r} is not empty and holds no comparison; give a new or an empty folder."
         )
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not above.is_dir():
-        raise PyroDropoutError(f"--out {str(folder)!r} cannot be made: {str(above)!r} is a file.")
-    with _beside(folder):  # whether it can be written is tried now, not when everything is trained
+        raise PyroDropoutError(f"--out {str(folder)!r} cannot be created: {str(above)!r} is a file.")
+    with _beside(folder):  # test that it is writable now, not after training
         pass
 
 
 def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) -> tuple[list[str], list[str]]:
-    """Write everything beside the folder first, then put it into place.
+    """Write everything to a temporary folder next to the target, then move it into place.
 
     Args:
-        comparison: what ``compare`` has found.
-        folder: where to; made if it is not there, and an older comparison in it is replaced.
+        comparison: the result of ``compare``.
+        folder: the target; created if it does not exist; an older comparison in it is replaced.
         samples: draws of every guide for ArviZ.
         seed: of those draws.
 
     Returns:
-        The files' names within the folder, and what could not be written, in sentences.
+        The names of the files in the folder, and a sentence for each thing that could not be written.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -74,7 +74,7 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
 
 @contextlib.contextmanager
 def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a new folder on the same disk, which is gone afterwards; folders above it that were made go too."""
+    """Yield a temporary folder on the same disk; remove it afterwards, with the parents created for it."""
     absent = [parent for parent in folder.absolute().parents if not parent.exists()]
     try:
         try:
@@ -88,7 +88,7 @@ def _beside(folder: Path) -> Iterator[Path]:
             shutil.rmtree(beside, ignore_errors=True)
     finally:
         for parent in absent:
-            with contextlib.suppress(OSError):  # what holds something by now stays
+            with contextlib.suppress(OSError):  # no longer empty
                 parent.rmdir()
 
 
@@ -96,7 +96,7 @@ def _put(beside: Path, folder: Path, files: list[str]) -> None:
     folder.mkdir(exist_ok=True)
     for old in (*folder.glob(f"{FIGURES}/*.png"), *folder.glob(f"{POSTERIORS}/*.nc")):
         if str(old.relative_to(folder)) not in files:
-            old.unlink()  # of an older comparison with other guides
+            old.unlink()  # from an older comparison with other guides
     for name in files:
         place = folder / name
         place.parent.mkdir(exist_ok=True)
@@ -158,7 +158,7 @@ def _settings(comparison: Comparison) -> dict[str, Any]:
 
 
 def scores_of(comparison: Comparison) -> dict[str, Any]:
-    """Return the scores as plain numbers, {posterior: {score: {mean, error, values}}}, with notes if there are any."""
+    """Return the scores as plain numbers, {posterior: {score: {mean, error, values}}}, and any notes."""
     found: dict[str, Any] = {}
     for row in comparison.rows:
         found[row.name] = {

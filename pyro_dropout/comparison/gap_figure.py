@@ -1,4 +1,4 @@
-"""When may the large-K form of the KL be used? A figure that answers in general, and one for the layers of a guide."""
+"""When the large-K form of the KL is accurate: a general figure, and one for the layers of a guide."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, told apart by the colour-blind as well; line styles repeat the distinction in print.
+# Okabe and Ito's colour-blind-safe palette; line styles repeat the distinction in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (1, 1)))
 _SMALLEST = 1e-8
@@ -27,7 +27,7 @@ def _against_distance(axes: "Axes", keeps: Sequence[float]) -> None:
         probs = torch.tensor([keep, 1 - keep], dtype=torch.float64).expand(len(d), 2)
         axes.plot(d, label_entropy(probs, d.square()), color=colour, linestyle=style, label=f"keep {keep:g}")
     axes.set(xlabel="separation $d = ‖m‖/σ$ of a row's two components", ylabel="gap $E[H(z|w)]$ in nats, one row")
-    axes.set_title("The gap closes as the components part")
+    axes.set_title("The gap closes as the components separate")
 
 
 def _against_width(axes: "Axes", keep: float, scales: Sequence[float], draws: int, seed: int) -> None:
@@ -36,14 +36,14 @@ def _against_width(axes: "Axes", keep: float, scales: Sequence[float], draws: in
     for scale, colour, style in zip(scales, _COLOURS, _STYLES, strict=False):
         gaps = []
         for width in widths:
-            # Short rows have the rarer accidents, so they get more of the draws. Each column is one row's mean.
+            # The gap varies more between short rows, so they get more draws. Each column is one row's mean.
             rows = max(draws, draws * 100 // width)
             means = torch.randn(width, rows, dtype=torch.float64, generator=generator)
             gaps.append(kl_gap(BernoulliMixture(means, keep, scale)).item() / rows)
         axes.plot(widths, gaps, color=colour, linestyle=style, label=f"σ = {scale:g}")
     axes.set(xlabel="weights $K$ in a row, means drawn from the prior N(0, I)", ylabel="mean gap in nats, one row")
     axes.set_xscale("log")
-    axes.set_title(f"How many weights it takes (keep {keep:g})")
+    axes.set_title(f"Gap against the number of weights (keep {keep:g})")
 
 
 def plot_kl_gap(
@@ -54,7 +54,7 @@ def plot_kl_gap(
     draws: int = 400,
     seed: int = 0,
 ) -> "Figure":
-    """Draw how far the paper's large-K KL falls short of the exact one, and when that stops mattering.
+    """Plot how far the paper's large-K KL falls short of the exact one, and when the gap becomes negligible.
 
     On the left, the gap of one row against the separation d of its components, for several ``keeps``: beyond d = 8 it
     is below a ten-thousandth of a nat. On the right, the average gap against the number K of weights in a row whose
@@ -107,17 +107,17 @@ def plot_kl_gap(
 
 
 def draw_layer_gaps(axes: "Axes", found: Sequence[tuple[str, str, LayerGap]]) -> None:
-    """Draw the gap of every layer beside the most that it could be, on the rule's scale.
+    """Draw the gap of every layer next to its upper bound, with the limits of the rule.
 
     Args:
         axes: to draw on.
-        found: (name of the guide, its colour, layer); layers that drop nothing or have no width are left to words.
+        found: (name of the guide, its colour, layer), without layers that drop nothing or have σ = 0.
     """
     labels = []
     for k, (name, colour, layer) in enumerate(found):
         most, gap = max(layer.entropy, _SMALLEST), max(layer.gap, _SMALLEST)
         axes.plot([gap, most], [k, k], color=colour, linewidth=1, alpha=0.4)
-        axes.plot(most, k, "|", color=colour, markersize=10, label="H(z), the most it can be" if k == 0 else None)
+        axes.plot(most, k, "|", color=colour, markersize=10, label="H(z), upper bound" if k == 0 else None)
         axes.plot(gap, k, "o", color=colour, markersize=5, label="gap E[H(z|w)]" if k == 0 else None)
         labels.append(f"{name}\n{layer.site}")
     for limit, words in ((NEGLIGIBLE, "a hundredth"), (MUCH, "one nat")):

@@ -1,4 +1,4 @@
-"""Results as JSON can hold them."""
+"""Convert results to values that JSON can hold."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON knows it; NaN and infinity become null."""
+    """Return a value that JSON can hold; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

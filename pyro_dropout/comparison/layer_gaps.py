@@ -1,8 +1,7 @@
-"""Layer by layer: what the large-K form leaves out of a guide's KL, and by what rule it may be trusted all the same.
+"""Layer by layer: what the large-K form leaves out of a guide's KL, and a rule for when it can be used anyway.
 
-The form is too small by E[H(z|w)], between 0 and H(z). So the question has an answer in nats, and the rule is about
-those: a hundredth of a nat changes nothing that anyone reads off an ELBO, and a whole nat, a factor e in the evidence,
-does.
+The form is too small by E[H(z|w)], between 0 and H(z). The rule is therefore in nats: a hundredth of a nat is
+negligible in an ELBO; a whole nat, a factor e in the evidence, is not.
 """
 
 import math
@@ -21,13 +20,13 @@ Verdict = Literal["exact", "singular", "yes", "training", "no", "unknown"]
 NEGLIGIBLE, MUCH = 0.01, 1.0  # nats
 
 WORDS: dict[Verdict, str] = {
-    "exact": "Exact: there is one component a row, so nothing is left out.",
-    "singular": "For training only: at σ = 0 nothing is left out, but the KL itself is infinite and the form holds up"
-    " to a constant.",
-    "yes": "Yes: it is the KL to a hundredth of a nat.",
-    "training": "For training; add the gap before ELBOs are compared.",
+    "exact": "Exact: each row has one component, so nothing is left out.",
+    "singular": "For training only: at σ = 0 nothing is left out, but the KL itself is infinite and the form is correct"
+    " only up to a constant.",
+    "yes": "Yes: it equals the KL to within a hundredth of a nat.",
+    "training": "For training; add the gap before comparing ELBOs.",
     "no": "No: use the exact KL, ELBO(kl='exact').",
-    "unknown": "Not known: the gap of this mixture cannot be computed.",
+    "unknown": "Unknown: the gap of this mixture cannot be computed.",
 }
 
 SHORT: dict[Verdict, str] = {
@@ -37,16 +36,16 @@ SHORT: dict[Verdict, str] = {
 
 @dataclass(frozen=True)
 class LayerGap:
-    """What the large-K form does at one site.
+    """The error of the large-K form at one site.
 
     Attributes:
         site: its name.
-        rows: how many rows it has.
-        weights: in a row.
-        separation: the median over rows of d, the distance of two components in units of σ; NaN where it has none.
-        entropy: H(z) over all rows, in nats: the most that the gap can be.
-        gap: E[H(z|w)] over all rows, in nats; NaN where it cannot be computed.
-        singular: whether some weight has no width.
+        rows: number of rows.
+        weights: number of weights in a row.
+        separation: median over rows of d, the distance of two components in units of σ; NaN if undefined.
+        entropy: H(z) over all rows, in nats: the upper bound of the gap.
+        gap: E[H(z|w)] over all rows, in nats; NaN if it cannot be computed.
+        singular: whether some weight has zero width.
     """
 
     site: str
@@ -59,21 +58,21 @@ class LayerGap:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the form may be trusted at this site."""
+        """Whether the form can be used at this site."""
         if self.singular:
             return "singular"
         return "exact" if self.entropy == 0 else judged(self.gap)
 
 
 def judged(gap: float) -> Verdict:
-    """Return what a gap of so many nats means."""
+    """Return the verdict for a gap in nats."""
     if math.isnan(gap):
         return "unknown"
     return "yes" if gap <= NEGLIGIBLE else "training" if gap <= MUCH else "no"
 
 
 def layer_gaps(guide: Any) -> list[LayerGap]:
-    """Return one line for each site that is a mixture over rows; none for a guide that has no such posterior."""
+    """Return one entry for each site that is a mixture over rows; none for a guide without such a posterior."""
     if not callable(getattr(guide, "posterior", None)) or not callable(getattr(guide, "mean", None)):
         return []
     with evaluating(guide):
@@ -82,7 +81,7 @@ def layer_gaps(guide: Any) -> list[LayerGap]:
 
 
 def overall(layers: list[LayerGap]) -> Verdict:
-    """Return the verdict over a whole guide: gaps add up, and one site without a density is enough for none."""
+    """Return the verdict for a whole guide: gaps add up, and one singular site makes the guide singular."""
     if any(layer.singular for layer in layers):
         return "singular"
     if all(layer.verdict == "exact" for layer in layers):
@@ -91,7 +90,7 @@ def overall(layers: list[LayerGap]) -> Verdict:
 
 
 def _is_weight(q: RowMixture) -> bool:
-    return len(q.event_shape) >= 2 or q.components > 1  # a Gaussian bias is no layer
+    return len(q.event_shape) >= 2 or q.components > 1  # a Gaussian bias is not a layer
 
 
 def _line(site: str, q: RowMixture) -> LayerGap:
@@ -103,6 +102,6 @@ def _line(site: str, q: RowMixture) -> LayerGap:
     try:
         with seeded(0, q.like.device):
             gap = 0.0 if entropy == 0 else float(kl_gap(q))
-    except PyroDropoutError:  # several components with a scale of 0: no formula, and no density to sample by
+    except PyroDropoutError:  # several components with scale 0: there is no formula, and no density to sample from
         pass
     return LayerGap(site, q.rows, q.rest, separation, entropy, gap, q.singular)

@@ -1,4 +1,4 @@
-"""Where the models of a comparison come from: a network that is copied, a Pyro model, or a function that makes one."""
+"""The models of a comparison: copies of a network, a Pyro model, or the results of a function of the seed."""
 
 import copy
 import warnings
@@ -15,13 +15,13 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, describe
 
 
 def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], Any]:
-    """Return a function of the seed that makes models, and the model that it makes of the first seed.
+    """Return a function of the seed that returns models, and the model of the first seed.
 
-    A function that returns something callable when it is called with a seed makes models. Any other that can be called
-    with the training data is a Pyro model itself, the same for all seeds.
+    A function that returns a callable when called with a seed is taken to return models. Any other function that can
+    be called with the training data is itself a Pyro model, the same for all seeds.
 
     Args:
-        model: what ``compare`` was given.
+        model: the argument of ``compare``.
         seed: the first seed.
         train: the model's arguments, a tuple or a dict.
 
@@ -33,7 +33,7 @@ def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], 
     """
     if not callable(model):
         raise PyroDropoutError(
-            f"model must be a model to copy, or a function of the seed that makes one; got {describe(model)}."
+            f"model must be a model to copy, or a function of the seed that returns one; got {describe(model)}."
         )
     if isinstance(model, nn.Module):
         return lambda number: _copied(model, number), _copied(model, seed)
@@ -47,25 +47,25 @@ def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], 
             warnings.simplefilter("ignore")
             first: Any = made(seed)
         failure = f"it returns {type(first).__name__}, which is not a model"
-    except Exception as cause:  # of a model that was called with a number in the place of its data
+    except Exception as cause:  # a model that was called with a number instead of its data
         first, failure = None, f"it raises {type(cause).__name__}: {cause}"
     if callable(first):
         return made, first
     if not _takes(model, train):
         raise PyroDropoutError(
-            "model must be a Pyro model that takes the arguments in train, or a function of the seed that makes one;"
-            f" {name_of(model)} takes {signature_of(model)}, and called with a seed {failure}."
+            "model must be a Pyro model that takes the arguments in train, or a function of the seed that returns one;"
+            f" {name_of(model)} takes {signature_of(model)}; called with a seed, {failure}."
         )
     return lambda number: model, model
 
 
 def _takes(model: Any, train: Any) -> bool:
-    """Whether a model can be called with these arguments, as far as its signature tells; ``num_data`` is not missed."""
+    """Return whether a model's signature accepts these arguments; ``num_data`` may be missing."""
     known = signature_of(model)
     if known is None:
         return True
     if not isinstance(train, tuple | list | Mapping):
-        return True  # which is a mistake of another kind, and told elsewhere
+        return True  # another error, reported elsewhere
     try:
         bound = known.bind_partial(**train) if isinstance(train, Mapping) else known.bind_partial(*train)
     except TypeError:
@@ -82,7 +82,7 @@ def _needed(parameter: Any) -> bool:
 
 
 def _copied(model: nn.Module, seed: int) -> Any:
-    """Return a model of its own for a seed, its layers initialised anew."""
+    """Return a copy of the model for a seed, with its layers reinitialised."""
     torch.manual_seed(seed)
     own = copy.deepcopy(model)
     for part in own.modules():

@@ -1,7 +1,7 @@
-"""Where to ask for uncertainty: at the data, between it, and outside it.
+"""Points at which to measure uncertainty: in gaps between the data, and outside them.
 
-A posterior should know less where there is no data. Beyond the data most approximations do; in the holes between
-clusters many do not, which scores on held-back data from the same place never show.
+A posterior should be less certain where there is no data. Outside the data most approximations are; in gaps between
+clusters many are not, and scores on held-back data from the same region do not show it.
 """
 
 import torch
@@ -13,9 +13,9 @@ _FAR = 3.0
 
 
 def between(x: Tensor, *, seed: int = 0) -> Tensor:
-    """Return points of the space between data points that lie farthest from all of them, (50, ...).
+    """Return points between data points that lie farthest from all of them, (50, ...).
 
-    They are mixtures of two data points each, so they lie within the data's convex hull; with one input they fill the
+    Each is a convex combination of two data points, so they lie in the data's convex hull; with one input they fill the
     widest gap.
     """
     flat = x.reshape(len(x), -1).double().cpu()  # the same points on every device
@@ -30,7 +30,7 @@ def between(x: Tensor, *, seed: int = 0) -> Tensor:
 
 
 def outside(x: Tensor) -> Tensor:
-    """Return the data points farthest from the middle, moved to three times their distance from it, (50, ...)."""
+    """Return the data points farthest from the centre, moved to three times their distance from it, (50, ...)."""
     flat = x.reshape(len(x), -1)
     middle = flat.mean(0)
     unit = flat.std(0).clamp_min(1e-12)

@@ -1,4 +1,4 @@
-"""What every posterior of a comparison is asked, and how its answers become the cells of its row."""
+"""The scores of a comparison: predictions of each posterior, and the cells of its row."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,19 +24,19 @@ from pyro_dropout.prediction.prediction import Prediction
 
 _GRID = 400  # points of a curve
 
-_TAIL = 200  # draws at least, for the tail of the importance ratios
-_UNDEFINED = "undefined, σ = 0"  # of the whole guide, or of a site that is a point
+_TAIL = 200  # least number of draws, for the tail of the importance ratios
+_UNDEFINED = "undefined, σ = 0"  # for the whole guide, or for a point-mass site
 
 
 @dataclass(frozen=True)
 class Exam:
-    """What every posterior is asked.
+    """The predictions and scores that are computed for every posterior.
 
     Attributes:
         train: (x, y).
         test: (x, y).
-        samples: draws of the weights for each answer.
-        reference: the reference's prediction at the test points, where there is one.
+        samples: draws of the weights for each prediction.
+        reference: the reference's prediction at the test points, if there is one.
         seed: of the draws.
     """
 
@@ -52,7 +52,7 @@ class Exam:
         return ModelCall(None, self.train)
 
     def predict(self, model: Any, posterior: Any, x: Tensor) -> Prediction:
-        """Predict with whole functions, which every posterior can draw."""
+        """Predict with shared draws (one function for all points), which every posterior supports."""
         own: Any = {"samples": self.samples, "shared": True, "seed": self.seed, "keep_samples": True}
         found: Prediction = predict(model, posterior, x, **own)
         return found
@@ -81,7 +81,7 @@ class Exam:
         return bounds_of(ModelCall(model, self.train), guide, self.samples, self.seed)
 
     def curve(self, answer: Any, model: Any, posterior: Any) -> tuple[Tensor, ...] | None:
-        """Return what a figure along one input shows; None where there are several inputs or targets, or classes."""
+        """Return the bands along one input; None for several inputs or targets, or for classes."""
         x = self.train[0]
         if x.dim() == 2 and x.shape[1] == answer.mean.shape[1] == 1 and is_normal(targets_of(answer)):
             everything = torch.cat([x, self.test[0]])
@@ -127,16 +127,16 @@ def targets_of(prediction: Prediction) -> Any:
 
 
 def accuracy(prediction: Prediction, y: Tensor) -> float:
-    """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
+    """Return the share of targets whose most probable class is right, for several classes or for two."""
     several = isinstance(base_of(targets_of(prediction)), torch.distributions.Categorical)
     best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
     return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
 
 
 def off_level(held: float, count: int, level: float = 0.95) -> str:
-    """Return whether intervals that hold this share of ``count`` targets are too "narrow" or too "wide".
+    """Return whether intervals that contain this share of ``count`` targets are too "narrow" or too "wide".
 
-    "" where honest ones miss their level by as much more often than once in a hundred times.
+    "" if calibrated intervals would miss their level by as much more often than once in a hundred times.
 
     Example:
         >>> off_level(0.5, 40), off_level(1.0, 40), off_level(1.0, 400)
@@ -148,7 +148,7 @@ def off_level(held: float, count: int, level: float = 0.95) -> str:
 
 
 def count_parameters(guide: Any) -> int:
-    """Return how many numbers a guide trains."""
+    """Return the number of trained parameters of a guide."""
     return sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
 
 

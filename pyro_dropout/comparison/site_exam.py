@@ -1,4 +1,4 @@
-"""What every posterior of a Pyro model that is not a network is asked: its observed sites at the test data."""
+"""The scores of a Pyro model that is not a network, from its observed sites at the test data."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,13 +26,13 @@ from pyro_dropout.prediction.snapshot import forked
 
 @dataclass(frozen=True)
 class SiteExam:
-    """What every posterior is asked.
+    """The predictions and scores that are computed for every posterior.
 
     Attributes:
         call: the model's arguments with the training data; its model is that of the first seed.
         asked: the arguments with the test data.
-        samples: draws of the latent sites for each answer.
-        reference: the reference's prediction at the test data, where there is one.
+        samples: draws of the latent sites for each prediction.
+        reference: the reference's prediction at the test data, if there is one.
         seed: of the draws.
     """
 
@@ -44,16 +44,16 @@ class SiteExam:
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the training points, and their data."""
+        """The indices of the training points, and their data."""
         return _numbered(self.call)
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the test points, and their data."""
+        """The indices of the test points, and their data."""
         return _numbered(self.asked)
 
     def check(self) -> None:
-        """Raise before anything is trained if the model does not take the data, or observes nothing with them."""
+        """Raise before training if the model does not accept the data, or observes nothing with them."""
         names = []
         for name, call in (("train", self.call), ("test", self.asked)):
             try:
@@ -69,7 +69,7 @@ class SiteExam:
             )
 
     def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], SitePrediction | None]:
-        """Return the scores that need predictions only; where one site is observed, its prediction too."""
+        """Return the scores that need predictions only and, if one site is observed, its prediction."""
         call = replace(self.asked, model=model)
         found = self._predicted(posterior, call)
         data = _data(call)
@@ -94,7 +94,7 @@ class SiteExam:
         return bounds_of(replace(self.call, model=model), guide, self.samples, self.seed)
 
     def curve(self, answer: Any, model: Any, posterior: Any) -> None:
-        """Nothing is drawn along an input: which argument that would be, the model does not tell."""
+        """Return None: the model does not say which argument is the input."""
         return
 
     def _predicted(self, posterior: Any, call: ModelCall) -> dict[str, SitePrediction]:
@@ -103,7 +103,7 @@ class SiteExam:
         return found if isinstance(found, dict) else {found.site: found}
 
     def _away(self, model: Any, posterior: Any) -> dict[str, float]:
-        """Return the doubt between and outside the data over that at them, where the first argument is a matrix x."""
+        """Return the epistemic std between and outside the data over that at them, if the first argument is 2-D."""
         call = replace(self.call, model=model)
         x = next(iter(call.args), None)
         if not isinstance(x, Tensor) or x.dim() != 2 or not x.is_floating_point():
@@ -124,7 +124,7 @@ class SiteExam:
 
 
 def _data(call: ModelCall) -> dict[str, Any]:
-    """Return the observed sites of a call; neither random states nor parameters notice."""
+    """Return the observed sites of a call, leaving random states and parameters unchanged."""
     with torch.no_grad(), forked(torch.device("cpu")), pyro.get_param_store().scope():
         return observed_sites(trace_of(call))
 
@@ -142,7 +142,7 @@ def _seen(site: Any, like: Tensor) -> Tensor:
 
 
 def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, float]:
-    """Return the scores of one site that its kind has."""
+    """Return the scores that apply to the site's distribution."""
     kind = targets_of(answer)
     if is_class(kind):
         return {"accuracy": accuracy(answer, y), "brier": float(brier(answer, y).mean()), "ece": ece(answer, y)}

@@ -1,4 +1,4 @@
-"""The models and guides that the command line compares: reasonable ones, for data that nobody has looked at yet."""
+"""The models and guides that the command line compares: reasonable defaults for unknown data."""
 
 import math
 from collections.abc import Callable
@@ -15,15 +15,15 @@ from pyro_dropout.registry import guides, resolve_guide
 
 Data = tuple[Tensor, Tensor]
 
-_FASTEST = 30.0  # the standard deviation of a wave's frequency, in radians for each standard deviation of the input
+_FASTEST = 30.0  # standard deviation of a wave's frequency, in radians per standard deviation of the input
 _DROP = 0.1
 
 
 class Waves(nn.Linear):
-    """A layer of sine waves with frequencies and phases: with random ones, the features of a Gaussian process."""
+    """A layer of sine waves; with random frequencies and phases, the features of a Gaussian process."""
 
     def reset_parameters(self) -> None:
-        """Draw frequencies from their prior, and phases from the whole circle."""
+        """Draw frequencies from their prior, and phases uniformly from the circle."""
         nn.init.normal_(self.weight, std=_FASTEST)
         nn.init.uniform_(self.bias, -math.pi, math.pi)
 
@@ -33,7 +33,7 @@ class Waves(nn.Linear):
 
 
 def wave_model(train: Data, width: int = 100, tau: float = 20.0) -> Any:
-    """Return a network of waves for a series with a fast rhythm, in the units of its data."""
+    """Return a network of waves for a series with a fast period, in the units of its data."""
     x, y = train
     net = nn.Sequential(Waves(x.shape[1], width), nn.Linear(width, y.shape[1]))
     model = BayesianNet(net, Prior(length_scale=1 / _FASTEST), Gaussian(tau))

@@ -1,7 +1,7 @@
-"""Training the seeds of one guide: as one fleet, or one by one where they cannot be a fleet.
+"""Train the seeds of one guide: as one fleet, or one by one if they cannot form a fleet.
 
-Programs that keep parameters in Pyro's store share them by name: two guides of one class of Pyro's, or two trainings of
-a function that says ``pyro.param``. Here each training has a store of its own.
+Programs that keep parameters in Pyro's param store share them by name: two guides of the same Pyro class, or two
+training runs of a function that calls ``pyro.param``. Here each training run has its own param store.
 """
 
 import math
@@ -31,14 +31,15 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Any, pr
     """Train networks side by side.
 
     Args:
-        build: returns model and guide of a seed.
-        seeds: which.
-        call: the training data as arguments, of any model.
+        build: returns the model and the guide of a seed.
+        seeds: the seeds.
+        call: the training data as arguments, with any model.
         options: of ``fit``.
-        progress: show how far it is.
+        progress: show a progress bar.
 
     Returns:
-        What was trained without diverging, the microseconds of a step of one network, and how many diverged.
+        The (model, guide) pairs that did not diverge, the microseconds per step of one network, and the number of
+        seeds that diverged.
     """
     try:
         fleet = Fleet(build, {"seed": seeds})
@@ -47,7 +48,7 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Any, pr
             history = fleet.fit(*call.args, progress=progress, seed=seeds[0], **options)
     except DivergedError:
         raise
-    except PyroDropoutError:  # what cannot be a fleet, such as BatchNorm, is trained one by one
+    except PyroDropoutError:  # what cannot form a fleet, such as BatchNorm, is trained one by one
         return one_by_one(build, seeds, call, options, progress)
     good = [pair for pair, bad in zip(fleet, history.diverged.tolist(), strict=True) if not bad]
     return good, 1e6 * history.seconds / history.steps / len(seeds), len(seeds) - len(good)
@@ -68,7 +69,7 @@ def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Any, pr
 
 
 def each_in_its_store(build: Build, seeds: list[int], call: ModelCall, options: Any, progress: bool) -> Trained:
-    """Train any Pyro models, each with a parameter store of its own; the rest is as in ``as_a_fleet``."""
+    """Train any Pyro models, each with its own param store; otherwise as ``as_a_fleet``."""
     good: list[tuple[Any, Any]] = []
     spent: list[float] = []
     for seed in seeds:
@@ -84,11 +85,11 @@ def each_in_its_store(build: Build, seeds: list[int], call: ModelCall, options: 
 
 
 class Owned(nn.Module):
-    """A model or a guide that is run with the parameters of its own training in Pyro's store.
+    """A model or a guide that runs with the param store of its own training.
 
     Args:
         part: the model or the guide.
-        state: the store's state at the end of its training.
+        state: the store's state at the end of training.
     """
 
     def __init__(self, part: Any, state: Any) -> None:
@@ -96,7 +97,7 @@ class Owned(nn.Module):
         if isinstance(part, nn.Module):
             self.part = part
         self._state = state
-        self.__wrapped__ = (part,)  # in a tuple, so that it is no module of this one twice
+        self.__wrapped__ = (part,)  # in a tuple, so that it is not registered twice
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run it, with its own parameters."""
@@ -104,18 +105,18 @@ class Owned(nn.Module):
             return self.__wrapped__[0](*args, **kwargs)
 
     def extra_repr(self) -> str:
-        """Return what it is, for a function has no module to show."""
+        """Return the wrapped part's repr: a function has no submodule to show."""
         return repr(self.__wrapped__[0])
 
 
 def owned(guide: Any, state: Any) -> Any:
-    """Return a guide with its own parameters; those of this package have names of their own already."""
+    """Return a guide with its own parameters; guides of this package have unique names already."""
     ours = isinstance(guide, SiteGuide)
     return guide if ours or not state["params"] else Owned(guide, state)
 
 
 def _says_parameters(call: ModelCall) -> bool:
-    """Whether a model has parameters in Pyro's store."""
+    """Return whether a model has parameters in Pyro's param store."""
     with torch.no_grad(), quietly(call.model), poutine.block():
         trace = poutine.trace(call.model, param_only=True).get_trace(*call.args, **call.kwargs)
     return bool(trace.param_nodes)

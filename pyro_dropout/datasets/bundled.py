@@ -8,16 +8,16 @@ from torch import Tensor
 
 from pyro_dropout.tables.dataset import Dataset
 
-_GAP = (1968.0, 1971.0)  # years that are held back in the middle
-_END = 1981.25  # the paper's last month; a few years after it are held back too
+_GAP = (1968.0, 1971.0)  # held-back years in the middle
+_END = 1981.25  # the paper's last month; some years after it are held back too
 _AFTER = 1984.0
 
 
 def co2() -> Dataset:
     """Return the monthly means of CO₂ at Mauna Loa, less their linear trend, as in the paper's first experiment.
 
-    Trained on March 1958 to March 1981, without the years 1968 to 1970; those, and the years up to 1984, are the test:
-    one part lies between training data and one outside it.
+    The training data are March 1958 to March 1981 without the years 1968 to 1970. The test data are those years and the
+    years after training up to 1984: one part lies between training data and one outside it.
 
     Example:
         >>> import pyro_dropout as pd

@@ -1,4 +1,4 @@
-"""Data of our own making, from formulas: what the experiments run on where no data folder is given."""
+"""Synthetic data from formulas, for experiments without a data folder."""
 
 import math
 from itertools import pairwise
@@ -14,7 +14,7 @@ def made_regression() -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     """Return inputs (400, 5), targets (400, 1), and the rows of 20 random splits into 90% and 10%.
 
     y = 10 + 4 sin(πx₁) + 3 x₂x₃ + 2 x₄² + (0.3 + 0.4 |x₁|) ε, with x uniform on [−1, 1]⁵ and ε standard normal: a wave,
-    a product, a square, an input that says nothing, and noise that grows away from the middle.
+    a product, a square, an irrelevant input, and noise that grows away from the centre.
     """
     dice = torch.Generator().manual_seed(2016)
     x = 2 * torch.rand(_ROWS, 5, generator=dice) - 1
@@ -29,8 +29,8 @@ def made_regression() -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
 def made_digits(number: int, seed: int) -> tuple[Tensor, Tensor]:
     """Return images (number, 1, 28, 28) in [0, 1] of the digits 0 to 9, and their labels (number,), in random order.
 
-    Each digit is a few strokes; every image moves, turns, slants, stretches and thickens them in its own way, and adds
-    a little noise.
+    Each digit is a few strokes; every image shifts, rotates, slants, scales and thickens them at random and adds a
+    little noise.
     """
     dice = torch.Generator().manual_seed(seed)
     labels = torch.arange(number) % 10
@@ -72,7 +72,7 @@ def _drawn(strokes: list[list[tuple[float, float]]], number: int, dice: torch.Ge
 
 
 def _arc(x: float, y: float, wide: float, high: float, start: float, stop: float) -> list[tuple[float, float]]:
-    """Return points on an ellipse from angle to angle, in degrees clockwise from the right; y points down."""
+    """Return points on an ellipse between two angles, in degrees clockwise from the right; y points down."""
     steps = max(3, round(abs(stop - start) / 30))
     angles = [math.radians(start + (stop - start) * k / steps) for k in range(steps + 1)]
     return [(x + wide * math.cos(a), y + high * math.sin(a)) for a in angles]

@@ -1,1 +1,1 @@
-"""Whether to believe a prediction: scores, diagnostics, decisions."""
+"""Judge predictions and posteriors: scores, diagnostics, decisions."""

@@ -1,7 +1,7 @@
-"""One number set right on a validation set: the noise of a regression, or the temperature of a classifier.
+"""Fit one number on a validation set: the noise of a regression, or the temperature of a classifier.
 
-The weights stay as they are, and so do the draws: what changes is how outputs are read. That mends a prediction that
-is too sure everywhere, or nowhere sure enough, and costs no training.
+The weights and the draws do not change, only how outputs are interpreted. That corrects a prediction that is
+overconfident or underconfident everywhere, without training.
 """
 
 import math
@@ -32,8 +32,9 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         y: their targets, (N, D).
 
     Returns:
-        The τ that maximises Σ_n log p(y_n | x_n): one for all D targets, which should be in like units. It is that of
-        the targets as they are given; ``Gaussian(tau)`` inside ``Standardised`` wants ``standardised_precision`` of it.
+        The τ that maximises Σ_n log p(y_n | x_n): one for all D targets, which should have the same units. It is
+        in the units of the given targets; ``Gaussian(tau)`` inside ``Standardised`` needs ``standardised_precision`` of
+        it.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -54,13 +55,13 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         each = torch.logsumexp(-0.5 * tau * squares, 0) - math.log(count)
         return 0.5 * width * log_tau + each.mean().item()
 
-    # At the maximum 1/τ is a weighted mean of the squares, so it lies between that of the nearest draws and that of the
-    # farthest: a range that is sure to hold it.
+    # At the maximum 1/τ is a weighted mean of the squares, so it lies between those of the nearest and of the farthest
+    # draws.
     nearest, farthest = squares.amin(0).mean().item() / width, squares.amax(0).mean().item() / width
     if nearest < torch.finfo(_F64).tiny:
         raise PyroDropoutError(
-            "y is met exactly by a draw at every point, so the likelihood grows with tau without end: refit_tau needs"
-            " targets that were not fitted."
+            "y is met exactly by a draw at every point, so the likelihood increases with tau without bound: refit_tau"
+            " needs targets that were not fitted."
         )
     return math.exp(_highest(score, -math.log(farthest), -math.log(nearest), 33)[0])
 
@@ -68,15 +69,15 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
 def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     """Return the temperature under which the classes of a validation set are most probable.
 
-    Every draw's logits are divided by the temperature before they are averaged: above 1 the prediction becomes less
-    sure. Apply it with ``tempered``.
+    Every draw's logits are divided by the temperature before averaging: above 1 the prediction becomes less
+    confident. Apply it with ``tempered``.
 
     Args:
         prediction: of classes, at the validation points, samples kept.
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
 
     Returns:
-        The temperature that maximises Σ_n log p(y_n | x_n), found in some 45 passes over the samples.
+        The temperature that maximises Σ_n log p(y_n | x_n), found in about 45 passes over the samples.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -107,19 +108,19 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     found, inside = _highest(score, low, high, 17)
     if not inside:
         raise PyroDropoutError(
-            f"no temperature is best: the likelihood still grows at {math.exp(found):.3g}. "
+            f"no temperature is best: the likelihood still increases at {math.exp(found):.3g}. "
             + (
-                "Sharper draws only help here: they are nearly never wrong, or they are unsure one by one and right"
-                " when their votes are averaged; train longer, or with less noise."
+                "Sharper draws only help here: they are almost never wrong, or they are uncertain one by one but right"
+                " when averaged; train longer, or with less noise."
                 if found < (low + high) / 2
-                else "The logits say nothing about these classes, or the opposite; look at the accuracy first."
+                else "The logits carry no information about these classes, or the opposite; check the accuracy first."
             )
         )
     return math.exp(found)
 
 
 def with_tau(prediction: Prediction, tau: float) -> Prediction:
-    """Return the same draws with another noise precision τ; the prediction that is given stays as it is.
+    """Return the same draws with another noise precision τ; the given prediction does not change.
 
     Args:
         prediction: with a ``Gaussian`` likelihood, samples kept.
@@ -141,11 +142,11 @@ def with_tau(prediction: Prediction, tau: float) -> Prediction:
 
 
 def tempered(prediction: Prediction, temperature: float) -> Prediction:
-    """Return the same draws with their logits divided by a temperature; the prediction that is given stays as it is.
+    """Return the same draws with their logits divided by a temperature; the given prediction does not change.
 
     Args:
         prediction: of classes, samples kept; the new one's ``samples`` are the divided logits.
-        temperature: above 1 for a prediction that is less sure, for example that of ``refit_temperature``.
+        temperature: above 1 for a less confident prediction, for example that of ``refit_temperature``.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -161,7 +162,7 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
 
 
 def reweighted(prediction: Prediction, likelihood: Any, samples: Tensor) -> Prediction:
-    """Return a prediction of its own at the same points: these outputs, (T, N, D), read by this likelihood."""
+    """Return a new prediction at the same points: these outputs, (T, N, D), under this likelihood."""
     count, points, _ = samples.shape
     running = Running(points)
     for piece in prediction._pieces():
@@ -170,12 +171,12 @@ def reweighted(prediction: Prediction, likelihood: Any, samples: Tensor) -> Pred
 
 
 def _check_outputs(prediction: Prediction, name: str) -> None:
-    """Raise unless the samples are outputs of a network, which can be read in another way."""
+    """Raise unless the samples are outputs of a network."""
     check_prediction(prediction)
     if isinstance(prediction, SitePrediction):
         raise PyroDropoutError(
-            f"{name} reads the outputs of a network in another way, and site {prediction.site!r} of a Pyro model has"
-            " none. Change the model instead."
+            f"{name} reinterprets the outputs of a network; site {prediction.site!r} of a Pyro model has none. Change"
+            " the model instead."
         )
 
 
@@ -184,20 +185,20 @@ def _check_gaussian(prediction: Prediction, name: str) -> None:
     if not isinstance(prediction._likelihood, Gaussian):
         raise PyroDropoutError(
             f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction._name}"
-            + ("; classes have refit_temperature and tempered." if is_class(prediction._targets) else ".")
+            + ("; for classes use refit_temperature and tempered." if is_class(prediction._targets) else ".")
         )
 
 
 def _logit_size(prediction: Prediction) -> float:
-    """Return the root mean square of what the logits say: of several classes, that they have in common says nothing."""
+    """Return the root mean square of the logits; with several classes, after subtracting their mean."""
     f = prediction.samples.to(_F64)
     return (f - f.mean(-1, keepdim=True) if prediction._one_of_several else f).square().mean().sqrt().item()
 
 
 def _highest(score: Callable[[float], float], low: float, high: float, nodes: int) -> tuple[float, bool]:
-    """Return where ``score`` is highest between ``low`` and ``high``, and whether that is inside and no end.
+    """Return where ``score`` is highest between ``low`` and ``high``, and whether that is not at an end.
 
-    A grid finds the hill, for there may be several, and golden sections its top.
+    A grid brackets the highest maximum, since there may be several, and a golden-section search refines it.
     """
     step = (high - low) / (nodes - 1)
     best = max(range(nodes), key=lambda k: score(low + k * step))

@@ -1,8 +1,8 @@
-"""Settings chosen inside the training data, honestly: many splits, folds and settings as one fleet, the test seen once.
+"""Choose settings by cross-validation inside the training data: all splits, folds and settings train as one fleet.
 
 For every split and every setting, one replica is trained on each fold and one on the whole training set, all together.
-The folds choose the setting and the noise of the split; the replica of the whole training set, already there, is the
-answer, and it alone meets the test set.
+The folds choose the setting and the noise of the split; the replica of the whole training set is then evaluated on the
+test set, once.
 """
 
 import itertools
@@ -20,29 +20,29 @@ from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
 from pyro_dropout.prediction.predict_fleet import predict_fleet
 from pyro_dropout.training.fleet.fleet import Fleet
 
-_SAMPLES = 2**27  # outputs that are held at once
+_SAMPLES = 2**27  # outputs held in memory at once
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """What the folds chose for every split, and how that does on its test set.
+    """The choice of the folds for every split, and its scores on the test set.
 
     Attributes:
-        settings: the setting that is best in the folds, for every split.
+        settings: the best setting in the folds, for every split.
         tau: the noise precision in the units of y, or the factor of a heteroscedastic one, for every split.
         validation: log-likelihood in the folds of every split and setting, each at its best noise, (S, C).
-        log_likelihood: on the test sets, nats a point, (S,).
+        log_likelihood: on the test sets, nats per point, (S,).
         rmse: root mean square error on the test sets, (S,).
         weights: of the settings in the mixture that predicts the folds best, (S, C).
         mixture_log_likelihood: of that mixture, on the test sets, (S,).
         mixture_rmse: its root mean square error, (S,).
-        twins: share of the test rows whose inputs are those of a training row, (S,).
-        fresh_log_likelihood: on the other test rows, (S,); nan where there are none.
+        twins: share of the test rows whose inputs also occur in a training row, (S,).
+        fresh_log_likelihood: on the other test rows, (S,); NaN if there are none.
         mixture_fresh_log_likelihood: of the mixture, on them, (S,).
         seconds: of training.
-        compile_seconds: of compiling it, before.
-        replicas: how many were trained together.
-        lost: how many of them diverged.
+        compile_seconds: of compilation, before training.
+        replicas: number of replicas trained together.
+        lost: number of replicas that diverged.
     """
 
     settings: list[dict[str, Any]]
@@ -81,19 +81,19 @@ def choose(
     """Train every setting on every fold of every split, choose by the folds, and score the choice on the test sets.
 
     Args:
-        build: makes one replica: ``build(x, y, **setting)`` -> (model, guide), with the rows that it will train on.
-        grid: the values of each setting; all combinations are tried. "lr" is the replica's learning rate, and goes to
-            the training and not to ``build``.
+        build: builds one replica: ``build(x, y, **setting)`` -> (model, guide), with the rows that it will train on.
+        grid: the values of each setting; all combinations are tried. "lr" is the replica's learning rate, which is
+            passed to the training and not to ``build``.
         x: inputs, (N, Q).
         y: targets, (N, 1).
         train_rows: rows of x for training, one tensor for each split.
         test_rows: rows for testing.
-        folds: parts of the training rows, each of which is held back once.
-        best: how many settings the mixture has at most.
+        folds: number of parts of the training rows; each is held back once.
+        best: maximum number of settings in the mixture.
         samples: draws for the test sets.
         validation_samples: draws for the folds.
-        seed: of everything random.
-        progress: show bars.
+        seed: of all random numbers.
+        progress: show progress bars.
         options: for ``Fleet.fit``.
 
     Example:
@@ -115,9 +115,12 @@ def choose(
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     splits, count = len(train_rows), len(combinations)
     device = options.get("device") or x.device
-    at_home, (x, y) = (x.cpu(), y.cpu()), (x.to(device), y.to(device))  # thousands of small networks are built on a CPU
+    at_home, (x, y) = (
+        (x.cpu(), y.cpu()),
+        (x.to(device), y.to(device)),
+    )  # thousands of small networks are built on the CPU
     parts = [_folds(rows, folds, seed + s) for s, rows in enumerate(train_rows)]
-    # Every fold's rows are repeated up to the length of the whole, so that N is the same, and the weight decay with it.
+    # Every fold's rows are repeated up to the length of the whole set, so that N and the weight decay stay the same.
     length = min(len(rows) for rows in train_rows)
     rows = torch.stack(
         [
@@ -143,7 +146,7 @@ def choose(
     lost = history.diverged.view(splits, count, folds + 1).any(-1)
     exam = _Exam(fleet, x, y, seed)
 
-    # The folds: one noise for each split and setting, the best of the settings, and the best mixture of them
+    # The folds: one noise for each split and setting, the best setting, and the best mixture
     spread = torch.stack([at_home[1][rows].var() for rows in train_rows])
     asked, where = place[..., :folds].flatten(1), held.unsqueeze(1).expand(-1, count, -1, -1).flatten(1, 2)
     tried = noises(exam.homoscedastic, spread)  # (S, G)
@@ -183,7 +186,7 @@ def _check(x: Tensor, y: Tensor, train_rows: Any, test_rows: Any, folds: int, be
     check_count("folds", folds)
     check_count("best", best)
     if folds < 2:
-        raise RangeError(f"folds must be at least 2, for one is held back and the others train; got {folds}.")
+        raise RangeError(f"folds must be at least 2: one is held back and the others train; got {folds}.")
     if y.dim() != 2 or y.shape[1] != 1 or len(x) != len(y):
         raise ShapeError(f"x must be (N, Q) and y (N, 1); got {tuple(x.shape)} and {tuple(y.shape)}.")
     if len(train_rows) != len(test_rows) or not len(train_rows):
@@ -193,14 +196,14 @@ def _check(x: Tensor, y: Tensor, train_rows: Any, test_rows: Any, folds: int, be
 
 
 def _folds(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (what trains, what is held back) of each fold, in random order."""
+    """Return (training rows, held-back rows) of each fold, in random order."""
     order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     held = order.tensor_split(folds)
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
 
 
 def _twins(x: Tensor, train: Tensor, test: Tensor) -> Tensor:
-    """Return which test rows have the inputs of a training row."""
+    """Return which test rows have the same inputs as a training row."""
     kind = x[torch.cat([train, test])].unique(dim=0, return_inverse=True)[1]
     return torch.isin(kind[len(train) :], kind[: len(train)])
 
@@ -268,7 +271,7 @@ class _Exam:
         return log_likelihood, mse.sqrt(), of_fresh
 
     def _draws(self, asked: Tensor, where: Tensor, samples: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Yield some replicas at a time: which, their means and log precisions (T, e, n), and the targets (e, n)."""
+        """Yield some replicas at a time: their slice, means and log precisions (T, e, n), and the targets (e, n)."""
         together = max(1, _SAMPLES // (samples * where.shape[1]))
         for start in range(0, len(asked), together):
             part = slice(start, min(start + together, len(asked)))

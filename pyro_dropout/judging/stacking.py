@@ -1,7 +1,7 @@
-"""Noise and mixture weights by what was held back: the precision that fits best, and stacking of predictions.
+"""Choose noise and mixture weights on held-back data: the best precision, and stacking of predictions.
 
 Stacking (Yao et al. 2018) chooses the weights of several predictive distributions that make the held-out targets most
-probable, max_w Σ_n log Σ_c w_c p_c(y_n): a problem with one maximum, which EM climbs without a step size.
+probable, max_w Σ_n log Σ_c w_c p_c(y_n): a concave problem, which EM solves without a step size.
 """
 
 import math
@@ -9,14 +9,14 @@ import math
 import torch
 from torch import Tensor
 
-_STEPS = 300  # of EM; the weights of the last ones that matter have settled long before
-_LEAST = 0.02  # a member with less weight than this is left out
+_STEPS = 300  # of EM; the weights that matter converge much earlier
+_LEAST = 0.02  # a member with less weight is dropped
 
 
 def noises(homoscedastic: bool, spread: Tensor) -> Tensor:
-    """Return the log precisions that are tried, (S, G): from twice the spread of y, (S,), to a thousandth of it.
+    """Return the log precisions to try, (S, G): from twice the spread of y, (S,), to a thousandth of it.
 
-    Of a heteroscedastic noise they are log factors, around zero.
+    For heteroscedastic noise they are log factors, around zero.
     """
     if homoscedastic:
         return torch.linspace(-1.0, 14.0, 181) - spread.log().unsqueeze(-1)
@@ -24,9 +24,9 @@ def noises(homoscedastic: bool, spread: Tensor) -> Tensor:
 
 
 def best_noise(tried: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where scores (S, C, G) over the log precisions (S, G) are highest, and how high, each (S, C).
+    """Return where scores (S, C, G) over the log precisions (S, G) are highest, and the maxima, each (S, C).
 
-    Between the points of the grid a parabola through the best three finds the top.
+    The maximum is interpolated between grid points by a parabola through the best three.
 
     Example:
         >>> import torch
@@ -55,8 +55,8 @@ def stacked(log_p: Tensor, most: int) -> Tensor:
     """Return the weights, (S, C), of the mixture that makes held-out points most probable; log_p is (S, C, n).
 
     Args:
-        log_p: log densities of the held-out points under each member; -inf throughout for one that is out.
-        most: how many members may have weight.
+        log_p: log densities of the held-out points under each member; -inf throughout for an excluded member.
+        most: maximum number of members with weight.
 
     Example:
         >>> import torch
@@ -75,7 +75,7 @@ def stacked(log_p: Tensor, most: int) -> Tensor:
 def _climb(log_p: Tensor, allowed: Tensor) -> Tensor:
     weights = allowed / allowed.sum(1, keepdim=True)
     for _ in range(_STEPS):
-        # Of each point, the share that each member has in its density: E. The mean of the shares: M.
+        # E: each member's share of the density of each point. M: the mean of the shares.
         joint = log_p + weights.log().unsqueeze(-1)
         weights = (joint - torch.logsumexp(joint, 1, keepdim=True)).exp().mean(-1)
     return weights

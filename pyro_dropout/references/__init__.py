@@ -1,1 +1,1 @@
-"""Answers to compare with: NUTS, conjugate posteriors, exact Gaussian processes."""
+"""Reference posteriors: NUTS, conjugate posteriors, exact Gaussian processes."""

@@ -1,8 +1,8 @@
 """The exact posterior of a network that is linear in its random weights: f = f₀ + J w, Gaussian prior and noise.
 
-With prior N(0, S), noise of precision T and r = y - f₀, the posterior has precision S⁻¹ + JᵀTJ. All is computed in
-float64 with weights in units of their prior, v = S^(-½) w: there the precision I + S^½ Jᵀ T J S^½ = L Lᵀ is never
-smaller than one in any direction.
+With prior N(0, S), noise of precision T and r = y - f₀, the posterior has precision S⁻¹ + JᵀTJ. Everything is
+computed in float64 with weights in units of their prior, v = S^(-½) w, where the precision I + S^½ Jᵀ T J S^½ = L Lᵀ is
+at least one in every direction.
 """
 
 import math
@@ -21,18 +21,18 @@ Weights = dict[str, Tensor]
 
 
 class GaussianPosterior:
-    """A joint Gaussian over all weights of a network, with every covariance; a posterior that ``predict`` takes.
+    """A joint Gaussian over all weights of a network, with full covariance; a posterior that ``predict`` takes.
 
     Args:
         loc: the mean of all weights in one vector, (d,).
         root: R, upper triangular with RᵀR the precision, (d, d).
-        shapes: of each site, in the order in which they lie in ``loc``.
+        shapes: of each site, in the order of ``loc``.
         log_evidence: log p(y) of the data, in nats.
-        like: a tensor whose type and device weights have.
+        like: a tensor with the dtype and device of the weights.
 
     Attributes:
-        log_evidence: log p(y) of the data that the posterior comes from, in nats: the largest value of any ELBO.
-        whole_functions: True, for each draw is one function, at all points.
+        log_evidence: log p(y) of the training data, in nats: the upper bound of every ELBO.
+        whole_functions: True, because each draw is one function at all points.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -93,7 +93,7 @@ class GaussianPosterior:
         return log_det - 0.5 * white.square().sum(-1) - 0.5 * len(self._loc) * math.log(2 * math.pi)
 
     def _parted(self, flat: Tensor) -> Weights:
-        """Return a vector, or several, site by site in the model's own type."""
+        """Split one or several vectors into sites, in the model's own dtype."""
         parts = flat.split([shape.numel() for shape in self._shapes.values()], -1)
         both = zip(self._shapes.items(), parts, strict=True)
         return {name: part.reshape(flat.shape[:-1] + shape).to(self._like) for (name, shape), part in both}
@@ -102,12 +102,12 @@ class GaussianPosterior:
 def conjugate(model: Any, x: Tensor, y: Tensor) -> GaussianPosterior:
     """Return the exact posterior of a network that is linear in its random weights, with Gaussian noise.
 
-    Such is ``nn.Linear``, or any network all of whose other layers are hidden from the prior. The time it takes grows
-    with the cube of the number d of weights, and with N·D·d².
+    Examples are ``nn.Linear``, and any network whose other layers are all hidden from the prior. The time grows with
+    the cube of the number d of weights, and with N·D·d².
 
     Args:
         model: a ``BayesianNet``, or a ``Standardised`` one; its likelihood must be ``Gaussian``.
-        x: N data points, first dimension first.
+        x: N data points, (N, ...).
         y: their targets, (N, D).
 
     Returns:
@@ -156,7 +156,7 @@ def _check(model: Any, x: Any, y: Any) -> None:
         raise PyroDropoutError(f"model must be a BayesianNet; got {type(model).__name__}. For other models use nuts().")
     if not isinstance(model.likelihood, Gaussian):
         raise PyroDropoutError(
-            f"the posterior is Gaussian only where the noise is, and model.likelihood is"
+            f"the posterior is Gaussian only if the noise is, and model.likelihood is"
             f" {type(model.likelihood).__name__}. Use nuts(), or the likelihood Gaussian(tau)."
         )
     check_finite("x", x)
@@ -166,14 +166,14 @@ def _check(model: Any, x: Any, y: Any) -> None:
 
 
 def _check_linear(outputs: Any, f0: Tensor, jacobian: Tensor) -> None:
-    """Raise unless outputs are linear in the weights, at a near and a far place in a direction without meaning."""
+    """Raise unless outputs are linear in the weights, tested at a near and a far point in an arbitrary direction."""
     count = jacobian.shape[1]
-    probe = torch.cos(1.0 + torch.arange(count, dtype=F64) * 2.3)  # like a draw, but no generator moves
+    probe = torch.cos(1.0 + torch.arange(count, dtype=F64) * 2.3)  # like a random draw, but without a generator
     for far in (1.0, -30.0):
         straight = f0.reshape(-1) + jacobian @ (far * probe)
         gap = (outputs(far * probe).detach().reshape(-1) - straight).abs().max()
         if not gap <= 1e-9 * (1 + straight.abs().max()):
             raise PyroDropoutError(
-                "net is not linear in its random weights: its outputs bend as they grow. The exact posterior is known"
-                " for nn.Linear, or where Prior(hide=...) leaves one linear layer random; for others use nuts()."
+                "net is not linear in its random weights. The exact posterior is known for nn.Linear, or if"
+                " Prior(hide=...) leaves one linear layer random; otherwise use nuts()."
             )

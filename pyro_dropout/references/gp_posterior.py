@@ -15,13 +15,13 @@ _JITTERS = (0.0, 1e-12, 1e-10, 1e-8, 1e-6)  # of the largest variance
 
 
 class GPPosterior:
-    """What a fitted Gaussian process knows about f; it has no weights, and gives functions itself.
+    """The posterior of a fitted Gaussian process over f; it has no weights and draws functions directly.
 
     Args:
         gp: a fitted GP.
 
     Attributes:
-        whole_functions: True, for each draw is one function, at all points.
+        whole_functions: True, because each draw is one function at all points.
     """
 
     whole_functions = True
@@ -29,9 +29,9 @@ class GPPosterior:
     def __init__(self, gp: GP) -> None:
         if not isinstance(gp, GP):
             raise PyroDropoutError(f"gp must be a pyro_dropout.GP; got {type(gp).__name__}.")
-        gp.tau  # noqa: B018 - a GP without data says here what to do
+        gp.tau  # noqa: B018 - raises if the GP is not fitted
         self._gp = gp
-        self._known: tuple[Any, ...] = ()  # the last joint distribution, and what it belongs to
+        self._known: tuple[Any, ...] = ()  # cache: the last joint distribution, with its regression and x
 
     def __repr__(self) -> str:
         return f"GPPosterior({type(self._gp.kernel).__name__}, tau {self._gp.tau.item():.4g})"
@@ -44,7 +44,7 @@ class GPPosterior:
         return (mean + root @ noise).to(x)
 
     def _joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the mean (M, D) and a root (M, M) of the covariance, which all outputs have in common."""
+        """Return the mean (M, D) and a root (M, M) of the covariance, which all outputs share."""
         regression: Any = self._gp._fitted()
         if self._known and self._known[0] is regression and torch.equal(self._known[1], x):
             return self._known[2], self._known[3]
@@ -60,10 +60,10 @@ class GPPosterior:
 def gp_posterior(gp: GP) -> GPPosterior:
     """Return a fitted Gaussian process as a posterior that ``predict`` takes.
 
-    ``predict`` needs a model for its likelihood alone: any object with ``likelihood``, of a GP ``Gaussian(gp.tau)``.
+    ``predict`` uses only the likelihood of its model: pass any object with ``likelihood``, here ``Gaussian(gp.tau)``.
 
     Args:
-        gp: a GP, fitted.
+        gp: a fitted GP.
 
     Returns:
         An object with ``sample_functions(x, n)``: n joint draws of f at x, (n, M, D).
@@ -85,7 +85,7 @@ def gp_posterior(gp: GP) -> GPPosterior:
 
 
 def _root(covariance: Tensor) -> Tensor:
-    """Return a Cholesky factor, with as little jitter as it takes: near points leave a covariance that is singular."""
+    """Return a Cholesky factor with the least jitter that works: nearby points make the covariance singular."""
     identity = torch.eye(len(covariance), dtype=F64, device=covariance.device)
     largest = covariance.diagonal().max().clamp_min(torch.finfo(F64).tiny)
     for jitter in _JITTERS:
@@ -94,6 +94,6 @@ def _root(covariance: Tensor) -> Tensor:
         if not int(failed):
             return root
     raise SingularError(
-        "the covariance of f at x is singular in float64, even with 1e-6 of its largest variance added. Take points"
-        " that lie farther apart, or a smaller tau."
+        "the covariance of f at x is singular in float64, even with 1e-6 of its largest variance added. Use points"
+        " farther apart, or a smaller tau."
     )

@@ -1,8 +1,8 @@
 """Scikit-learn estimators: a Bayesian network with one of six posteriors, behind ``fit`` and ``predict``.
 
-They go where scikit-learn's own estimators go: pipelines, grid searches, cross-validation. Inputs and targets come in
-their own units and are standardised inside. An answer is a mean over whole functions, drawn with a seed that the fit
-keeps, so that a point gets the same answer alone and among others.
+They work in pipelines, grid searches and cross-validation. Inputs and targets are given in their own units and are
+standardised internally. A prediction is a mean over functions drawn with a seed that the fit stores, so a point gets
+the same prediction alone and in a batch.
 """
 
 from collections.abc import Callable
@@ -24,17 +24,17 @@ from pyro_dropout.sklearn.inputs import check_settings, held_back, kept_rows, la
 from pyro_dropout.sklearn.network import Architecture, Learned, alone, answers, best_noise, set_noise, train
 from pyro_dropout.training.history import History
 
-_LONG = 5000  # steps from which compiling, some ten seconds, is repaid
+_LONG = 5000  # number of steps from which compilation, about ten seconds, pays off
 _SEEDS = 2**31 - 1
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]
-    """What both estimators do: train a pair of model and guide, keep what it learned, and draw functions from it."""
+    """Base of both estimators: train a model and its guide, store what was learned, and draw functions from it."""
 
     learned_: Learned
     seed_: int
 
-    # Any, for scikit-learn's constructors take whatever comes: fit looks at it.
+    # Any: by scikit-learn's convention constructors accept everything, and fit validates it.
     def __init__(
         self,
         hidden_layer_sizes: Any = (50,),
@@ -77,13 +77,13 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def _train(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
-        """Learn from x, (N, Q), and y, (N, D) or class indices, and set the fitted attributes."""
+        """Train on x, (N, Q), and y, (N, D) or class indices, and set the fitted attributes."""
         device, plan = self._settled(x.shape[1], outputs, classes)
         earlier = None if self._fresh() else self.learned_
         if earlier is not None and earlier.architecture != plan:
             raise PyroDropoutError(
-                f"warm_start=True goes on with the network that was fitted, and that is {earlier.architecture}; now it"
-                f" would be {plan}. Set warm_start=False to start afresh."
+                f"warm_start=True continues with the fitted network, which is {earlier.architecture}; the settings now"
+                f" give {plan}. Set warm_start=False to start afresh."
             )
         random = check_random_state(self.random_state)
         seeds = [int(seed) for seed in random.randint(_SEEDS, size=3)]
@@ -143,9 +143,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def model_and_guide(self) -> tuple[Standardised, Any]:
-        """Return the fitted model and its guide, for everything else that this package does with such a pair.
+        """Return the fitted model and its guide, for use with the rest of this package.
 
-        They are copies in float64, in the units of the data; training them leaves the estimator as it is.
+        They are copies in float64, in the units of the data; training them does not change the estimator.
         """
         check_is_fitted(self)
         pair: tuple[Standardised, Any] = self.learned_.pair()
@@ -167,7 +167,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         """Return new targets of ``n_samples`` functions at X, (N, n_samples, ...), noise included."""
         check_count("n_samples", n_samples)
         function, noise = (int(seed) for seed in check_random_state(random_state).randint(_SEEDS, size=2))
-        thrown = torch.Generator().manual_seed(noise)  # of the next piece's noise: no two pieces share theirs
+        thrown = torch.Generator().manual_seed(noise)  # seeds each piece's noise, so that no two pieces share it
 
         def draw(answer: Prediction) -> tuple[Tensor, ...]:
             with seeded(int(torch.randint(_SEEDS, (), generator=thrown)), answer.samples.device):
@@ -177,7 +177,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 
 
 class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
-    """A Bayesian network for regression, whose predictions say how sure they are.
+    """A Bayesian network for regression, whose predictions come with uncertainty.
 
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
@@ -187,32 +187,32 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         keep: probability that an input or hidden unit is kept, for the first three guides; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
         length_scale: l of the prior N(0, l⁻²) of the first layer's weights, on standardised inputs.
-        tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on a part that is held back.
-        max_steps: of training, at most.
-        batch_size: points in a step; all, where there are fewer.
+        tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on held-back data.
+        max_steps: maximum number of training steps.
+        batch_size: points per step; all points if there are fewer.
         learning_rate: of Adam.
-        samples: functions that an answer is averaged over.
-        early_stopping: whether to stop when the held-back part is predicted no better; it is looked at fifty times in
-            ``max_steps`` steps.
-        validation_fraction: the part that is held back, for early stopping and for tau="auto".
-        patience: how many looks without improvement are borne.
-        refit: whether to train again on all rows, with the steps and the noise that the held-back part chose. Otherwise
-            it is never trained on.
-        warm_start: whether ``fit`` goes on from the last fit: with its weights, its standardisation and the noise that
-            it chose.
-        random_state: makes fit and answers repeat; None, a whole number or numpy's RandomState.
+        samples: number of functions that a prediction averages over.
+        early_stopping: whether to stop when the score on held-back data no longer improves; it is evaluated fifty
+            times in ``max_steps`` steps.
+        validation_fraction: the fraction of rows held back, for early stopping and for tau="auto".
+        patience: number of evaluations without improvement before training stops.
+        refit: whether to train again on all rows, with the steps and the noise chosen on the held-back rows. Otherwise
+            the held-back rows are never trained on.
+        warm_start: whether ``fit`` continues from the last fit, with its weights, its standardisation and the noise
+            that it chose.
+        random_state: makes fit and predictions reproducible; None, an integer or a numpy RandomState.
         device: where to compute, such as "cuda"; None for the CPU.
-        compile: True, False, or "auto": from 5000 steps on, which repay the ten seconds that compiling takes.
+        compile: True, False, or "auto": compile from 5000 steps on, where the ten seconds of compilation pay off.
         verbose: whether to show progress bars.
 
     Attributes:
         tau_: the noise precision in the units of y, one for each target.
-        n_iter_: steps taken.
+        n_iter_: number of steps.
         loss_curve_: -ELBO of the standardised data at each step, (steps,).
-        validation_curve_: step and -log p(y | w) a point on the held-back part, (looks, 2), with early stopping.
-        n_features_in_: how many features there are.
-        feature_names_in_: their names, where X had any.
-        learned_: the settings and weights, as plain tensors; ``model_and_guide()`` makes a model of them.
+        validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
+        n_features_in_: number of features.
+        feature_names_in_: their names, if X had any.
+        learned_: the settings and weights, as plain tensors; ``model_and_guide()`` builds a model from them.
 
     Example:
         >>> import numpy as np
@@ -278,7 +278,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return tags
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from inputs X, (N, Q), and targets y, (N,) or (N, D)."""
+        """Train on inputs X, (N, Q), and targets y, (N,) or (N, D)."""
         X, y = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2, reset=self._fresh()
         )
@@ -296,14 +296,14 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         return (mean, std) if return_std else mean
 
     def interval(self, X: Any, level: float = 0.95) -> tuple[Any, Any]:
-        """Return the ends of the central intervals that hold the targets at X with probability ``level``."""
+        """Return the ends of the central intervals that contain the targets at X with probability ``level``."""
         lower, upper = self._collected(X, lambda answer: answer.interval(level))
         return self._shaped(lower), self._shaped(upper)
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
         """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
 
-        With ``random_state=None`` every call draws anew.
+        With ``random_state=None`` every call makes new draws.
         """
         drawn = np.moveaxis(self._drawn(X, n_samples, random_state), 1, -1)
         return drawn[:, 0] if self._one_column else drawn
@@ -315,17 +315,17 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
 class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for classes, whose probabilities are averaged over its posterior.
 
-    Takes what ``DropoutRegressor`` takes, but for ``tau``: classes have no noise of their own. Nothing is held back,
-    then, unless ``early_stopping`` asks for it; of every class about the same share is.
+    Takes the arguments of ``DropoutRegressor`` except ``tau``: classes have no separate noise. Rows are held back only
+    with ``early_stopping``, and about the same share of every class.
 
     Attributes:
         classes_: the classes, sorted.
-        n_iter_: steps taken.
+        n_iter_: number of steps.
         loss_curve_: -ELBO at each step, (steps,).
-        validation_curve_: step and -log p(y | w) a point on the held-back part, (looks, 2), with early stopping.
-        n_features_in_: how many features there are.
-        feature_names_in_: their names, where X had any.
-        learned_: the settings and weights, as plain tensors; ``model_and_guide()`` makes a model of them.
+        validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
+        n_features_in_: number of features.
+        feature_names_in_: their names, if X had any.
+        learned_: the settings and weights, as plain tensors; ``model_and_guide()`` builds a model from them.
 
     Example:
         >>> import numpy as np
@@ -342,7 +342,7 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     classes_: Any
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Learn from inputs X, (N, Q), and the classes y of its rows, (N,): numbers or words."""
+        """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, reset=self._fresh())
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
@@ -353,8 +353,8 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         unknown = np.setdiff1d(found, known)
         if len(unknown):
             raise PyroDropoutError(
-                f"warm_start=True goes on with the classes of the first fit, {known.tolist()}; y has"
-                f" {unknown.tolist()[0]!r} too. Set warm_start=False to start afresh."
+                f"warm_start=True continues with the classes of the first fit, {known.tolist()}; y also has"
+                f" {unknown.tolist()[0]!r}. Set warm_start=False to start afresh."
             )
         self.classes_ = known
         self._train(_tensor(X), torch.from_numpy(np.searchsorted(known, y)), len(known), classes=True)
@@ -370,13 +370,13 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         return self.classes_[best]
 
     def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
-        """Draw classes at X: each sample is one function at all points, and a throw at each; (N, n_samples).
+        """Draw classes at X: each sample is one function at all points, and a class drawn at each; (N, n_samples).
 
-        With ``random_state=None`` every call draws anew.
+        With ``random_state=None`` every call makes new draws.
         """
         return self.classes_[self._drawn(X, n_samples, random_state)]
 
 
 def _tensor(values: Any) -> Tensor:
-    """Return a copy in float64; scikit-learn may hand out memory that must not be written to."""
+    """Return a copy in float64; arrays from scikit-learn may be read-only."""
     return torch.tensor(np.asarray(values, dtype=np.float64))

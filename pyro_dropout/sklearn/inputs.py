@@ -1,4 +1,4 @@
-"""What goes into an estimator: settings that are checked at the door, and rows that are held back."""
+"""Inputs of an estimator: checks of its settings, and the choice of held-back rows."""
 
 from collections.abc import Sequence
 from numbers import Integral, Real
@@ -14,7 +14,7 @@ from pyro_dropout.sklearn.network import ACTIVATIONS
 
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
-    """Return which of ``count`` rows are held back, as booleans (N,); of each class about the same share.
+    """Return which of ``count`` rows are held back, as booleans (N,); about the same share of each class.
 
     Example:
         >>> import torch
@@ -33,13 +33,13 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
     if classes is not None:
         order = order[torch.argsort(classes[order], stable=True)]
     held = torch.zeros(count, dtype=torch.bool)
-    # Rows at equal distances: where they are sorted by class, every class gives its share.
+    # Evenly spaced rows: when they are sorted by class, every class contributes its share.
     held[order[((torch.arange(size) + 0.5) * count / size).long()]] = True
     return held
 
 
 def layer_widths(value: Any) -> tuple[int, ...]:
-    """Return the widths of the hidden layers, or say what is wrong with them."""
+    """Return the widths of the hidden layers; raise if they are invalid."""
     widths = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
     for width in widths:
         if isinstance(width, bool) or not isinstance(width, Integral) or width < 1:
@@ -66,7 +66,7 @@ def kept_rows(value: Any, layers: int) -> float | tuple[float, ...]:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """Raise an error for the first setting of an estimator that makes no sense."""
+    """Raise an error for the first invalid setting of an estimator."""
     for name, allowed in (("guide", guide_names()), ("activation", tuple(ACTIVATIONS))):
         if not isinstance(settings[name], str) or settings[name] not in allowed:
             raise RangeError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {settings[name]!r}.")

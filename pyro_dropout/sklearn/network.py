@@ -1,6 +1,7 @@
-"""The network behind an estimator: built from settings, filled with what was learned, and kept as plain tensors.
+"""The network behind an estimator, stored as its settings and plain tensors.
 
-A model is not pickled, for that would keep code; it is built anew from its settings and filled with its tensors.
+A model is not pickled, because a pickle depends on the code; it is rebuilt from its settings and loaded with its
+tensors.
 """
 
 import contextlib
@@ -28,19 +29,19 @@ from pyro_dropout.training.history import History
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
-_POINTS, _DRAWS = 512, 32  # of one forward pass; fixed, so that any number of points meets the same draws
-_FIRST_TAU = 10.0  # of standardised targets, where the noise is learned
+_POINTS, _DRAWS = 512, 32  # per forward pass; fixed, so that the draws do not depend on the number of points
+_FIRST_TAU = 10.0  # initial value for standardised targets, if the noise is learned
 # Pyro's handlers and torch's generator belong to the process, so threads take turns.
 _ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """All that is needed to build a network and its posterior, before anything is learned.
+    """Everything needed to build a network and its posterior before training.
 
     Attributes:
-        inputs: how many features there are.
-        outputs: how many targets or classes.
+        inputs: number of features.
+        outputs: number of targets or classes.
         hidden: the widths of the hidden layers.
         activation: their non-linearity, by name.
         length_scale: of the prior.
@@ -72,7 +73,7 @@ class Architecture:
         Args:
             x: the training inputs, (N, Q).
             y: the training targets, (N, D), or class indices, (N,).
-            tau: noise precision of each target, (D,), in the units of y; None where it is to be learned.
+            tau: noise precision of each target, (D,), in the units of y; None to learn it.
         """
         widths = [self.inputs, *self.hidden]
         layers: list[nn.Module] = []
@@ -91,14 +92,14 @@ class Architecture:
         if isinstance(self.keep, tuple):
             return dict(zip(weights, self.keep, strict=True)).__getitem__
         keep = self.keep
-        # Without its only input a layer says nothing; a guide that learns what to keep finds that out.
+        # A layer without its only input carries no information; a guide that learns what to keep learns to keep it.
         learned = resolve_guide(self.guide).learns_keep
         single = {name for name in weights if model.sites[name].fan_in == 1 and not learned}
         return lambda name: 1.0 if name in single else keep
 
 
 def set_noise(model: Standardised, tau: Tensor | None) -> None:
-    """Give a regression the noise precision ``tau`` of each target in the units of y; None for one that is learned."""
+    """Set the noise precision ``tau`` of each target of a regression, in the units of y; None to learn it."""
     if tau is None:
         model.model.likelihood = Gaussian(torch.full_like(model.y_std, _FIRST_TAU), learn=True)
     else:
@@ -107,7 +108,7 @@ def set_noise(model: Standardised, tau: Tensor | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """A trained pair as plain tensors on the CPU: what is pickled, and sent to other processes.
+    """A trained model and guide as plain tensors on the CPU, for pickling and for other processes.
 
     Example:
         >>> import torch
@@ -125,14 +126,14 @@ class Learned:
 
     @classmethod
     def of(cls, architecture: Architecture, model: nn.Module, guide: nn.Module) -> "Learned":
-        """Return what a model and a guide have learned."""
+        """Return the state of a model and a guide."""
         states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in (model, guide))
         return cls(architecture, *states)
 
     def pair(self, device: torch.device | str = "cpu") -> tuple[Standardised, Any]:
-        """Return the model and its guide, in float64: answers then do not depend on how points are batched."""
+        """Return the model and its guide in float64, so that predictions do not depend on how points are batched."""
         plan = self.architecture
-        with forked(torch.device("cpu")):  # the values that a new network starts from are overwritten
+        with forked(torch.device("cpu")):  # the initial values are overwritten
             x = torch.zeros(2, plan.inputs, dtype=torch.float64)
             y = torch.zeros(2, dtype=torch.long) if plan.classes else torch.zeros(2, plan.outputs, dtype=torch.float64)
             model, guide = plan.pair(x, y, torch.ones(plan.outputs))
@@ -141,7 +142,7 @@ class Learned:
         return model.to(device), guide.to(device)
 
     def continued(self, tau: Tensor | None) -> tuple[Standardised, Any]:
-        """Return the pair as training left it, in float32, with another noise where one is given."""
+        """Return the pair as training left it, in float32; ``tau`` replaces its noise if given."""
         model, guide = self.pair()
         model.model.float()
         if tau is not None:
@@ -152,7 +153,7 @@ class Learned:
 def train(
     pair: tuple[Standardised, Any], x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor] | None, **options: Any
 ) -> History:
-    """Train a pair in float32 on data that is standardised in float64, with options of ``fit``; it ends on the CPU."""
+    """Train a pair in float32 on data standardised in float64, with options of ``fit``; move it to the CPU."""
     model, guide = pair
 
     def standard(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,9 +168,10 @@ def train(
 
 
 def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: int) -> Tensor:
-    """Return the noise precision of each target, (D,), that suits rows which were not trained on.
+    """Return the noise precision of each target, (D,), that fits held-back rows.
 
-    What was learned with the weights is right between the targets; held-back rows say by what factor it is too sure.
+    The precisions learned with the weights are right relative to each other; the held-back rows give the factor by
+    which they are too large.
     """
     model, guide = learned.pair()
     likelihood: Any = model.likelihood
@@ -182,7 +184,7 @@ def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: in
 def answers(
     learned: Learned, x: Tensor, read: Callable[[Prediction], tuple[Tensor, ...]], *, samples: int, seed: int
 ) -> list[Tensor]:
-    """Return what ``read`` finds in the predictions at x, (N, Q), all from the same ``samples`` functions."""
+    """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same ``samples`` functions."""
     with alone(seed, x.device):
         model, guide = learned.pair(x.device)
         options: Any = {"samples": samples, "shared": True, "seed": seed, "keep_samples": True}
@@ -192,6 +194,6 @@ def answers(
 
 @contextlib.contextmanager
 def alone(seed: int, device: torch.device) -> Iterator[None]:
-    """Within this context random numbers come from a seed, and Pyro's parameter store is empty; both are put back."""
+    """Seed the random numbers and use an empty Pyro param store within this context; restore both afterwards."""
     with _ONE_AT_A_TIME, seeded(seed, device), pyro.get_param_store().scope():
         yield

@@ -1,4 +1,4 @@
-"""Inputs and targets with their names: what a comparison and a fit are run on."""
+"""Inputs and targets with their names, for a comparison or a fit."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,13 @@ class Dataset:
     """Inputs and targets for training and for testing, in their own units.
 
     Attributes:
-        name: what it is called.
+        name: a title.
         train: (x, y), inputs (N, Q) and targets (N, D), or class indices (N,).
         test: the same, held back.
         x_name: the inputs in words, with their unit.
         y_name: the targets in words, with their unit.
         note: where it comes from, and what is held back.
-        encoding: what the columns of its table mean, where it comes from one.
+        encoding: of the columns of its table, if it comes from one.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
 """How the columns of a table become numbers: inputs as they are or one-hot, a target as a number or a class.
 
-An encoding is learned from one table and then holds for every other, so that new data mean what the old ones meant.
+An encoding is learned from the training table and then applied to every other table.
 """
 
 import math
@@ -16,32 +16,32 @@ from pyro_dropout.tables.files import Cell, Table, as_label, as_number, brief
 
 Task = Literal["auto", "regression", "classification"]
 
-_MOST = 50  # categories of a column: with more, it names the rows rather than describing them
+_MOST = 50  # categories of a column; with more, it probably identifies rows
 
 
 @dataclass(frozen=True)
 class Input:
-    """One column to predict from; ``categories`` is None where it holds numbers."""
+    """One column to predict from; ``categories`` is None for numbers."""
 
     name: str
     categories: tuple[str, ...] | None = None
 
     @property
     def features(self) -> list[str]:
-        """The names of the numbers that the column becomes."""
+        """The names of the features that the column becomes."""
         return [self.name] if self.categories is None else [f"{self.name}={label}" for label in self.categories]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What each column of a table means to a network.
+    """How a network reads each column of a table.
 
     Attributes:
         inputs: the columns to predict from, in the network's order.
         target: the column to predict.
         classes: the target's values in the order of the network's outputs; () for a number.
-        fill: what a missing input becomes, a number for each feature; None where missing values are refused.
-        ranges: the least and the greatest value of each feature in training; None where that is not known.
+        fill: the number that replaces a missing value, for each feature; None if missing values are an error.
+        ranges: the least and the greatest value of each feature in training; None if unknown.
 
     Example:
         >>> table = Table("t.csv", {"colour": ["red", "blue"], "size": ["1", "2"], "price": ["3", "4"]}, [2, 3])
@@ -63,15 +63,15 @@ class Encoding:
 
     @property
     def remarks(self) -> list[str]:
-        """What was decided about the columns, in sentences."""
+        """How the columns were interpreted, in words."""
         coded = [f"{column.name} ({len(column.categories)})" for column in self.inputs if column.categories is not None]
         said = [f"one-hot encoded: {', '.join(coded)}"] if coded else []
         if self.classes:
-            return [*said, f"{self.target!r} is taken for one of {len(self.classes)} classes"]
-        return [*said, f"{self.target!r} is taken for a number"]
+            return [*said, f"{self.target!r} is read as one of {len(self.classes)} classes"]
+        return [*said, f"{self.target!r} is read as a number"]
 
     def inputs_of(self, table: Table) -> Tensor:
-        """Return the inputs of a table, (N, Q); what is missing is filled, or not a number where nothing fills it."""
+        """Return the inputs of a table, (N, Q); missing values are filled, or NaN without ``fill``."""
         parts = [_encoded(table, column) for column in self.inputs]
         x = torch.cat(parts, 1)
         if self.fill is not None:
@@ -79,11 +79,11 @@ class Encoding:
         return x
 
     def seen(self, x: Tensor) -> "Encoding":
-        """Return the encoding that knows how far the inputs of training reach."""
+        """Return the encoding with the ranges of the training inputs."""
         return replace(self, ranges=tuple(zip(x.amin(0).tolist(), x.amax(0).tolist(), strict=True)))
 
     def beyond(self, x: Tensor) -> list[list[str]]:
-        """Return for each row of inputs the features that lie beyond those of training.
+        """Return for each row of inputs the features outside their training range.
 
         Example:
             >>> found = Encoding((Input("age"), Input("size")), "price").seen(torch.tensor([[1.0, 5.0], [3.0, 9.0]]))
@@ -112,7 +112,7 @@ class Encoding:
         return torch.tensor([place[as_label(cell)] for cell in cells])
 
     def as_json(self) -> dict[str, Any]:
-        """Return what ``from_json`` takes."""
+        """Return the argument of ``from_json``."""
         return {
             "inputs": [{"name": column.name, "categories": column.categories} for column in self.inputs],
             "target": self.target,
@@ -123,7 +123,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> "Encoding":
-        """Return the encoding that was written; a ``KeyError`` or ``TypeError`` where it is none."""
+        """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
         inputs = tuple(
             Input(str(each["name"]), None if each["categories"] is None else tuple(map(str, each["categories"])))
             for each in found["inputs"]
@@ -151,13 +151,13 @@ def _range(value: Any) -> tuple[float, float]:
 def learn(
     table: Table, target: str, task: Task = "auto", categorical: Collection[str] = (), drop: Collection[str] = ()
 ) -> Encoding:
-    """Return the encoding that fits a table: text is a category, and a target of text or of 0 and 1 a class.
+    """Return the encoding for a table: text is a category, and a target of text or of 0 and 1 is a class.
 
     Args:
-        table: what to learn from; all categories that may come must be in it.
+        table: the training table; it must contain all categories.
         target: the column to predict.
-        task: "regression" or "classification" to decide what the target is; "auto" to see by its values.
-        categorical: columns of numbers that are categories all the same.
+        task: "regression" or "classification"; "auto" infers it from the target's values.
+        categorical: numeric columns to treat as categories.
         drop: columns to leave out.
 
     Example:
@@ -188,7 +188,7 @@ def _input(table: Table, name: str, forced: bool) -> Input:
         row = next(k for k, cell in enumerate(table.columns[name]) if cell is not None and as_number(cell) is None)
         raise RangeError(
             f"{table.where(row, name)}: {brief(table.columns[name][row])} is not a number, and {len(cells) - texts}"
-            f" other values of the column are. Mend it, or say that the column holds categories (--categorical {name})."
+            f" other values of the column are. Fix it, or declare the column as categories (--categorical {name})."
         )
     categories = sorted({as_label(cell) for cell in cells})
     if len(categories) > _MOST:
@@ -237,7 +237,7 @@ def _encoded(table: Table, column: Input) -> Tensor:
 
 
 def _numbers(table: Table, name: str) -> Tensor:
-    """Return a column as numbers, not a number where one is missing."""
+    """Return a column as numbers, NaN for missing values."""
     values = []
     for row, cell in enumerate(table.column(name)):
         value = as_number(cell)
@@ -253,8 +253,8 @@ def _numbers(table: Table, name: str) -> Tensor:
     single: Tensor = exact.float()
     if 2 * len(known.float().unique()) < len(known.unique()):
         raise RangeError(
-            f"{table.file}, column {name!r}: its values differ only after the seventh digit, which single precision"
-            " does not see; take off what they have in common."
+            f"{table.file}, column {name!r}: its values differ only after the seventh digit, beyond single precision;"
+            " subtract a constant offset."
         )
     return single
 
@@ -265,4 +265,6 @@ def _missing(table: Table, row: int, column: str) -> RangeError:
 
 def _unseen(table: Table, row: int, column: str, cell: Cell, known: Collection[str]) -> RangeError:
     few = ", ".join(list(known)[:8]) + (", ..." if len(known) > 8 else "")
-    return RangeError(f"{table.where(row, column)}: {brief(as_label(cell))} was not seen in training; known are {few}.")
+    return RangeError(
+        f"{table.where(row, column)}: {brief(as_label(cell))} was not seen in training; known values are {few}."
+    )

@@ -1,7 +1,6 @@
-"""Tables as they lie in files: CSV and Parquet, read into named columns whose cells know their row.
+"""Read CSV and Parquet files into named columns.
 
-Nothing is guessed here. Whatever is wrong with a file is said with its name, its row (the line of a CSV file, header
-included) and its column.
+Nothing is guessed here. Errors name the file, the row (the line of a CSV file, header included) and the column.
 """
 
 import codecs
@@ -29,9 +28,9 @@ class Table:
 
     Attributes:
         file: the name of the file, for messages.
-        columns: {name: cells}; a cell is text, a number, or None where it is missing.
-        rows: where each row stands in the file.
-        unread: {name: type} of columns of types that cannot be read, which are not among the others.
+        columns: {name: cells}; a cell is text, a number, or None if it is missing.
+        rows: the number of each row in the file.
+        unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
 
     Example:
         >>> table = Table("t.csv", {"a": ["1", None]}, [2, 3])
@@ -48,11 +47,11 @@ class Table:
         return len(self.rows)
 
     def where(self, row: int, column: str) -> str:
-        """Say where a cell stands."""
+        """Return the location of a cell, for messages."""
         return f"{self.file}, row {self.rows[row]}, column {brief(column)}"
 
     def column(self, name: str) -> list[Cell]:
-        """Return a column, or say which there are."""
+        """Return a column; raise if there is no such column."""
         if name in self.unread:
             raise RangeError(
                 f"{self.file}, column {name!r}: its type is {self.unread[name]}; numbers, text and booleans can be"
@@ -63,13 +62,13 @@ class Table:
         return self.columns[name]
 
     def only(self, kept: list[int]) -> "Table":
-        """Return the table with these rows, counted from 0."""
+        """Return the table with only these rows, counted from 0."""
         columns = {name: [cells[row] for row in kept] for name, cells in self.columns.items()}
         return Table(self.file, columns, [self.rows[row] for row in kept], self.unread)
 
 
 def as_number(cell: Cell) -> float | None:
-    """Return a cell as a number; None where it is text.
+    """Return a cell as a number; None if it is text.
 
     Example:
         >>> as_number("1e3"), as_number(2.0), as_number("red"), as_number("1_000")
@@ -78,13 +77,13 @@ def as_number(cell: Cell) -> float | None:
     if cell is None or isinstance(cell, float):
         return cell
     try:
-        return None if "_" in cell else float(cell)  # Python's own spelling of thousands is no number elsewhere
+        return None if "_" in cell else float(cell)  # 1_000 is a number only in Python
     except ValueError:
         return None
 
 
 def as_label(cell: Cell) -> str:
-    """Return a cell as the name of a category, whole numbers without a point.
+    """Return a cell as the name of a category, whole numbers without a decimal point.
 
     Example:
         >>> as_label("red"), as_label(3.0), as_label(2.5)
@@ -96,7 +95,7 @@ def as_label(cell: Cell) -> str:
 
 
 def brief(cell: Cell) -> str:
-    """Return a cell as a message shows it: as it is, and only the beginning of a long one.
+    """Return a cell for a message; a long one is truncated.
 
     Example:
         >>> brief("red"), brief("9" * 400)
@@ -110,8 +109,8 @@ def brief(cell: Cell) -> str:
 def read_file(path: str | Path) -> Table:
     r"""Return the table in a CSV file with a header, or in a Parquet file.
 
-    Lines of a CSV file that begin with # are left out. What counts as missing: an empty cell, NA, N/A, NaN, null, None
-    and ?, in small letters or capitals.
+    Lines of a CSV file that start with # are skipped. Missing values are an empty cell, NA, N/A, NaN, null, None and ?,
+    in upper or lower case.
 
     Example:
         >>> import pathlib, tempfile
@@ -126,7 +125,7 @@ def read_file(path: str | Path) -> Table:
 
 
 def read_pieces(path: str | Path, size: int | None = None) -> Iterator[Table]:
-    r"""Yield a table of so many rows after the other, for files that are larger than memory; None for all at once.
+    r"""Yield tables of ``size`` rows each, for files larger than memory; with None, one table of all rows.
 
     Example:
         >>> import pathlib, tempfile
@@ -168,7 +167,7 @@ def _check_columns(table: Table) -> None:
 
 
 class _Lines:
-    """Lines without comments, and the number of the last one that was asked for."""
+    """Lines without comments, and the number of the last line read."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines, self.number, self.between = lines, 0, True
@@ -176,7 +175,7 @@ class _Lines:
     def __iter__(self) -> Iterator[str]:
         for line in self._lines:
             self.number += 1
-            # Within a record, a line that begins with # belongs to a quoted text.
+            # Within a record, a line that starts with # is part of a quoted text.
             if not (self.between and line.startswith("#")):
                 self.between = False
                 yield line
@@ -231,7 +230,7 @@ def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _check_text(path: Path) -> None:
-    """Raise an error if a file is no text, and say where; a decoder of lines knows only the place in its buffer."""
+    """Raise an error with the byte position if a file is not text; a line reader knows only the place in its buffer."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     with path.open("rb") as file:
@@ -242,11 +241,13 @@ def _check_text(path: Path) -> None:
                 text = decoder.decode(block, final=not block)
             except UnicodeDecodeError as cause:
                 raise PyroDropoutError(
-                    f"{path.name} is neither Parquet nor text in UTF-8: byte {done - held + cause.start + 1} is no"
-                    " character. Save it as a CSV file in UTF-8."
+                    f"{path.name} is neither Parquet nor UTF-8 text: byte {done - held + cause.start + 1} cannot be"
+                    " decoded. Save it as a CSV file in UTF-8."
                 ) from None
             if "\0" in text:
-                raise PyroDropoutError(f"{path.name} is no table: it holds binary data. Give a CSV or a Parquet file.")
+                raise PyroDropoutError(
+                    f"{path.name} is not a table: it holds binary data. Give a CSV or a Parquet file."
+                )
             if not block:
                 return
             done += len(block)
@@ -266,7 +267,7 @@ def _named(path: Path, names: list[str]) -> list[str]:
         if not name:
             raise ShapeError(f"{path.name}: column {place} of {len(names)} has no name in the header.")
         if name in names[: place - 1]:
-            raise ShapeError(f"{path.name} has two columns called {name!r}; each needs a name of its own.")
+            raise ShapeError(f"{path.name} has two columns called {name!r}; column names must be unique.")
     return names
 
 
@@ -288,7 +289,7 @@ def _parquet(path: Path, size: int | None) -> Iterator[Table]:
         ) from None
     done = 0
     try:
-        with parquet.ParquetFile(path) as file:  # not as a data set, which would read columns into the path's names too
+        with parquet.ParquetFile(path) as file:  # not as a data set, which would also read columns from the path
             names = _named(path, [str(name) for name in file.schema_arrow.names])
             _check_columns(Table(path.name, {name: [] for name in names}, []))
             kinds = dict(zip(names, file.schema_arrow.types, strict=True))
@@ -302,11 +303,11 @@ def _parquet(path: Path, size: int | None) -> Iterator[Table]:
                 yield Table(path.name, columns, list(range(done + 1, done + found.num_rows + 1)), unread)
                 done += found.num_rows
     except (pyarrow.ArrowException, OSError) as cause:
-        raise PyroDropoutError(f"{path.name} is no whole Parquet file: {str(cause).splitlines()[0]}") from None
+        raise PyroDropoutError(f"{path.name} is not a valid Parquet file: {str(cause).splitlines()[0]}") from None
 
 
 def _reading(is_a: Any, kind: Any) -> Callable[[Any], Cell] | None:
-    """Return how a value of a column of this type becomes a cell; None for types that cannot be read."""
+    """Return a function from values of a column of this type to cells; None for types that cannot be read."""
     kind = kind.value_type if is_a.is_dictionary(kind) else kind
     if is_a.is_boolean(kind):
         return lambda value: None if value is None else str(value).lower()

@@ -1,4 +1,4 @@
-"""Tables of one's own as data to fit: read, encoded, with what is missing dealt with, and a part held back."""
+"""Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
@@ -34,10 +34,10 @@ def read_table(
     Args:
         path: the file.
         target: the name of the column to predict; the last one by default.
-        task: "regression", "classification", or "auto": a class where the target is text or 0 and 1.
+        task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
         missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
             that is the share of each. A missing target is never filled in.
-        categorical: columns of numbers that are categories.
+        categorical: numeric columns to treat as categories.
         drop: columns to leave out.
         held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
         seed: of that choice.
@@ -66,14 +66,14 @@ def read_table(
     if len(x) - cut < 2:
         raise RangeError(
             f"held_back={held_back:g} of the {len(x)} rows of {table.file} leaves {len(x) - cut} to train on, and at"
-            " least 2 are needed; hold fewer back."
+            " least 2 are needed; hold back fewer."
         )
     test, train = order.split([cut, len(x) - cut])
     if missing == "mean":
         encoding = replace(encoding, fill=_means(table, encoding, x[train]))
         x = encoding.inputs_of(table)
     encoding = encoding.seen(x[train])
-    remarks = [f"{len(train)} rows to train on" + (f" and {cut}, chosen at random, to test with" if cut else "") + said]
+    remarks = [f"{len(train)} training rows" + (f" and {cut} test rows, chosen at random" if cut else "") + said]
     return Dataset(
         Path(path).stem,
         (x[train], y[train]),
@@ -88,15 +88,15 @@ def read_table(
 def read_input_pieces(
     path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
 ) -> Iterator[tuple[Table, Tensor]]:
-    r"""Yield new data as an encoding that was learned from older ones reads them: tables, and inputs (N, Q).
+    r"""Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
 
-    Columns may come in any order; the target may be among them, and is not looked at.
+    Columns may be in any order; the target may be among them and is ignored.
 
     Args:
         path: a CSV or Parquet file.
         encoding: of the data that a network was trained on.
-        size: rows in a piece, for files that are larger than memory; None for all at once.
-        ignore_extra: whether columns that were not there then are left out instead of refused.
+        size: rows in a piece, for files larger than memory; None for all at once.
+        ignore_extra: whether columns that were not in the training data are ignored instead of an error.
 
     Example:
         >>> import pathlib, tempfile
@@ -120,26 +120,26 @@ def read_input_pieces(
         extra = [name for name in (*table.columns, *table.unread) if name not in known and name != encoding.target]
         if extra and not ignore_extra:
             raise PyroDropoutError(
-                f"{table.file}: the column {extra[0]!r} was not there in training. Take it out, or say --ignore-extra."
+                f"{table.file}: the column {extra[0]!r} was not in the training data. Remove it, or use --ignore-extra."
             )
         if encoding.fill is None:
-            remedy = "The run was trained with complete rows; fit it with --missing mean to have gaps filled."
+            remedy = "The run was trained on complete rows; fit it with --missing mean to fill in missing values."
             _refuse(table, known, remedy)
         yield table, encoding.inputs_of(table)
 
 
 def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]) -> tuple[Table, str]:
-    """Return the table as ``missing`` wants it, and what was done to it in words."""
+    """Return the table with missing values handled as ``missing`` says, and what was done in words."""
     names = [name for name in table.columns if name not in drop]
     if missing == "drop":
         kept = [row for row in range(len(table)) if all(table.columns[name][row] is not None for name in names)]
         gone = len(table) - len(kept)
-        return table.only(kept), f" ({gone} with missing values left out)" if gone else ""
+        return table.only(kept), f" ({gone} with missing values dropped)" if gone else ""
     if missing == "mean":
         _refuse(table, [target], "A target is not filled in; use --missing drop.")
         gaps = sum(cell is None for name in names for cell in table.columns[name])
         return table, f" ({gaps} missing values filled in)" if gaps else ""
-    _refuse(table, names, "Leave such rows out with --missing drop, or fill in means with --missing mean.")
+    _refuse(table, names, "Drop such rows with --missing drop, or fill in means with --missing mean.")
     return table, ""
 
 
@@ -154,5 +154,5 @@ def _means(table: Table, encoding: Encoding, x: Tensor) -> tuple[float, ...]:
     means = x.nanmean(0)
     if bool(means.isnan().any()):
         name = encoding.features[int(means.isnan().nonzero()[0])]
-        raise ShapeError(f"{table.file}, column {name!r}: no value is known among the training rows.")
+        raise ShapeError(f"{table.file}, column {name!r}: all values are missing in the training rows.")
     return tuple(means.tolist())

@@ -78,7 +78,7 @@ MISTAKES = {
     "a huge seed": Mistake(fit("--seed", 2**70), "'--seed'", str(2**70), "a whole number below 2**32"),
     "no share": Mistake(fit("--held-back", "nan"), "'--held-back'", "nan", "lie in [0, 1)"),
     "a negative share": Mistake(fit("--held-back", -0.1), "'--held-back'", "-0.1", "lie in [0, 1)"),
-    "nearly all held back": Mistake(fit("--held-back", 0.99), "held_back=0.99", "0 to train on", "hold fewer back"),
+    "nearly all held back": Mistake(fit("--held-back", 0.99), "held_back=0.99", "0 to train on", "hold back fewer"),
     "no such category": Mistake(fit("--categorical", "z"), "table.csv", "no column 'z'", "its columns are area, town"),
     "two tables": Mistake(fit("other.csv"), "argument", "other.csv", "unexpected extra"),
     "no table": Mistake(plain("fit", "--out", "run"), "'DATA'", "argument", "Missing"),
@@ -114,7 +114,7 @@ MISTAKES = {
     "a class by a word": Mistake(predict(text="width,age\n1,x\n", which="trees"), "column 'age'", "'x'", "number"),
     "a file for a run": Mistake(
         lambda folder, fitted: ["predict", fitted / "houses.csv", fitted / "houses.csv"],
-        "no folder", "houses.csv'", "pyro-dropout fit makes one",
+        "no folder", "houses.csv'", "create a run with pyro-dropout fit",
     ),
     "predict into no name": Mistake(
         lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", ""],
@@ -131,13 +131,13 @@ MISTAKES = {
     "compare: no such device": Mistake(compare("--device", "cuda:77"), "--device", "'cuda:77'", "such as 'cpu'"),
     "compare: two series": Mistake(plain("compare", "co2", "sunspots"), "argument", "sunspots", "unexpected extra"),
     "compare: too many held back": Mistake(compare("--held-back", 1.5), "'--held-back'", "1.5", "lie in [0, 1)"),
-    "compare: into the table's folder": Mistake(compare("--out", "."), "--out '.'", "holds other", "a new folder"),
+    "compare: into the table's folder": Mistake(compare("--out", "."), "--out '.'", "holds no", "give a new"),
     # resume
     "resume nothing": Mistake(plain("resume"), "'RUN'", "argument", "Missing"),
     "resume for no steps": Mistake(resume("--steps", 0), "'--steps'", "0", COUNT),
     "resume elsewhere": Mistake(resume("--out", "other"), "--out", "No such option", "option"),
     "resume on a device": Mistake(resume("--device", "abacus"), "--device", "'abacus'", "such as 'cpu' or 'cuda'"),
-    "resume without the data": Mistake(resume("--data", "none.csv"), "'none.csv'", "no file", "give it with --data"),
+    "resume without the data": Mistake(resume("--data", "none.csv"), "'none.csv'", "does not exist", "with --data"),
     "resume with other data": Mistake(
         lambda folder, fitted: ["resume", fitted / "houses", "--data", fitted / "trees.csv"],
         "trees.csv", "has changed since", "Restore the file, or fit a new run",
@@ -151,10 +151,10 @@ MISTAKES = {
     ),
     "resume without a section": Mistake(recorded(lambda record: record.pop("data")), "run.json", "'data'", "Fit the"),
     # the others
-    "reproduce a path": Mistake(plain("reproduce", "../co2"), "no experiment", "'../co2'", "there are bnn, co2"),
+    "reproduce a path": Mistake(plain("reproduce", "../co2"), "unknown experiment", "'../co2'", "choose from bnn, co2"),
     "reproduce an option": Mistake(plain("reproduce", "--quick"), "option", "--quick", "No such"),
     "download what is not there": Mistake(
-        plain("datasets", "--download", "data", "--only", "iris"), "'--only'", "'iris'", "not among boston",
+        plain("datasets", "--download", "data", "--only", "iris"), "'--only'", "'iris'", "choose from boston",
     ),
     "datasets of a kind": Mistake(plain("datasets", "uci"), "argument", "uci", "unexpected extra"),
     "info on something": Mistake(plain("info", "torch"), "argument", "torch", "unexpected extra"),

@@ -107,10 +107,10 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     monkeypatch.setattr(Keeper, "write", interrupted)
     done = run("fit", data, "--out", tmp_path / "part", "--checkpoint-every", 20, *options)
     assert done.exit_code == 130
-    assert done.stderr.strip() == f"pyro-dropout: interrupted; to go on: pyro-dropout resume {tmp_path / 'part'}"
+    assert done.stderr.strip() == f"pyro-dropout: interrupted; to continue: pyro-dropout resume {tmp_path / 'part'}"
     monkeypatch.setattr(Keeper, "write", write)
     assert 0 < int(next((tmp_path / "part" / "checkpoints").iterdir()).stem.removeprefix("step-")) < 45
-    assert "not finished" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
+    assert "unfinished run" in run("predict", tmp_path / "part", data, "--out", tmp_path / "no.csv").stderr
     done = run("resume", tmp_path / "part", "--quiet", "--json")
     assert done.exit_code == 0, done.stderr
     alike = ("steps", "last_loss", "scores")
@@ -124,7 +124,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     data.write_text(houses(31), "utf-8")
     done = run("resume", tmp_path / "part", "--quiet")
     assert done.exit_code == 2
-    assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run began")
+    assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run started")
 
 
 def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_posterior_that_is_behind_its_run_says_so(fitted: Path, tmp_path: Path
     (tmp_path / "run" / "run.json").write_text(json.dumps(record), "utf-8")
     done = run("predict", tmp_path / "run", fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 5, "-q")
     assert done.exit_code == 0
-    assert "has learned for 3 steps of the 50 that were asked for last" in " ".join(done.stderr.split())
+    assert "was trained for 3 of the 50 requested steps" in " ".join(done.stderr.split())
 
 
 def test_predictions_go_through_a_link(fitted: Path, tmp_path: Path) -> None:
@@ -256,11 +256,11 @@ def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) 
     done = run("predict", fitted / "houses", new, "--out", out, "--samples", 5)
     assert done.exit_code == 0, done.stderr
     assert [row["beyond"] for row in table_of(out)] == ["", "area", "area"]
-    assert "2 of them lie beyond what was seen in training: area (2)" in done.stdout
+    assert "2 of them lie outside the training range: area (2)" in done.stdout
     told = run("predict", fitted / "houses", new, "--out", out, "--samples", 5, "--json")
     assert json.loads(told.stdout)["beyond"] == {"rows": 2, "inputs": {"area": 2}}
     inside = run("predict", fitted / "houses", written(tmp_path, "town,area\nb,35\n"), "--out", out, "--samples", 5)
-    assert "lie beyond" not in inside.stdout
+    assert "lie outside" not in inside.stdout
 
 
 def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Path, tmp_path: Path) -> None:
@@ -315,7 +315,7 @@ def test_memory_that_runs_out_is_one_line(monkeypatch: pytest.MonkeyPatch, capsy
 
     monkeypatch.setattr(cli_data, "report", hungry)
     assert main(["info"]) == 1
-    assert capsys.readouterr().err.startswith("pyro-dropout: memory ran out; take fewer --samples")
+    assert capsys.readouterr().err.startswith("pyro-dropout: out of memory; use fewer --samples")
 
 
 # --- the experiments and their data -----------------------------------------------------------------------------------
@@ -360,12 +360,12 @@ def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(download, "_open", opened)
     done = run("datasets", "--download", tmp_path / "data", "--only", "yacht", "--quiet")
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be fetched: no network here.")
+    assert done.stderr.startswith(f"pyro-dropout: {asked[0]} could not be downloaded: no network here.")
     assert len(asked) == 1
     made = Item("uci/yacht/data.txt", "https://example.org/data.txt", hashlib.sha256(b"1 2\n").hexdigest())
     monkeypatch.setattr(download, "manifest", lambda names: [made])
     monkeypatch.setattr(download, "_open", lambda url: io.BytesIO(b"1 2\n"))
     said = run("datasets", "--download", tmp_path / "data", "--quiet").stdout
-    assert f"1 files fetched, the others were there. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
+    assert f"1 files downloaded; the others exist. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
     assert "co2 and solar are not fetched" in said
     assert (tmp_path / "data" / made.file).read_bytes() == b"1 2\n"

@@ -28,9 +28,7 @@ def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     (errors,) = [line.split()[1:] for line in done.stdout.splitlines() if line.strip().startswith("RMSE")]
     assert len(errors) == 6  # a mean, ± and an error for each of the two
-    assert (
-        "table.csv: 24 rows to train on and 6, chosen at random, to test with; one-hot encoded: town (2)" in done.stdout
-    )
+    assert "table.csv: 24 training rows and 6 test rows, chosen at random; one-hot encoded: town (2)" in done.stdout
     assert str(out / "report.html")[-20:] in done.stdout
     (again,) = [line for line in done.stdout.splitlines() if line.startswith("To predict with")]
     best = again.split()[3].rstrip(":")
@@ -85,7 +83,7 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(tm
     assert found["scores"]["dropout"]["elbo"] == {
         "mean": None, "error": None, "values": [], "note": "undefined, σ = 0",
     }  # fmt: skip
-    assert "taken for one of 3 classes" in found["about"]
+    assert "read as one of 3 classes" in found["about"]
     new = {name: what for name, what in contents(out).items() if what is not None}
     assert new.pop("mine.txt") == b"old"  # what is not the comparison's stays
     assert sorted(new) == found["files"]

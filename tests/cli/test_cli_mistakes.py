@@ -64,10 +64,10 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a folder": (lambda folder, fitted: ["fit", folder, "--out", folder / "run"], "is a folder; give a CSV"),
     "empty": (of_table(""), "table.csv is empty"),
     "blank": (of_table("\n\n# nothing\n"), "table.csv has no header"),
-    "binary": (of_table(b"a,b\n\x00\x01\x02"), "table.csv is no table: it holds binary data"),
-    "another encoding": (of_table("a,é\n1,2\n".encode("latin-1")), "neither Parquet nor text in UTF-8: byte 3"),
-    "half a Parquet file": (of_table(b"PAR1 and so on", name="t.parquet"), "t.parquet is no whole Parquet file"),
-    "CSV called Parquet": (of_table("a,b\n1,2\n", name="t.parquet"), "t.parquet is no whole Parquet file"),
+    "binary": (of_table(b"a,b\n\x00\x01\x02"), "table.csv is not a table: it holds binary data"),
+    "another encoding": (of_table("a,é\n1,2\n".encode("latin-1")), "neither Parquet nor UTF-8 text: byte 3"),
+    "half a Parquet file": (of_table(b"PAR1 and so on", name="t.parquet"), "t.parquet is not a valid Parquet file"),
+    "CSV called Parquet": (of_table("a,b\n1,2\n", name="t.parquet"), "t.parquet is not a valid Parquet file"),
     "no header": (of_table("1,2\n3,4\n"), "table.csv has no header: its first line is '1,2'"),
     "only a header": (of_table("a,b\n"), "table.csv has a header and no rows"),
     "one column": (of_table("a\n1\n"), "at least two columns"),
@@ -110,12 +110,12 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
     "no such option": (of_table(houses(), "--speed", 3), "No such option: --speed"),
     "no out": (lambda folder, fitted: ["fit", written(folder, houses())], "Missing option '--out'"),
-    "no such guide": (of_table(houses(), "--guide", "laplace"), "'--guide': 'laplace' is no guide; there are dropout"),
-    "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': 'laplace' is no guide"),
+    "no such guide": (of_table(houses(), "--guide", "laplace"), "unknown guide 'laplace'; choose from dropout"),
+    "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': unknown guide 'laplace'"),
     "guides without commas": (
-        lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "there is no file 'mean-field'",
+        lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "'mean-field' is neither a file nor",
     ),
-    "no such data": (lambda folder, fitted: ["compare", "CO3"], "'CO3', and no data set: those are co2, sunspots"),
+    "no such data": (lambda folder, fitted: ["compare", "CO3"], "'CO3' is neither a file nor a bundled data set (co2"),
     "a series to fit": (lambda folder, fitted: ["fit", "co2", "--out", folder / "run"], "'co2' is for compare"),
     "a target of a series": (
         lambda folder, fitted: ["compare", "co2", "--target", "y", "--out", folder / "o"], "'co2' has its own target",
@@ -139,12 +139,12 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", written(folder, "", "run")], "run' is a file",
     ),
     "out is a run": (
-        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", fitted / "houses"], "holds a run already",
+        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", fitted / "houses"], "already holds a run",
     ),
     "out is not empty": (lambda folder, fitted: ["fit", written(folder, houses()), "--out", folder], "is not empty"),
     "out below a file": (
         lambda folder, fitted: ["fit", written(folder, houses()), "--out", folder / "table.csv" / "run"],
-        "cannot be made: Not a directory",
+        "cannot be created: Not a directory",
     ),
     "a page for a folder": (
         lambda folder, fitted: ["compare", "--out", folder / "page.html"], "--out is a folder, and its page",
@@ -153,7 +153,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["compare", "--out", written(folder, "", "out")], "--out must be a folder",
     ),
     "compare into other things": (
-        lambda folder, fitted: ["compare", written(folder, houses()), "--out", folder], "holds other things",
+        lambda folder, fitted: ["compare", written(folder, houses()), "--out", folder], "holds no comparison",
     ),
     "compare below a file": (
         lambda folder, fitted: ["compare", "--out", written(folder, "") / "out"], "table.csv' is a file",
@@ -167,7 +167,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     ),
     "predict over the table": (
         lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", fitted / "houses.csv"],
-        "is the table itself",
+        "is the input table",
     ),
     "predict into a pipe": (
         lambda folder, fitted: ["predict", fitted / "houses", fitted / "houses.csv", "--out", piped(folder / "p.csv")],
@@ -179,14 +179,14 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: [
             "predict", fitted / "houses", fitted / "houses.csv", "--out", folder / "p.png", "--plot", folder / "p.png",
         ],
-        "is the file of --out too",
+        "is also the file of --out",
     ),
     # new data, and runs
     "a missing column": (of_predict("area\n1\n"), "at least two columns"),
     "another missing column": (of_predict("area,price\n1,2\n"), "new.csv has no column 'town', which the run"),
-    "an extra column": (of_predict("area,town,id\n1,a,7\n"), "new.csv: the column 'id' was not there in training"),
+    "an extra column": (of_predict("area,town,id\n1,a,7\n"), "new.csv: the column 'id' was not in the training data"),
     "an unseen category": (
-        of_predict("area,town\n1,a\n2,z\n"), "row 3, column 'town': 'z' was not seen in training; known are a, b",
+        of_predict("area,town\n1,a\n2,z\n"), "row 3, column 'town': 'z' was not seen in training; known values",
     ),
     "text for an input": (of_predict("area,town\nbig,a\n"), "new.csv, row 2, column 'area': 'big' is not a number"),
     "a gap in new data": (of_predict("area,town\n1,a\n,b\n"), "new.csv, row 3, column 'area': the value is missing"),
@@ -194,7 +194,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "no draws": (of_predict(houses(), "--samples", 0), "'--samples': 0 is not"),
     "a level of 1": (of_predict(houses(), "--level", 1), "'--level': 1 does not lie strictly between 0 and 1"),
     "no such run": (lambda folder, fitted: ["resume", folder / "none"], "there is no folder"),
-    "no run": (lambda folder, fitted: ["resume", folder], "is no run: it has no run.json"),
+    "no run": (lambda folder, fitted: ["resume", folder], "is not a run: it has no run.json"),
     "a garbled record": (of_run(spoiled("run.json", b"{")), "run.json is damaged: it is not JSON"),
     "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
     "a record that fills gaps with text": (
@@ -209,16 +209,16 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a record of another guide": (of_run(swapped('"dropout"', '"mean-field"')), "belongs to another model or guide"),
     "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
     "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),
-    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv', which the run was fitted to"),
+    "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv' does not exist; give its"),
     "data that changed": (of_run(swapped('"sha256": "', '"sha256": "0'), "resume"), "houses.csv has changed since"),
     "fewer steps": (
         lambda folder, fitted: ["resume", fitted / "houses", "--steps", 2], "'--steps': the run was planned for 3",
     ),
     # the experiments
     "no such experiment": (lambda folder, fitted: ["reproduce", "nothing"], "unknown experiment 'nothing'"),
-    "only without download": (lambda folder, fitted: ["datasets", "--only", "yacht"], "goes with --download"),
+    "only without download": (lambda folder, fitted: ["datasets", "--only", "yacht"], "requires --download"),
     "data that are not fetched": (
-        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "'co2' is not among",
+        lambda folder, fitted: ["datasets", "--download", folder / "d", "--only", "co2"], "unknown name 'co2'",
     ),
     "download into a file": (lambda folder, fitted: ["datasets", "--download", written(folder, "")], "is a file"),
 }  # fmt: skip

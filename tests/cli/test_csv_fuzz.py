@@ -19,7 +19,8 @@ from pyro_dropout.tables.reading import read_table
 NAME = "t.csv"
 # Where a message says that something is wrong: a row, a column, a byte, the header or its names, or the whole file.
 PLACE = re.compile(
-    r"row \d+|column|byte \d+|header|is empty|binary data|no table|has \d+ rows|no whole Parquet|held_back=", re.DOTALL
+    r"row \d+|column|byte \d+|header|is empty|binary data|not a table|has \d+ rows|not a valid Parquet|held_back=",
+    re.DOTALL,
 )
 VALID = 'age,kind,"the price"\n' + "".join(f'{k},"{"ab"[k % 2]}, {k}",{k * 1.5}\n' for k in range(14))
 

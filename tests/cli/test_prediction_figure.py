@@ -40,7 +40,7 @@ def test_each_row_stands_where_its_cell_says() -> None:
     figure = plot_predictions("age", ["7", "3", 5.0], ANSWERS, "height", 0.9, (["1", "2"], ["10", "20"]))
     upper, lower = figure.axes
     assert points(upper, "prediction") == [(7.0, 1.0), (3.0, 2.0), (5.0, 4.0)]
-    assert points(upper, "height in the fit's table") == [(1.0, 10.0), (2.0, 20.0)]
+    assert points(upper, "height in the training table") == [(1.0, 10.0), (2.0, 20.0)]
     assert points(lower, "epistemic std") == [(7.0, 0.1), (3.0, 0.2), (5.0, 0.3)]
     intervals, doubt = (group.get_segments() for group in upper.collections)
     assert [tuple(ends[:, 1]) for ends in intervals] == [(0.0, 2.0), (1.0, 3.0), (2.5, 5.5)]
@@ -55,7 +55,7 @@ def test_categories_have_places_of_their_own() -> None:
     assert [text.get_text() for text in lower.get_xticklabels()] == ["clay", "sand"]
     assert points(upper, "tree: ash") == [(0.0, 0.6)]
     assert points(upper, "tree: oak")[0] == (1.0, 0.9)
-    with pytest.raises(pd.PyroDropoutError, match="no predictions to draw"):
+    with pytest.raises(pd.PyroDropoutError, match="no predictions to plot"):
         plot_predictions("soil", [], {}, "tree")
 
 
@@ -104,12 +104,12 @@ def test_a_picture_says_why_the_data_of_the_fit_are_not_in_it(fitted: Path, tmp_
     (copy / "run.json").write_text(json.dumps(record), "utf-8")
     asked = ["predict", copy, fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 20]
     asked += ["--plot", tmp_path / "p.png"]
-    assert "not in the picture" not in run(*asked).stdout
+    assert "the plot does not show" not in run(*asked).stdout
     with table.open("a") as file:
         file.write("# a remark\n")
-    assert "houses.csv has changed since the fit, so its data are not in the picture" in run(*asked).stdout
+    assert "houses.csv has changed since the fit, so the plot does not show it" in run(*asked).stdout
     table.unlink()
-    assert "houses.csv is not there any more, so the data of the fit are not in the picture" in run(*asked).stdout
+    assert "houses.csv no longer exists, so the plot does not show the training data" in run(*asked).stdout
 
 
 @given(st.lists(st.integers(1, 23), min_size=1, max_size=40))
@@ -145,7 +145,7 @@ def test_many_measurements_are_thinned_and_no_hole_is_lost() -> None:
     known = [0.1 * k for k in range(9000) if not 300 < k % 4500 < 3000]
     behind = ([str(value) for value in known], ["1"] * len(known))
     figure = plot_predictions("age", ["7", "3", "15"], ANSWERS, "height", measured=behind)
-    dots = [place for place, _ in points(figure.axes[0], "height in the fit's table")]
+    dots = [place for place, _ in points(figure.axes[0], "height in the training table")]
     assert len(dots) == len(set(dots)) == 2000
     assert set(dots) <= set(known)
     assert abs(sum(place < 450 for place in dots) / 2000 - 0.5) < 0.05
@@ -157,7 +157,7 @@ def test_bad_wishes_are_refused_and_nothing_is_written(fitted: Path, tmp_path: P
     for wish, said in (
         (["--plot", tmp_path / "p.txt"], "must end in .png, .pdf or .svg"),
         (["--plot", tmp_path / "no" / "p.png"], "there is no folder"),
-        (["--plot", tmp_path / "p.png", "--over", "colour"], "'colour' is no input of the run; they are"),
+        (["--plot", tmp_path / "p.png", "--over", "colour"], "'colour' is not an input of the run; choose from"),
         (["--over", "rooms"], "give --plot FILE as well"),
     ):
         done = run(*asked, *wish)

@@ -59,7 +59,7 @@ def test_without_a_repository_the_working_directory_is_looked_at(
     monkeypatch.chdir(tmp_path)
     reproduce("once", ["--quick", "--seed", "3"])
     assert capsys.readouterr().out == "ran with ['--quick', '--seed', '3']\n"
-    with pytest.raises(pd.PyroDropoutError, match="no experiment 'twice'; there are once"):
+    with pytest.raises(pd.PyroDropoutError, match="unknown experiment 'twice'; choose from once"):
         reproduce("twice")
-    with pytest.raises(pd.PyroDropoutError, match="no experiment"):
+    with pytest.raises(pd.PyroDropoutError, match="unknown experiment"):
         reproduce("../models/once")

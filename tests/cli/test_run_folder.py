@@ -61,7 +61,7 @@ def test_the_data_must_be_the_same(tmp_path: Path) -> None:
     moved.write_bytes(path.read_bytes())
     assert torch.equal(run.data(moved).train[1], data.train[1])
     path.write_text(path.read_text("utf-8").replace("0.0,a", "0.1,a"), "utf-8")
-    with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run began"):
+    with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run started"):
         run.data()
     path.unlink()
     with pytest.raises(pd.PyroDropoutError, match=r"there is no file .*table.csv.*--data"):
@@ -71,7 +71,7 @@ def test_the_data_must_be_the_same(tmp_path: Path) -> None:
 def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
     run, data = planned(tmp_path)
     run.write(tmp_path)
-    with pytest.raises(pd.PyroDropoutError, match=r"not finished: there is no posterior.safetensors.*resume"):
+    with pytest.raises(pd.PyroDropoutError, match=r"unfinished run: there is no posterior.safetensors.*resume"):
         run.trained(tmp_path)
     save(tmp_path / POSTERIOR, *planned(tmp_path, guide="mean-field")[0].build(data))
     with pytest.raises(pd.PyroDropoutError, match="belongs to another model or guide"):

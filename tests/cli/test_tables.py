@@ -114,7 +114,7 @@ def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) 
         read_table(path, target="when", drop=("nest",))
     encoding = read_table(path, target="b", drop=("when", "nest")).encoding
     assert encoding is not None
-    with pytest.raises(pd.PyroDropoutError, match=r"the column 'when' was not there in training"):
+    with pytest.raises(pd.PyroDropoutError, match=r"the column 'when' was not in the training data"):
         read_inputs(path, encoding)
     assert read_inputs(path, encoding, ignore_extra=True)[1].shape == (12, 1)
     pyarrow.parquet.write_table(pyarrow.table({"b": numbers["b"], "a": when}), path)
@@ -143,7 +143,7 @@ def test_columns_become_numbers(tmp_path: Path) -> None:
         [3.5, 0.0, 0.0, 1.0],
     ]
     assert encoding.targets_of(table).tolist() == [[0.0], [4.0], [8.0], [9.0]]
-    assert encoding.remarks == ["one-hot encoded: colour (3)", "'price' is taken for a number"]
+    assert encoding.remarks == ["one-hot encoded: colour (3)", "'price' is read as a number"]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_rows_with_gaps_are_left_out(tmp_path: Path) -> None:
     data = read_table(written(tmp_path, rows(gap="price")), missing="drop", held_back=0.0)
     assert len(data.train[0]) == 11
     assert 3.5 not in data.train[0][:, 0]
-    assert "(1 with missing values left out)" in data.note
+    assert "(1 with missing values dropped)" in data.note
     only = read_table(written(tmp_path, rows(gap="size")), missing="refuse", drop=["size"], held_back=0.0)
     assert len(only.train[0]) == 12  # a gap in a column that is not used is no gap
 
@@ -271,7 +271,9 @@ def test_new_data_mean_what_the_old_ones_meant(tmp_path: Path) -> None:
     assert x.tolist() == [[7.0, 0.0, 1.0, 0.0], [8.0, 0.0, 0.0, 1.0]]
     assert table.rows == [2, 3]
     extra = written(tmp_path, "colour,size,id\nred,1,a\n", "extra.csv")
-    with pytest.raises(pd.PyroDropoutError, match=r"extra.csv: the column 'id' was not there .* --ignore-extra"):
+    with pytest.raises(
+        pd.PyroDropoutError, match=r"extra.csv: the column 'id' was not in the training data.* --ignore-extra"
+    ):
         read_inputs(extra, encoding)
     assert read_inputs(extra, encoding, ignore_extra=True)[1].tolist() == [[1.0, 0.0, 0.0, 1.0]]
 

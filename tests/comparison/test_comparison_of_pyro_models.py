@@ -137,7 +137,7 @@ def test_which_function_is_a_model() -> None:
     def broken(seed: int) -> Any:
         raise RuntimeError("no such file")
 
-    with pytest.raises(pd.PyroDropoutError, match="called with a seed it raises RuntimeError: no such file"):
+    with pytest.raises(pd.PyroDropoutError, match="called with a seed, it raises RuntimeError: no such file"):
         source_of(broken, 0, (X, Y))
 
 

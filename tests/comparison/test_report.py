@@ -235,22 +235,22 @@ def test_a_difference_within_the_errors_is_none() -> None:
         Row("c", {"log_lik": Score([-9.0, -9.1])}),
     ]
     said = findings(made(*rows))
-    assert said[0] == "<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within the errors of that: <b>b</b>."
+    assert said[0] == "<b>a</b> has the best test log-likelihood: 1.500 ± 0.500. Within error of it: <b>b</b>."
 
 
 @pytest.mark.parametrize(
     ("cover", "error", "words"),
     [
-        (0.95, 0.02, "hold 95 % of the held-back targets, which fits 95 %."),
-        (1.0, 0.24, "which fits 95 %, but intervals of all levels miss theirs by 24 points on average"),
-        (0.5, 0.3, "hold 50 % of the held-back targets, too sure of itself."),
+        (0.95, 0.02, "contain 95 % of the held-back targets: consistent with 95 %."),
+        (1.0, 0.24, "consistent with 95 %, but over all levels the coverage is off by 24 points on average"),
+        (0.5, 0.3, "contain 50 % of the held-back targets: overconfident."),
     ],
 )
 def test_what_intervals_are_worth_is_said(cover: float, error: float, words: str) -> None:
     few = made(Row("<a>", {"coverage": Score([cover]), "ece": Score([error])}))
     few.test = (torch.zeros(40, 1), torch.zeros(40, 1))
     (line,) = plain_findings(few)
-    assert line.startswith("<a>: its 95 % intervals hold")
+    assert line.startswith("<a>: its 95 % intervals contain")
     assert words in line
 
 
@@ -260,8 +260,8 @@ def test_what_intervals_are_worth_is_said(cover: float, error: float, words: str
         (Score([0.3, 0.5]), "k̂ = 0.40 ± 0.10. q is close to the posterior"),
         (Score([0.6]), "k̂ = 0.60. q misses some"),
         (Score([-math.inf]), "k̂ = −inf. q is close"),
-        (Score([1.5]), "importance ratios cannot mend it"),
-        (Score(note="undefined, σ = 0"), "there is no k̂, for q has no density"),
+        (Score([1.5]), "importance ratios cannot correct it"),
+        (Score(note="undefined, σ = 0"), "no k̂: q has no density"),
     ],
 )
 def test_what_khat_means_is_said(score: Score, words: str) -> None:
@@ -310,7 +310,7 @@ def test_the_rule_says_what_it_cannot() -> None:
     layer = LayerGap("<w>", 3, 2, math.nan, 2.0, math.nan, False)
     words = gap_table(made(Row("a"), Row("b")), {"a": [layer], "b": []})
     assert "cannot be computed" in words
-    assert "no mixture over rows" in words
+    assert "Not a mixture over rows" in words
     assert "&lt;w&gt;" in words
 
 
@@ -377,7 +377,7 @@ def test_it_can_be_run_again(found: Comparison) -> None:
     told = dict(facts(found))
     assert told["seeds"] == "3, 8"
     assert told["device"].startswith("cpu")
-    assert told["time"] == "12 s in all, finished 2024-05-01 12:00 +0000"
+    assert told["time"] == "12 s in total, finished 2024-05-01 12:00 +0000"
     assert f"torch {version('torch')}" in told["versions"]
     assert "dropout (AutoDropout)" in told["guides"]
     assert "_broken (nothing trained)" in told["guides"]

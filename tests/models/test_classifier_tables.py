@@ -28,7 +28,7 @@ def test_a_gain_has_the_larger_of_two_errors() -> None:
     over_seeds, over_inputs = (100 * gain.mean(d).std().item() / n**0.5 for d, n in ((1, 2), (0, 4)))
     assert row["± gain"] == pytest.approx(max(over_seeds, over_inputs))
     assert row["MC log p"] == pytest.approx(torch.tensor(0.8).log().item())
-    with pytest.raises(pd.RangeError, match="two seeds of each model at least, for an error; 'net' has 1"):
+    with pytest.raises(pd.RangeError, match="at least two seeds of each model, for an error; 'net' has 1"):
         error_table({"net": [(right, right)]}, y)
 
 

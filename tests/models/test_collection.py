@@ -229,7 +229,7 @@ def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
             load()
     monkeypatch.setenv(VARIABLE, "")
     assert co2_paper().source == "bundled"
-    with pytest.raises(pd.PyroDropoutError, match="'iris'; there are boston, concrete"):
+    with pytest.raises(pd.PyroDropoutError, match="'iris'; choose from boston, concrete"):
         uci("iris")
 
 

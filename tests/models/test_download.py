@@ -113,7 +113,7 @@ def test_a_fault_of_the_network_is_one_sentence(
 ) -> None:
     source[ITEMS[0].url] = fault
     with pytest.raises(
-        pd.PyroDropoutError, match=r"https://example.org/data.txt could not be fetched: .*run the command"
+        pd.PyroDropoutError, match=r"https://example.org/data.txt could not be downloaded: .*run the command"
     ):
         download(tmp_path, progress=False)
     assert files(tmp_path) == []
@@ -157,7 +157,7 @@ def test_the_manifest_is_whole() -> None:
         wanted = {f"index_{part}_{k}.txt" for part in ("train", "test") for k in range(splits)}
         assert own == wanted | {"data.txt", "index_features.txt", "index_target.txt"}
     assert len(manifest(["mnist"])) == 4
-    with pytest.raises(pd.PyroDropoutError, match="'iris' cannot be downloaded; there are boston"):
+    with pytest.raises(pd.PyroDropoutError, match="'iris' cannot be downloaded; choose from boston"):
         manifest(["iris"])
     with pytest.raises(pd.PyroDropoutError, match="HDF5 only"):
         manifest(["co2"])

@@ -69,7 +69,7 @@ def test_bad_input(tmp_path: Path) -> None:
     with pytest.raises(pd.PyroDropoutError, match=r"--device must be a torch device that can be used here.*'abacus'"):
         started(tmp_path, "--device", "abacus")
     (tmp_path / "file").write_text("")
-    with pytest.raises(pd.PyroDropoutError, match="cannot be made a folder"):
+    with pytest.raises(pd.PyroDropoutError, match="cannot be created"):
         Experiment("coin", "x").start(["--out", str(tmp_path / "file")])
     with pytest.raises(pd.RangeError, match="verdict must be one of"):
         started(tmp_path).claim("x", "maybe", "y")  # type: ignore[arg-type]

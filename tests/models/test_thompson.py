@@ -191,7 +191,7 @@ def test_the_verdict_follows_the_rule(script: ModuleType, thompson: list, greedy
 
 @pytest.mark.parametrize("options", [["--seeds", "1"], ["--ticks", "1300"]])
 def test_too_little_to_judge_by_is_refused(script: ModuleType, tmp_path: Path, options: list[str]) -> None:
-    with pytest.raises(pd.PyroDropoutError, match="--seeds must be 2 or more"):
+    with pytest.raises(pd.PyroDropoutError, match="--seeds must be at least 2"):
         script.main(["--quick", "--quiet", "--out", str(tmp_path), *options])
 
 

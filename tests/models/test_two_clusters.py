@@ -39,5 +39,5 @@ def test_a_ratio_is_that_of_the_averages() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(pd.RangeError, match="inputs must be from 1 to 5; got 6"):
         two_clusters(6, seed=0)
-    with pytest.raises(pd.ShapeError, match="std must have a number for each place"):
+    with pytest.raises(pd.ShapeError, match="std must have a number for each point"):
         gap_ratio(torch.ones(97))

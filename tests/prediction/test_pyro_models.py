@@ -285,13 +285,13 @@ def test_what_reads_outputs_in_another_way_is_refused_and_decisions_are_made() -
     _, model, guide = posed("coins")
     answer = pd.predict(model, guide, X, samples=20, seed=0)
     for change in (lambda: pd.tempered(answer, 2.0), lambda: pd.refit_temperature(answer, (Y > 0).to(F64))):
-        with pytest.raises(pd.PyroDropoutError, match="reads the outputs of a network in another way, and site 'obs'"):
+        with pytest.raises(pd.PyroDropoutError, match="reinterprets the outputs of a network; site 'obs'"):
             change()
     handed = pd.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert int(handed.deferred.sum()) == 3
     _, model, guide = posed("line")
     answer = pd.predict(model, guide, X, samples=20, seed=0)
-    with pytest.raises(pd.PyroDropoutError, match="with_tau reads the outputs"):
+    with pytest.raises(pd.PyroDropoutError, match="with_tau reinterprets the outputs"):
         pd.with_tau(answer, 2.0)
     handed = pd.cascade(lambda x: answer, lambda x: pd.predict(model, guide, x, samples=5), X, budget=0.25)
     assert torch.equal(handed.uncertainty, answer.std)

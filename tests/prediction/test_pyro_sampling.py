@@ -180,7 +180,7 @@ def test_what_cannot_be_simulated_is_told() -> None:
     case = CASES["penalised"]
     with pytest.raises(pd.PyroDropoutError, match=r"'penalty' is a pyro\.factor.*cannot be simulated"):
         pd.sbc(case.make(), conjugate, *case.args, replications=1, progress=False)
-    with pytest.raises(pd.PyroDropoutError, match="line observes nothing with these arguments: give it data"):
+    with pytest.raises(pd.PyroDropoutError, match="line observes nothing with these arguments: also pass data"):
         pd.sbc(line, conjugate, X, replications=1, progress=False)
 
 

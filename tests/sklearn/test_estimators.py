@@ -238,12 +238,12 @@ def test_warm_start_goes_on() -> None:
     assert regressor.loss_curve_.mean() < first
     regressor.set_params(tau=9.0).fit(X, y)
     assert regressor.tau_ == pytest.approx(9.0)
-    with pytest.raises(pd.PyroDropoutError, match="warm_start=True goes on with the network"):
+    with pytest.raises(pd.PyroDropoutError, match="warm_start=True continues with the fitted network"):
         regressor.set_params(guide="mean-field").fit(X, y)
     with pytest.raises(ValueError, match="features"):
         regressor.set_params(guide="dropout").fit(X[:, :1], y)
     classifier = DropoutClassifier(**QUICK, warm_start=True).fit(*sides())
-    with pytest.raises(pd.PyroDropoutError, match="y has 'middle' too"):
+    with pytest.raises(pd.PyroDropoutError, match="y also has 'middle'"):
         classifier.fit(X, np.repeat(["left", "middle"], 30))
 
 

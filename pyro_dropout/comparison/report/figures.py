@@ -1,4 +1,4 @@
-"""The figures of the page, drawn apart so that they fit a phone, with a text for those who cannot see them."""
+"""The figures of the report, drawn separately so that they fit a phone, with alternative texts."""
 
 import base64
 import contextlib
@@ -31,8 +31,8 @@ _LOOK: dict[str, Any] = {
     "axes.labelcolor": "#333333", "xtick.color": "#555555", "ytick.color": "#555555", "legend.frameon": False,
     "legend.fontsize": 9, "lines.linewidth": 1.5, "figure.facecolor": "none", "axes.facecolor": "none",
     "savefig.dpi": 160,
-    "svg.fonttype": "none",  # letters stay letters, in the reader's own font
-    "svg.hashsalt": "pyro_dropout",  # the same comparison makes the same page
+    "svg.fonttype": "none",  # text stays text, in the reader's own font
+    "svg.hashsalt": "pyro_dropout",  # the same comparison gives the same page
     "text.parse_math": False,  # a name may hold a dollar
 }  # fmt: skip
 
@@ -43,8 +43,8 @@ class Picture:
 
     Attributes:
         svg: the image.
-        alt: what it shows, for those who cannot see it.
-        caption: what stands below it.
+        alt: the alternative text.
+        caption: the text below it.
     """
 
     svg: str
@@ -52,7 +52,7 @@ class Picture:
     caption: str = ""
 
     def markup(self) -> str:
-        """Return the figure as HTML that holds the image itself."""
+        """Return the figure as HTML with the image embedded."""
         data = base64.b64encode(self.svg.encode()).decode()
         words = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         image = f'<img alt="{html.escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
@@ -60,7 +60,7 @@ class Picture:
 
 
 def band_pictures(comparison: Any) -> list[Picture]:
-    """Return the predictive bands of every posterior, one image each, where there is one input."""
+    """Return the predictive bands of every posterior, one image each; none if there are several inputs."""
     found = []
     for row in (row for row in comparison.rows if row.curve is not None):
         with _drawing(4.8, 2.6) as (ax, done):
@@ -71,7 +71,7 @@ def band_pictures(comparison: Any) -> list[Picture]:
         x, _, low, high, std = (part.double() for part in row.curve)
         alt = (
             f"Predictive mean of {row.name} with its bands, for inputs from {x[0]:.4g} to {x[-1]:.4g}: the band that"
-            f" should hold 95 % of y is between {(high - low).min():.3g} and {(high - low).max():.3g} wide, the"
+            f" should contain 95 % of y is between {(high - low).min():.3g} and {(high - low).max():.3g} wide, the"
             f" epistemic standard deviation between {std.min():.3g} and {std.max():.3g}."
         )
         found.append(Picture(done(), alt))
@@ -79,7 +79,7 @@ def band_pictures(comparison: Any) -> list[Picture]:
 
 
 def calibration_picture(comparison: Any) -> Picture | None:
-    """Return coverage against level, or accuracy against confidence; None where there is neither."""
+    """Return coverage against level, or accuracy against confidence; None if there is neither."""
     rows = [row for row in comparison.rows if row.answer is not None]
     curves = {row.name: calibration_curve(row, comparison.test[1]) for row in rows}
     if not any(curves.values()):
@@ -95,15 +95,15 @@ def calibration_picture(comparison: Any) -> Picture | None:
             parts.append(f"{name} {happened:.0f} % at {said:.0f} %")
     what = "Coverage of central intervals against their level" if regression else "Accuracy against confidence"
     caption = (
-        "Below the diagonal, intervals are too narrow; above it, too wide. Inside the grey band it may be chance."
+        "Below the diagonal, intervals are too narrow; above it, too wide. The grey band shows what may be chance."
         if regression
-        else "Below the diagonal, the answers are surer than they are right; above it, they are right more often."
+        else "Below the diagonal, predictions are overconfident; above it, underconfident."
     )
     return Picture(done(), f"{what}: {', '.join(parts)}.", caption)
 
 
 def rejection_picture(comparison: Any) -> Picture | None:
-    """Return the score of the points kept, as the most uncertain are handed on; None where nothing was predicted."""
+    """Return the score of the points kept as the most uncertain are rejected; None if nothing was predicted."""
     rows = [row for row in comparison.rows if row.answer is not None]
     if not rows or len(comparison.test[0]) < 2:
         return None
@@ -115,17 +115,17 @@ def rejection_picture(comparison: Any) -> Picture | None:
     gains = ", ".join(f"{name} {share}" for name, share in shares)
     what = "Accuracy" if is_class(targets_of(rows[0].answer)) else "Mean absolute error"
     caption = (
-        "Doubt that knows where the mistakes are makes the curve better towards the left, where only the surest points"
-        " are kept; useless doubt leaves it level."
+        "If the uncertainty is informative, the curve improves towards the left, where only the most certain points are"
+        " kept; if it is not, the curve is flat."
     )
     if gains:
-        caption += f" Share of the gain that a perfect order would bring: {gains}."
-    alt = f"{what} of the points kept when the most uncertain are handed on. Share of the possible gain: {gains}."
+        caption += f" Share of the gain of a perfect ordering: {gains}."
+    alt = f"{what} of the points kept when the most uncertain are rejected. Share of the possible gain: {gains}."
     return Picture(done(), alt, caption)
 
 
 def gap_picture(comparison: Any, layers: dict[str, list[LayerGap]]) -> Picture | None:
-    """Return the gap of every layer that has one beside the rule's limits; None where no layer has."""
+    """Return the gap of every layer with the limits of the rule; None if no layer has a gap."""
     found = [
         (name, looks(comparison)[name][0], layer)
         for name, each in layers.items()
@@ -138,7 +138,7 @@ def gap_picture(comparison: Any, layers: dict[str, list[LayerGap]]) -> Picture |
         draw_layer_gaps(ax, [(short(name), colour, layer) for name, colour, layer in found])
         _legend_below(ax)
     parts = ", ".join(f"{name} {layer.site} {layer.gap:.2g} of {layer.entropy:.2g}" for name, _, layer in found)
-    return Picture(done(), f"Gap of the large-K form by layer, in nats, of the most that it can be: {parts}.")
+    return Picture(done(), f"Gap of the large-K form by layer, in nats, with its upper bound: {parts}.")
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
@@ -146,13 +146,13 @@ def gap_picture(comparison: Any, layers: dict[str, list[LayerGap]]) -> Picture |
 
 @contextlib.contextmanager
 def _drawing(width: float, height: float) -> Iterator[Any]:
-    """Give axes to draw on, and a function that returns the drawing as SVG when it is done."""
+    """Yield axes to draw on, and a function that returns the finished drawing as SVG."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
     svg: list[str] = []
     with matplotlib.style.context(["default", _LOOK]), warnings.catch_warnings():
-        # Layout is measured in matplotlib's font, which lacks many scripts; the reader's own font draws the letters.
+        # Layout is measured in matplotlib's font, which lacks many scripts; the text is rendered in the reader's font.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure.subplots(), lambda: svg[0]
@@ -160,7 +160,7 @@ def _drawing(width: float, height: float) -> Iterator[Any]:
 
 
 def _svg(figure: Any) -> str:
-    """Return a figure as a small SVG: hundredths of a point are finer than any eye, and fonts are the reader's."""
+    """Return a figure as a small SVG: coordinates are cut to hundredths of a point, and fonts are the reader's."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()

@@ -1,4 +1,4 @@
-"""A comparison as one page that needs no other file: findings, table, figures, what to trust, how it was made."""
+"""A comparison as one self-contained page: findings, table, figures, diagnostics, and how to reproduce it."""
 
 import html
 from typing import Any
@@ -22,16 +22,16 @@ _TITLE = "Posterior approximations compared"
 
 
 def page(comparison: Any) -> str:
-    """Return the whole page; it refers to nothing outside itself."""
+    """Return the whole page, which is self-contained."""
     title = html.escape(str(comparison.settings.get("title", _TITLE)))
     sections = [
-        ("found", "Findings", "What was found", _list(findings(comparison))),
+        ("found", "Findings", "Main findings", _list(findings(comparison))),
         ("scores", "Scores", "All scores", _scores(comparison)),
         ("predictions", "Predictions", "Predictions", _predictions(comparison)),
-        ("doubt", "Calibration and rejection", "Is the doubt honest, and of use?", _doubt(comparison)),
-        ("kl", "KL by layer", "May the large-K form of the KL be trusted here?", _kl(comparison)),
+        ("doubt", "Calibration and rejection", "Is the uncertainty calibrated, and is it useful?", _doubt(comparison)),
+        ("kl", "KL by layer", "Can the large-K form of the KL be used here?", _kl(comparison)),
         ("khat", "k̂", "How far is q from the posterior?", _khat(comparison)),
-        ("run", "Run", "What was run, and how to run it again", _run(comparison)),
+        ("run", "Run", "What was run, and how to reproduce it", _run(comparison)),
     ]
     shown = [section for section in sections if section[-1]]
     links = "".join(f'<a href="#{name}">{short}</a>' for name, short, _, _ in shown)
@@ -44,7 +44,7 @@ def page(comparison: Any) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy()}">\n'
         f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
         f'<header><h1>{title}</h1>{lead}<nav aria-label="Sections">{links}</nav></header>\n'
-        f"<main>{body}</main>\n<footer>Made by pyro_dropout; this file needs no network and no other file.</footer>\n"
+        f"<main>{body}</main>\n<footer>Made by pyro_dropout; this file is self-contained.</footer>\n"
         f"<script>{SCRIPT}</script>\n</body>\n</html>\n"
     )
 
@@ -70,8 +70,8 @@ def _predictions(comparison: Any) -> str:
         return ""
     words = (
         "<p>The line is the predictive mean; the dark band is two epistemic standard deviations on either side, which"
-        " more data would narrow; the light band should hold 95 % of the targets, noise included. Dots are training"
-        " points and circles those held back. All of it from the first seed.</p>"
+        " more data would narrow; the light band should contain 95 % of the targets, noise included. Dots are training"
+        " points and circles are held-back points. All panels show the first seed.</p>"
     )
     return words + _figures(pictures)
 
@@ -96,11 +96,11 @@ def _kl(comparison: Any) -> str:
         return ""
     picture = gap_picture(comparison, layers)
     words = (
-        "<p>The paper's form of KL(q‖p) is too small by the gap E[H(z|w)]: what a draw of the weights leaves open about"
-        " which rows were dropped. It lies between 0 and H(z), and vanishes where the two components of a row lie many"
-        f" σ apart. The rule: up to {NEGLIGIBLE:g} nats the form is as good as exact; up to {MUCH:g} nat it will do for"
-        " training, but ELBOs should be compared with the gap added, as the column ELBO has it; beyond that it should"
-        " not be used.</p>"
+        "<p>The paper's form of KL(q‖p) is too small by the gap E[H(z|w)]: the remaining uncertainty, given the"
+        " weights, about which rows were dropped. It lies between 0 and H(z), and vanishes if the two components of a"
+        f" row are many σ apart. The rule: up to {NEGLIGIBLE:g} nats the form is practically exact; up to {MUCH:g} nat"
+        " it is good enough for training, but add the gap before comparing ELBOs, as the column ELBO does; beyond that"
+        " it should not be used.</p>"
     )
     return words + gap_table(comparison, layers) + (picture.markup() if picture is not None else "")
 
@@ -111,8 +111,8 @@ def _khat(comparison: Any) -> str:
         return ""
     words = (
         "<p>k̂ is the shape of the tail of the importance ratios p(y, w)/q(w): below 0.5 q is close to the posterior,"
-        " below 0.7 its draws can be reweighted, above that they cannot. Networks have many weights that make the same"
-        " function (exchange two hidden units), and q sits at one of them: k̂ may be large where predictions are good."
+        " below 0.7 its draws can be reweighted, above that they cannot. Many weights of a network give the same"
+        " function (swap two hidden units), and q covers one of them: k̂ may be large even if predictions are good."
         "</p>"
     )
     return words + _list(lines)
@@ -122,4 +122,4 @@ def _run(comparison: Any) -> str:
     told = "".join(f"<dt>{html.escape(word)}</dt><dd>{html.escape(what)}</dd>" for word, what in facts(comparison))
     model = str(comparison.settings.get("model", ""))
     shown = f"<details><summary>The model</summary><pre>{html.escape(model)}</pre></details>" if model else ""
-    return f'<dl class="facts">{told}</dl><h3>Once more</h3><pre>{html.escape(again(comparison))}</pre>{shown}'
+    return f'<dl class="facts">{told}</dl><h3>Reproduce</h3><pre>{html.escape(again(comparison))}</pre>{shown}'

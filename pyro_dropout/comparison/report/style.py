@@ -1,4 +1,4 @@
-"""How the page looks and the little that it does: one style sheet and one script, both written into the page."""
+"""The style sheet and the script of the page, both inlined."""
 
 import base64
 import hashlib
@@ -142,8 +142,8 @@ summary {{ cursor: pointer; color: var(--accent); }}
 }}
 """
 
-# Without a script the headings are words and the table is a table. With it they become buttons, which a keyboard
-# reaches and presses as it does every button.
+# Without JavaScript this is a plain table. With it the headings become buttons that sort the table and work with the
+# keyboard.
 SCRIPT = """
 "use strict";
 for (const table of document.querySelectorAll("table.sortable")) {
@@ -179,6 +179,6 @@ for (const table of document.querySelectorAll("table.sortable")) {
 
 
 def policy() -> str:
-    """Return what the page may load: nothing, but images that it holds itself, this style and this script."""
+    """Return the content security policy: embedded images, this style and this script, and nothing else."""
     style, script = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (STYLE, SCRIPT))
     return f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}'"

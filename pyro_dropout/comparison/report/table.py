@@ -1,4 +1,4 @@
-"""The table of the page: a line for each posterior, columns in groups, and what each of them means."""
+"""The table of the page: one line per posterior, grouped columns, and the meaning of each column."""
 
 import html
 import math
@@ -9,16 +9,16 @@ from pyro_dropout.comparison.figure import COLOURS
 
 _GROUPS: dict[str, tuple[str, ...]] = {
     "Predictions of held-back data": ("log_lik", "rmse", "accuracy", "crps", "brier", "coverage", "ece"),
-    "Doubt without data": ("between", "outside"),
+    "Uncertainty away from the data": ("between", "outside"),
     "Distance to the reference": ("d_mean", "d_std", "d_w1"),
     "As an approximation of p(w|y)": ("elbo", "objective", "gap", "khat"),
     "Cost": ("parameters", "us", "seconds"),
 }
-_FIRST = {"more": "descending", "less": "ascending"}  # the way that puts the best on top
+_FIRST = {"more": "descending", "less": "ascending"}  # the order that puts the best on top
 
 
 def grouped(comparison: Any) -> list[tuple[str, list[str]]]:
-    """Return the columns that are filled by groups; one that no group knows comes last."""
+    """Return the non-empty columns by group; columns without a group come last."""
     left = list(comparison.columns)
     found = []
     for title, keys in _GROUPS.items():
@@ -29,14 +29,14 @@ def grouped(comparison: Any) -> list[tuple[str, list[str]]]:
 
 
 def name_cell(comparison: Any, name: str) -> str:
-    """Return a posterior's name behind a dot of its colour in the figures."""
+    """Return a posterior's name after a dot in its figure colour."""
     guides = [row.name for row in comparison.rows if row.name != REFERENCE]
     kind = "reference" if name == REFERENCE else f"c{guides.index(name) % len(COLOURS)}"
     return f'<span class="dot {kind}"></span>{html.escape(name)}'
 
 
 def table(comparison: Any) -> str:
-    """Return the table of all scores; without a script it is a plain table."""
+    """Return the table of all scores; without JavaScript it is a plain table."""
     groups = grouped(comparison)
     above = "".join(
         f'<th class="first" colspan="{len(keys)}" scope="colgroup">{html.escape(title)}</th>' for title, keys in groups
@@ -57,7 +57,7 @@ def table(comparison: Any) -> str:
 
 
 def meanings(comparison: Any) -> str:
-    """Return what every column says, as a list of definitions."""
+    """Return the meaning of every column, as a definition list."""
     which = {"more": "More is better.", "less": "Less is better.", "level": "The nearer to 0.95 the better."}
     parts = []
     for _, keys in grouped(comparison):
@@ -70,10 +70,10 @@ def meanings(comparison: Any) -> str:
 
 def _explained(comparison: Any) -> str:
     if comparison.settings.get("seeds", 1) == 1:
-        return "One seed for each guide: there is no standard error, so no value is marked as the best."
+        return "One seed per guide: there are no standard errors, so no value is marked as best."
     return (
-        "Mean over seeds, and below it ± its standard error (the choice of test points is not in it). A value is marked"
-        " as the best of its column where it leads every other guide by more than a standard error of the difference."
+        "Mean over seeds, and below it ± its standard error (which does not include the choice of test points). A value"
+        " is marked as best if it leads every other guide by more than a standard error of the difference."
     )
 
 
@@ -102,5 +102,5 @@ def _cell(comparison: Any, row: Any, key: str, first: bool) -> str:
 
 
 def minus(number: str) -> str:
-    """Return a number with the sign that is as wide as a plus."""
+    """Return a number with a typographic minus sign, which is as wide as a plus."""
     return html.escape(f"−{number[1:]}" if number.startswith("-") else number)

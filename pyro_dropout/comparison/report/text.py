@@ -1,4 +1,4 @@
-"""The words of the page: what was found, whether the KL's form and q itself may be trusted, and how to do it again."""
+"""The texts of the page: main findings, verdicts on the large-K form and on q, and how to reproduce the run."""
 
 import html
 import math
@@ -23,7 +23,7 @@ _CLOSE, _USABLE = 0.5, 0.7  # limits of k̂
 
 
 def findings(comparison: Any) -> list[str]:
-    """Return the main results in sentences, for those who read no table."""
+    """Return the main results as sentences."""
     found = []
     for key, what in _PRAISE.items():
         name = comparison.best(key)
@@ -31,7 +31,7 @@ def findings(comparison: Any) -> list[str]:
             row = next(row for row in comparison.rows if row.name == name)
             others = [other for other in comparison.rows if other is not row and key in other.scores]
             near = [_said(other.name) for other in others if _close(row.scores[key], other.scores[key])]
-            also = f" Within the errors of that: {', '.join(near)}." if near else ""
+            also = f" Within error of it: {', '.join(near)}." if near else ""
             found.append(f"{_said(name)} has the {what}: {minus(comparison.cell(row, key))}.{also}")
     if any("d_w1" in row.scores for row in comparison.rows):
         order = " · ".join(_said(name) for name in comparison.ranking)
@@ -40,7 +40,7 @@ def findings(comparison: Any) -> list[str]:
     undefined = [_said(row.name) for row in comparison.rows if _without_density(row)]
     if undefined:
         found.append(
-            f"{', '.join(undefined)}: no ELBO and no k̂, for q has no density (σ = 0, or a weight that is a point);"
+            f"{', '.join(undefined)}: no ELBO and no k̂, because q has no density (σ = 0, or a point-mass weight);"
             " compare such guides by their predictions."
         )
     found += [
@@ -50,37 +50,37 @@ def findings(comparison: Any) -> list[str]:
 
 
 def plain_findings(comparison: Any) -> list[str]:
-    """Return the main results in sentences without markup, for a terminal."""
+    """Return the main results as sentences without markup, for a terminal."""
     return [html.unescape(re.sub(r"</?(b|span)\b[^>]*>", "", sentence)) for sentence in findings(comparison)]
 
 
 def _intervals(comparison: Any) -> list[str]:
-    """Say of each posterior whether its intervals hold what they should, as far as so few points can tell."""
+    """Say for each posterior whether its coverage agrees with the level, given the number of points."""
     count = comparison.test[1].numel()
-    drift = 0.79 / count**0.5  # the calibration error that honest intervals exceed once in a hundred times
+    drift = 0.79 / count**0.5  # calibrated intervals exceed this calibration error once in a hundred times
     found = []
     for row in comparison.rows:
         cover = row.scores.get("coverage")
         if cover is not None and cover.values:
             wrong = off_level(cover.mean, count)
-            verdict = {"": "which fits 95 %", "narrow": "too sure of itself", "wide": "too unsure"}[wrong]
+            verdict = {"": "consistent with 95 %", "narrow": "overconfident", "wide": "underconfident"}[wrong]
             if not wrong and "ece" in row.scores and row.scores["ece"].mean > drift:
                 apart = f"{100 * row.scores['ece'].mean:.0f} points"
-                verdict += f", but intervals of all levels miss theirs by {apart} on average, more than by chance"
+                verdict += f", but over all levels the coverage is off by {apart} on average, more than by chance"
             share = f"{100 * cover.mean:.0f} % of the held-back targets"
-            found.append(f"{_said(row.name)}: its 95 % intervals hold {share}, {verdict}.")
+            found.append(f"{_said(row.name)}: its 95 % intervals contain {share}: {verdict}.")
     return found
 
 
 def _holes(comparison: Any) -> list[str]:
-    """Name the posteriors that are surer where there are no data than where there are."""
+    """Name the posteriors that are more certain in gaps of the data than at the data."""
     sure = [row for row in comparison.rows if "between" in row.scores and row.scores["between"].values]
     told = [f"{_said(row.name)} ({row.scores['between'].mean:.2f})" for row in sure if row.scores["between"].mean < 1]
     if not told:
         return []
     return [
-        "In the widest holes of the data these are less in doubt about the mean than at the data itself, so do not"
-        f" trust their intervals there: {', '.join(told)}. The numbers are ratios of the two, and should be above 1."
+        "In the widest gaps of the data these are more certain about the mean than at the data itself, so do not"
+        f" trust their intervals there: {', '.join(told)}. The numbers are the ratios, which should be above 1."
     ]
 
 
@@ -108,7 +108,7 @@ def gap_table(comparison: Any, layers: dict[str, list[LayerGap]]) -> str:
     for name, each in layers.items():
         head = f'<th scope="row">{name_cell(comparison, name)}</th>'
         if not each:
-            words = "The guide is no mixture over rows, and training uses no large-K form for it."
+            words = "Not a mixture over rows; training does not use the large-K form."
             lines.append(f'<tr class="guide">{head}<td class="words">{words}</td><td colspan="5"></td></tr>')
             continue
         total = math.fsum(layer.gap for layer in each)
@@ -128,7 +128,7 @@ def gap_table(comparison: Any, layers: dict[str, list[LayerGap]]) -> str:
     head = "".join(f'<th scope="col">{text}</th>' for text in headings)
     return (
         '<div class="scroll" tabindex="0" role="region" aria-label="Table of the gap by layer"><table class="layers">'
-        '<thead><tr><th class="name" scope="col">guide and layer</th><th class="words" scope="col">May it be trusted?'
+        '<thead><tr><th class="name" scope="col">guide and layer</th><th class="words" scope="col">Can it be used?'
         f"</th>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
     )
 
@@ -140,7 +140,7 @@ def _nats(value: float) -> str:
 
 
 def khat_lines(comparison: Any) -> list[str]:
-    """Say for each guide what its k̂ means."""
+    """Return a sentence about each guide's k̂."""
     found = []
     for row in comparison.rows:
         score = row.scores.get("khat")
@@ -148,14 +148,14 @@ def khat_lines(comparison: Any) -> list[str]:
             continue
         if not score.values:
             reason = "q has no density" if score.note.startswith("undefined") else score.note or "it was not computed"
-            found.append(f"{_said(row.name)}: there is no k̂, for {html.escape(reason)}.")
+            found.append(f"{_said(row.name)}: no k̂: {html.escape(reason)}.")
             continue
         if score.mean <= _CLOSE:
             words = "q is close to the posterior over weights."
         elif score.mean <= _USABLE:
-            words = "q misses some of the posterior; reweighted by their importance ratios, its draws can be used."
+            words = "q misses some of the posterior; its draws can be used when reweighted by importance ratios."
         else:
-            words = "q misses so much of the posterior over weights that importance ratios cannot mend it."
+            words = "q misses so much of the posterior over weights that importance ratios cannot correct it."
         found.append(f"{_said(row.name)}: k̂ = {minus(score.text(2))}. {words}")
     return found
 
@@ -164,27 +164,27 @@ def khat_lines(comparison: Any) -> list[str]:
 
 
 def facts(comparison: Any) -> list[tuple[str, str]]:
-    """Return what was run, with what, on what, as (word, what it was)."""
+    """Return the settings of the run as (name, value)."""
     s = comparison.settings
-    found = [("data", f"{len(comparison.train[0])} points to train on, {len(comparison.test[0])} held back")]
+    found = [("data", f"{len(comparison.train[0])} training points, {len(comparison.test[0])} held back")]
     if "steps" in s:
         batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
         found.append(("training", f"Adam, learning rate {s['lr']:g}, {s['steps']} steps of {batch} for each guide"))
         found.append(("objective", "ELBO(), with the large-K form" if s["loss"] is None else repr(s["loss"])))
         found.append(("seeds", ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"])))))
-        found.append(("answers", f"{s['samples']} draws of the weights for each, from seed 0"))
+        found.append(("predictions", f"{s['samples']} draws of the weights for each, from seed 0"))
         found.append(("reference", str(s["reference"])))
     found.append(("guides", "; ".join(_kind(row) for row in comparison.rows if row.name != REFERENCE)))
     if "device" in s:
         found.append(("device", _device(str(s["device"]))))
-    found.append(("time", f"{comparison.seconds:.0f} s in all" + (f", finished {s['when']}" if "when" in s else "")))
+    found.append(("time", f"{comparison.seconds:.0f} s in total" + (f", finished {s['when']}" if "when" in s else "")))
     names = ("pyro-dropout", "torch", "pyro-ppl", "arviz", "numpy")
     versions = ", ".join(f"{name} {version(name)}" for name in names)
     return [*found, ("versions", f"{versions}, Python {platform.python_version()}, {platform.system()}")]
 
 
 def again(comparison: Any) -> str:
-    """Return what runs the comparison once more: the command that was given, or else the call in Python."""
+    """Return how to reproduce the comparison: the command line if there was one, else the call in Python."""
     s = comparison.settings
     if s.get("command"):
         return str(s["command"])

@@ -1,4 +1,4 @@
-"""A weak, fast model for most inputs, and a strong, slow one only where the weak one is unsure (section 5.2)."""
+"""A weak, fast model for most inputs, and a strong, slow one where the weak one is uncertain (section 5.2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ _OF_MOMENTS = ("std", "epistemic")
 
 @dataclass(frozen=True, eq=False)
 class Cascade:
-    """The answers of two models, the strong one's where the weak one was unsure; made by ``cascade``.
+    """The predictions of two models, the strong one's where the weak one was uncertain; returned by ``cascade``.
 
     Attributes:
         mean: E[y] of every input, or the probabilities of its classes, (N, D).
-        deferred: which inputs went on to the strong model, (N,).
-        uncertainty: the weak model's, which decided, (N,).
+        deferred: which inputs were deferred to the strong model, (N,).
+        uncertainty: of the weak model, which decides, (N,).
         cost: of all calls, in the unit of the given costs.
         weak: the weak model's prediction of all inputs.
-        strong: the strong model's prediction of those that went on; None if there were none.
+        strong: the strong model's prediction of the deferred inputs; None if there were none.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -36,7 +36,7 @@ class Cascade:
         >>> guide = pd.AutoDropout(model, keep=0.5)
         >>> weak, strong = (lambda x, T=T: pd.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
         >>> result = pd.cascade(weak, strong, torch.randn(10, 2), budget=0.3)
-        >>> result.cost, result.probs.shape  # ten cheap calls, and three at ten times the price
+        >>> result.cost, result.probs.shape  # ten cheap calls, and three at ten times the cost
         (40.0, torch.Size([10, 3]))
     """
 
@@ -54,7 +54,7 @@ class Cascade:
         return self.mean
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return log p(y | x) of each input, by the model that answered it, (N,)."""
+        """Return log p(y | x) of each input, from the model that predicted it, (N,)."""
         found = self.weak.log_prob(y)
         if self.strong is not None:
             found = found.index_put((self.deferred,), self.strong.log_prob(y.to(found.device)[self.deferred]).to(found))
@@ -68,7 +68,7 @@ class Cascade:
         return right.to(_F64).mean().item()
 
     def rmse(self, y: Tensor) -> float:
-        """Return the root of the mean squared error over all N·D targets, in units of y."""
+        """Return the root mean squared error over all N·D targets, in units of y."""
         if is_class(self.weak._targets):
             raise PyroDropoutError(
                 f"rmse(y) is for numbers, and this cascade is of {self.weak._name}; use accuracy(y)."
@@ -87,26 +87,26 @@ def cascade(
     uncertainty: str | Callable[[Prediction], Tensor] = "auto",
     costs: tuple[float, float] = (1.0, 10.0),
 ) -> Cascade:
-    """Answer all inputs with a weak model, and ask a strong one only where the weak one is unsure.
+    """Predict all inputs with a weak model, and use a strong one only where the weak one is uncertain.
 
     Args:
         weak: x -> ``Prediction``; it sees all inputs.
-        strong: x -> ``Prediction`` of the same targets; it sees the inputs that ``defer`` hands on, and is not called
-            when there are none. Fewer or more draws of one model make two models too.
-        x: N inputs, first dimension first.
-        budget: the share of inputs that may go on; see ``defer``.
-        threshold: inputs that are more uncertain than this go on. Exactly one of the two must be given.
-        uncertainty: "entropy", "mutual_information" or "variation_ratio" of classes; "std" or "epistemic", standard
-            deviations of numbers; or a function of the weak prediction, which gives (N,). Several targets of an input
-            are added up (standard deviations as the root of the summed variances). "auto": "entropy" or "std".
-        costs: of one input, by the weak and by the strong model.
+        strong: x -> ``Prediction`` of the same targets; it sees the inputs that ``defer`` selects, and is not called
+            if there are none. It may be the same model with more draws.
+        x: N inputs, (N, ...).
+        budget: the share of inputs that may be deferred; see ``defer``.
+        threshold: defer inputs that are more uncertain than this. Exactly one of the two must be given.
+        uncertainty: "entropy", "mutual_information" or "variation_ratio" for classes; "std" or "epistemic", standard
+            deviations, for numbers; or a function of the weak prediction that returns (N,). Several targets of an
+            input are summed (standard deviations as the root of the summed variances). "auto": "entropy" or "std".
+        costs: of one input, for the weak and for the strong model.
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=4.0))
         >>> guide = pd.AutoMeanField(model)
         >>> weak, strong = (lambda x, T=T: pd.predict(model, guide, x, samples=T, seed=0) for T in (5, 500))
-        >>> x = torch.arange(8.0).reshape(4, 2)  # the farther out, the less certain
+        >>> x = torch.arange(8.0).reshape(4, 2)  # the farther from the origin, the less certain
         >>> result = pd.cascade(weak, strong, x, budget=0.5, uncertainty="std", costs=(5.0, 500.0))
         >>> result.deferred.tolist(), result.cost
         ([False, False, True, True], 1020.0)

@@ -1,4 +1,4 @@
-"""Section 5.2's decisions: which inputs to hand to a human, and what that is worth."""
+"""The decisions of section 5.2: which inputs to defer to a human, and what that gains."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,16 +21,16 @@ _F64 = torch.float64
 def defer(
     uncertainty: Float[Tensor, " N"], budget: float | None = None, threshold: float | None = None
 ) -> Bool[Tensor, " N"]:
-    """Say which inputs to hand to a human: the most uncertain ones.
+    """Return which inputs to defer to a human: the most uncertain ones.
 
     Args:
         uncertainty: of each input, (N,): an entropy, a standard deviation, a percentile.
-        budget: the share of inputs that can be handed on, from 0 to 1; exactly round(budget·N) are, and of equally
-            uncertain ones those that come first.
-        threshold: hand on all inputs that are more uncertain than this. Exactly one of the two must be given.
+        budget: the share of inputs to defer, from 0 to 1; exactly round(budget·N) are deferred, and the first ones
+            among equally uncertain inputs.
+        threshold: defer all inputs that are more uncertain than this. Exactly one of the two must be given.
 
     Returns:
-        True for the inputs to hand on, (N,).
+        True for the inputs to defer, (N,).
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -48,27 +48,27 @@ def defer(
         return uncertainty > threshold
     check_number("budget", budget)
     if budget is None or not 0 <= budget <= 1:
-        raise RangeError(f"budget is the share of inputs to hand on and must lie in [0, 1]; got {budget!r}.")
+        raise RangeError(f"budget is the share of inputs to defer and must lie in [0, 1]; got {budget!r}.")
     most = uncertainty.argsort(descending=True, stable=True)[: round(float(budget) * len(uncertainty))]
     return torch.zeros_like(uncertainty, dtype=torch.bool).index_fill(0, most, True)
 
 
 @dataclass(frozen=True, eq=False)
 class RejectionCurve:
-    """What remains when the most uncertain inputs are handed on; made by ``rejection_curve``.
+    """The score of the inputs kept when the most uncertain are rejected; returned by ``rejection_curve``.
 
     Attributes:
-        kept: the fraction of inputs that are kept, (N,): 1/N, 2/N, ... 1.
-        score: the mean score of those, when the least uncertain ones are kept, (N,).
-        random: the same, when chance decides, (N,): the mean of all.
-        oracle: the same, when those with the best scores are kept, (N,).
+        kept: the fraction of inputs kept, (N,): 1/N, 2/N, ... 1.
+        score: the mean score of the inputs kept, if the least uncertain are kept, (N,).
+        random: the same, if inputs are kept at random, (N,): the mean of all.
+        oracle: the same, if those with the best scores are kept, (N,).
         error: the standard error of ``score``, from the spread of the scores of those kept, (N,).
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> right = torch.tensor([1.0, 0.0, 1.0, 1.0])
         >>> curve = pd.rejection_curve(uncertainty=torch.tensor([0.1, 0.9, 0.3, 0.2]), score=right)
-        >>> curve.score.tolist(), curve.ratio  # the one mistake is the first to be handed on
+        >>> curve.score.tolist(), curve.ratio  # the one error is rejected first
         ([1.0, 1.0, 1.0, 0.75], 1.0)
     """
 
@@ -85,12 +85,12 @@ class RejectionCurve:
 
     @property
     def ratio(self) -> float:
-        """How much of the oracle's gain over chance there is: 1 for the best order, 0 for chance; NaN if none can."""
+        """The share of the oracle's gain over chance: 1 for the best order, 0 for chance; NaN if none is possible."""
         possible = (self.oracle - self.random).mean()
         return ((self.score - self.random).mean() / possible).item()
 
     def plot(self, ax: Any = None, *, ylabel: str = "mean score of those kept") -> Any:
-        """Draw the curve between chance and the oracle; returns matplotlib's axes."""
+        """Plot the curve with those of chance and of the oracle; return matplotlib's axes."""
         import matplotlib.pyplot as plt
 
         if ax is None:
@@ -109,15 +109,15 @@ class RejectionCurve:
 def rejection_curve(
     uncertainty: Float[Tensor, " N"], score: Tensor, *, higher_is_better: bool = True
 ) -> RejectionCurve:
-    """Return how the mean score grows as the most uncertain inputs are handed on: the accuracy-rejection curve.
+    """Return how the mean score improves as the most uncertain inputs are rejected: the accuracy-rejection curve.
 
     Args:
-        uncertainty: of each input, (N,). Equally uncertain ones are taken as in a random order, on average.
-        score: of each input, (N,): whether the answer was right, a log-likelihood, or an error.
-        higher_is_better: whether a high score is good; False for errors, which the oracle then hands on.
+        uncertainty: of each input, (N,). Ties are averaged over random orders.
+        score: of each input, (N,): whether the prediction was right, a log-likelihood, or an error.
+        higher_is_better: whether a high score is good; False for errors.
 
     Returns:
-        The curve, with those of chance and of an oracle beside it.
+        The curve, with those of chance and of an oracle.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -142,7 +142,7 @@ def rejection_curve(
 
 
 def _fairly(uncertainty: Tensor, values: Tensor) -> Tensor:
-    """Return the values with those of equally uncertain inputs replaced by their mean, as a random order would."""
+    """Return the values, averaged over equally uncertain inputs: the expectation over random orders."""
     levels, group = uncertainty.unique(return_inverse=True)
     total = values.new_zeros(len(levels)).index_add(0, group, values)
     fair: Tensor = (total / group.bincount())[group]

@@ -1,7 +1,7 @@
 """Thompson sampling: act as if one draw from the posterior were the truth (section 5.2).
 
-An action is then chosen as often as it is believed to be the best one, so that uncertain actions are tried while there
-is something to learn from them, and no longer.
+An action is then chosen with the probability that it is the best one, so uncertain actions are tried only while there
+is something to learn from them.
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ from pyro_dropout.prediction.predict import predict
 def thompson(model: Any, posterior: Any, contexts: Tensor, *, seed: int | None = None) -> Int[Tensor, "..."]:
     """Choose an action for each context: the best one under a single draw of the weights.
 
-    All contexts and all actions share the draw, so the actions are compared as one function sees them. Every call
-    makes a new draw.
+    All contexts and all actions share the draw, so actions are compared under one function. Every call makes a new
+    draw.
 
     Args:
         model: a Pyro model of the reward, with one target: ``Gaussian``, ``Bernoulli`` or ``Poisson``.
         posterior: a guide of its weights.
-        contexts: what the model is told of each action: (N, A, features...) for N contexts of A actions, or
+        contexts: the model's input for each action: (N, A, features...) for N contexts of A actions, or
             (A, features) for one context.
-        seed: makes the draw repeat, and leaves torch's random state as it was.
+        seed: makes the draw reproducible, and leaves torch's random state unchanged.
 
     Returns:
         The index of the action for each context, (N,); for one context, ().
@@ -33,7 +33,7 @@ def thompson(model: Any, posterior: Any, contexts: Tensor, *, seed: int | None =
         >>> import torch, pyro_dropout as pd
         >>> model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
         >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
-        >>> arms = torch.eye(2)  # two actions that are equally good, as far as is known
+        >>> arms = torch.eye(2)  # two actions, equally good a priori
         >>> chosen = [pd.thompson(model, guide, arms, seed=k).item() for k in range(20)]
         >>> set(chosen) == {0, 1}
         True

@@ -1,8 +1,8 @@
-"""The one door to ArviZ: arrays in, its container, its Pareto smoothing and its LOO results out, on 0.2x and on 1.x.
+"""The interface to ArviZ 0.2x and 1.x: its container, its Pareto smoothing and its LOO results, from arrays.
 
-Nothing here knows torch, so this file can be tried alone wherever an ArviZ is installed. The two lines differ in four
-ways that matter: ``InferenceData`` has become xarray's ``DataTree``; the warnings at import; ``psislw``, which took log
-ratios and now takes minus log ratios; and ``ELPDData``, which was a pandas Series and is a dataclass now.
+Nothing here uses torch, so this file can be tested alone with any ArviZ. The two versions differ in four ways that
+matter: ``InferenceData`` became xarray's ``DataTree``; the warnings on import; ``psislw``, which took log ratios and
+now takes minus log ratios; and ``ELPDData``, which was a pandas Series and is now a dataclass.
 """
 
 import functools
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 Variable = tuple[Sequence[str], NDArray[Any]]
 
-FEWEST = 25  # draws; with fewer, a fifth of them is too short a tail to fit
+FEWEST = 25  # draws; with fewer, the tail (a fifth of them) is too short to fit
 
 
 def arviz() -> Any:
-    """Return the module ``arviz``, imported without its notice about the versions to come."""
+    """Return the module ``arviz``, imported without its warning about future versions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         import arviz as az
@@ -28,12 +28,12 @@ def arviz() -> Any:
 
 
 def holds_trees(az: Any) -> bool:
-    """Whether this ArviZ is of the line that holds its data in a DataTree, 1.x."""
+    """Return whether this ArviZ keeps its data in a DataTree, as 1.x does."""
     return int(az.__version__.split(".")[0]) >= 1
 
 
 def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, Mapping[str, str]]) -> Any:
-    """Put named arrays into what the installed ArviZ works on.
+    """Put named arrays into the container of the installed ArviZ.
 
     Args:
         groups: {group: {variable: (names of its dimensions, array)}}.
@@ -65,15 +65,15 @@ def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, 
 def pareto_smooth(
     log_ratios: NDArray[np.float64], efficiency: float = 1.0
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Smooth importance ratios by ArviZ's PSIS.
+    """Smooth importance ratios with ArviZ's PSIS.
 
     Args:
         log_ratios: log r of S draws, (..., S), up to a constant.
-        efficiency: how many independent draws one draw is worth; fewer make a longer tail.
+        efficiency: the relative efficiency of the draws; a lower one makes the tail longer.
 
     Returns:
         Log weights that sum to one, (..., S), and k̂, (...): the shape of the Pareto distribution fitted to the largest
-        ratios. Where all ratios are one number there is no tail, and k̂ is -inf; where no tail can be fitted, +inf.
+        ratios. If all ratios are equal there is no tail, and k̂ is -inf; if no tail can be fitted, +inf.
 
     Example:
         >>> import numpy as np
@@ -90,13 +90,13 @@ def pareto_smooth(
 
 def _one(row: NDArray[np.float64], efficiency: float) -> tuple[NDArray[np.float64], float]:
     raw = row - np.log(np.exp(row).sum())
-    if not row.any():  # the largest was taken off, so all ratios are equal
+    if not row.any():  # the maximum was subtracted, so all ratios are equal
         return raw, -np.inf
     if len(row) < FEWEST:
         return raw, np.inf
     try:
         weights, khat = _psislw(row.copy(), efficiency)
-    except ValueError:  # the largest ratios are all the same, says 1.x
+    except ValueError:  # 1.x raises if the largest ratios are all equal
         return raw, np.inf
     return np.asarray(weights), float(khat)
 
@@ -110,7 +110,7 @@ def _psislw(row: NDArray[np.float64], efficiency: float) -> Any:
 
 
 def efficiency_of(draws: Mapping[str, NDArray[Any]]) -> float:
-    """Return how many independent draws one draw of several chains is worth, on average, as ``az.loo`` counts it.
+    """Return the mean relative efficiency of the draws of several chains, as in ``az.loo``.
 
     Args:
         draws: {variable: (chains, draws, ...)}; a single chain counts as independent draws.
@@ -119,7 +119,7 @@ def efficiency_of(draws: Mapping[str, NDArray[Any]]) -> float:
         >>> import numpy as np
         >>> efficiency_of({"w": np.zeros((1, 50))})
         1.0
-        >>> slow = np.random.default_rng(0).normal(size=(4, 10)).repeat(50, 1)  # each draw stands there 50 times
+        >>> slow = np.random.default_rng(0).normal(size=(4, 10)).repeat(50, 1)  # each draw is repeated 50 times
         >>> efficiency_of({"w": slow}) < 0.2
         True
     """
@@ -136,10 +136,10 @@ def efficiency_of(draws: Mapping[str, NDArray[Any]]) -> float:
 
 @functools.cache
 def loo_results() -> Any:
-    """Return a class of leave-one-out results that ``az.compare`` takes, made for the installed ArviZ.
+    """Return a class of leave-one-out results that ``az.compare`` accepts, for the installed ArviZ.
 
-    It is called with elpd, its standard error, the effective number of parameters, and arrays (N,) of the points' terms
-    and k̂; then, where they are known, the number of draws, and whether they come from an approximation.
+    Its arguments are elpd, its standard error, the effective number of parameters, arrays (N,) of the pointwise terms
+    and k̂, the number of draws (0 if unknown), and whether they come from an approximation.
     """
     az = arviz()
     trees = holds_trees(az)
@@ -147,7 +147,7 @@ def loo_results() -> Any:
     base: Any = getattr(home, "ELPDDataLOO", home.ELPDData)
 
     class Results(base):  # type: ignore[misc]
-        """Expected log predictive density with its points, as ArviZ holds it."""
+        """Expected log predictive density with its pointwise terms, in ArviZ's form."""
 
         def __init__(
             self,
@@ -169,12 +169,12 @@ def loo_results() -> Any:
                 own = {"elpd": elpd, "p": p, "elpd_i": each, "approx_posterior": approximate, "kind": "loo"}
                 super().__init__(**{name: own.get(name, both.get(name)) for name in _fields(base) & {*own, *both}})
             else:
-                fields = {"elpd_loo": elpd, "se": se, "p_loo": p, "loo_i": each, **both}  # elpd_loo must be the first
+                fields = {"elpd_loo": elpd, "se": se, "p_loo": p, "loo_i": each, **both}  # elpd_loo must be first
                 super().__init__(data=list(fields.values()), index=list(fields))
 
     return Results
 
 
 def _fields(kind: Any) -> set[str]:
-    """Return the arguments of a dataclass; ArviZ 1.0 has a few that 1.3 has not, and the other way round."""
+    """Return the fields of a dataclass, which differ between ArviZ 1.0 and 1.3."""
     return set(kind.__dataclass_fields__)

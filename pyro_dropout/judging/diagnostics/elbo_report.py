@@ -1,7 +1,7 @@
-"""The evidence lower bound as a finding, not as a loss: its parts, its error, and whether it exists at all.
+"""The evidence lower bound as a result, not as a loss: its parts, its error, and whether it exists.
 
 ELBO = E_q[log p(y|w)] - KL(q‖p) bounds log p(y) from below when the KL is exact. The large-K form that training uses
-leaves E[H(z|w)] out of the KL, so what it gives is an objective and no bound; the gap is reported beside it.
+leaves E[H(z|w)] out of the KL, so it gives an objective and not a bound; the gap is reported next to it.
 """
 
 import math
@@ -26,18 +26,18 @@ from pyro_dropout.training.loss.elbo import ELBO
 
 @dataclass(frozen=True)
 class ElboReport:
-    """What the evidence lower bound of a guide is, in nats over the whole data set; made by ``elbo_report``.
+    """The evidence lower bound of a guide, in nats over the whole data set; returned by ``elbo_report``.
 
     Attributes:
-        elbo: the bound, with the exact KL; None where it does not exist.
-        objective: what training with the large-K form lowers, nll + kl_large_k; exists always, up to a constant at σ=0.
+        elbo: the bound, with the exact KL; None if it does not exist.
+        objective: the training loss with the large-K form, nll + kl_large_k; always exists, up to a constant at σ = 0.
         standard_error: the Monte Carlo error of both.
         nll: E_q[-log p(y|w)].
         kl_large_k: KL(q‖p) by the paper's form; at σ = 0 without its infinite constant.
-        kl_exact: KL(q‖p); None where it is infinite.
-        gap: kl_exact - kl_large_k = E[H(z|w)]; None where kl_exact is.
+        kl_exact: KL(q‖p); None if it is infinite.
+        gap: kl_exact - kl_large_k = E[H(z|w)]; None if kl_exact is.
         defined: whether the bound exists.
-        why: why it does not; empty where it does.
+        why: the reason if it does not exist, else empty.
 
     Example:
         >>> import pyro_dropout as pd
@@ -68,15 +68,15 @@ def elbo_report(
 ) -> ElboReport:
     """Report the evidence lower bound of a guide with its error, split into fit, KL and gap.
 
-    At scale=0, and where a site is a point (``bias="map"``), KL(q‖p) is infinite and there is no bound to compare
-    guides by: ``defined`` is False, ``elbo`` None, and only the objective is given.
+    With scale=0 or a point-mass site (``bias="map"``), KL(q‖p) is infinite and there is no bound to compare guides by:
+    ``defined`` is False, ``elbo`` is None, and only the objective is given.
 
     Args:
         model: a network of this package, or any Pyro model.
         guide: a guide of this package or of Pyro.
         args: the model's own arguments, (x, y) of a network: all data.
-        samples: draws of the weights for the expected log-likelihood, and for what of a KL has no formula.
-        seed: makes the draws repeat, and leaves torch's random state as it was.
+        samples: draws of the weights for the expected log-likelihood, and for KL terms without a formula.
+        seed: makes the draws reproducible, and leaves torch's random state unchanged.
         kwargs: the model's own keyword arguments.
 
     Example:
@@ -125,9 +125,9 @@ def elbo_report(
 
 
 def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
-    """Return the report of a guide whose KL has no formula here: log q(w) - log p(w) of the draws that made the nll.
+    """Return the report of a guide whose KL has no formula here, from log q(w) - log p(w) of the draws of the nll.
 
-    The two belong to the same draws, so that their errors are those of one sum, which is smaller than its parts.
+    Both terms use the same draws, so the error is that of their sum.
     """
     nll, divergence = float(surprises.mean()), float(divergences.mean())
     error = math.sqrt(_squared_error(surprises + divergences))
@@ -137,9 +137,9 @@ def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
 def _divergences(
     call: ModelCall, guide: Any, methods: list[Method], seeds: range, device: torch.device
 ) -> list[Tensor]:
-    """Return KL(q‖p) by each method: one number where formulas give all of it, and otherwise one for each seed.
+    """Return KL(q‖p) by each method: one number if it has a formula, otherwise one for each seed.
 
-    All methods meet the same draws, so that what they share cancels in their difference.
+    All methods use the same draws, so common terms cancel in their difference.
     """
     losses = [ELBO(kl=method, per_example=False) for method in methods]
     found: list[list[Tensor]] = [[] for _ in methods]
@@ -147,7 +147,7 @@ def _divergences(
         for loss, values in zip(losses, found, strict=True):
             with seeded(seed, device), poutine.block(expose_types=["param"]):
                 values.append(loss.parts(call.model, guide, *call.args, **call.kwargs)["kl"].double())
-        # In float32, sums in another order differ too, and that is no sampling error.
+        # In float32, the order of summation matters too; that is not a sampling error.
         if len(found[0]) == 2 and all(torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in found):
             break
     formulas = len(found[0]) == 2 < len(seeds)

@@ -1,8 +1,8 @@
-"""Whether to believe a posterior: its draws for ArviZ, and how well q(w) covers p(w | y).
+"""Diagnose a posterior: its draws for ArviZ, and how well q(w) covers p(w | y).
 
-The importance ratios p(y, w)/q(w) of draws from q are all the same where q is the posterior. A long tail in them, read
-off by k̂, the shape of the Pareto distribution that fits it, says that q misses some of the posterior's mass (Yao,
-Vehtari, Simpson and Gelman 2018).
+The importance ratios p(y, w)/q(w) of draws from q are all equal if q is the posterior. If they have a long tail,
+measured by k̂, the shape of the Pareto distribution fitted to it, q misses some of the posterior's mass (Yao, Vehtari,
+Simpson and Gelman 2018).
 """
 
 from dataclasses import replace
@@ -22,28 +22,28 @@ _DRAWS = ("chain", "draw")
 def to_arviz(
     model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any
 ) -> Any:
-    """Hand a posterior to ArviZ: draws of the latent sites and of the data, log-likelihoods, log p and log q.
+    """Export a posterior to ArviZ: draws of the latent sites and of the data, log-likelihoods, log p and log q.
 
-    Every draw is a whole function, with one set of weights for all points. ``az.loo``, ``az.summary`` and ArviZ's plots
-    work on the result, and ``loo`` here adds the correction for draws that come from q and not from the posterior.
+    Every draw is one function, with the same weights for all points. ``az.loo``, ``az.summary`` and ArviZ's plots work
+    on the result; ``loo`` in this package also corrects for draws that come from q and not from the posterior.
 
     Args:
-        model: a network of this package, or any Pyro model, whose observed sites say how likely the data are; may be
-            None for a fleet.
+        model: a network of this package, or any Pyro model, whose observed sites define the likelihood; may be None for
+            a fleet.
         posterior: a guide of this package or of Pyro (one chain); a ``Fleet`` (a chain for each replica); or a sampled
             posterior, with ``weights`` of shape (chains, draws, ...), which keeps its chains.
         args: the model's own arguments, data included: (x, y) of a network.
-        samples: draws of each chain; a sampler that has more of them is thinned evenly.
-        seed: makes the draws repeat, and leaves torch's random state as it was.
+        samples: draws per chain; a sampled posterior with more draws is thinned evenly.
+        seed: makes the draws reproducible, and leaves torch's random state unchanged.
         kwargs: the model's own keyword arguments.
 
     Returns:
         ``arviz.InferenceData`` on ArviZ 0.2x, ``xarray.DataTree`` on 1.x, with the groups ``posterior``, one variable
         for each latent site; ``posterior_predictive``, ``observed_data`` and ``log_likelihood``, one for each observed
         site, with the names of its plates as dimensions (of a network "y", with point and, for several outputs,
-        output); ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``. A point that is masked has log-likelihood zero;
-        scales count in ``lp`` only. Where q has no density, ``log_q`` is left out and the attribute ``log_q`` of
-        ``sample_stats`` says why.
+        output); ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``. A masked point has log-likelihood zero; scales
+        affect ``lp`` only. If q has no density, ``log_q`` is omitted and the attribute ``log_q`` of ``sample_stats``
+        says why.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -75,9 +75,9 @@ def to_arviz(
 def asked(
     door: Any, model: Any, posterior: Any, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int
 ) -> tuple[ModelCall, int]:
-    """Return the call that a diagnostic is asked about, and how many draws.
+    """Return the model call of a diagnostic, and the number of draws.
 
-    Of a network, which takes (x, y), a whole number in the third place is the number of draws.
+    For a network, which takes (x, y), an integer third argument is the number of draws.
     """
     first = posterior[0][0] if isinstance(posterior, Fleet) else model
     if is_network(first) and len(args) == 3 and isinstance(args[-1], int):
@@ -86,7 +86,7 @@ def asked(
 
 
 def _sites(draws: JointDraws) -> dict[str, Variable]:
-    """Return the latent sites as ArviZ names things."""
+    """Return the latent sites with ArviZ's dimension names."""
     found: dict[str, Variable] = {}
     for site, value in draws.weights.items():
         name = variable_name(site)
@@ -96,7 +96,7 @@ def _sites(draws: JointDraws) -> dict[str, Variable]:
 
 
 def _data(draws: JointDraws, values: dict[str, Tensor], lead: tuple[str, ...]) -> dict[str, Variable]:
-    """Return what belongs to the observed sites, with as many of their dimensions as it has."""
+    """Return values of the observed sites with the names of their dimensions."""
     found: dict[str, Variable] = {}
     for site, value in values.items():
         dims = (*lead, *map(variable_name, draws.dims[site]))
@@ -105,22 +105,22 @@ def _data(draws: JointDraws, values: dict[str, Tensor], lead: tuple[str, ...]) -
 
 
 def variable_name(site: str) -> str:
-    """Return a site's name as that of a variable; a slash would mean a group to ArviZ."""
+    """Return a site's name as a variable name; ArviZ would read a slash as a group."""
     return site.replace("/", ".")
 
 
 def khat(model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any) -> float:
-    """Say how far a guide can be trusted as an approximation of the posterior: the Pareto k̂ of p(y, w)/q(w).
+    """Return the Pareto k̂ of p(y, w)/q(w), which says how well a guide approximates the posterior.
 
-    Below 0.5 the guide is close, and below 0.7 importance sampling can mend what it misses; above, it cannot, and the
-    guide's answers should be checked in another way. -inf means that all ratios are equal: q is the posterior.
+    Below 0.5 the guide is close, and below 0.7 importance sampling can correct it; above, it cannot, and the guide's
+    predictions should be checked in another way. -inf means that all ratios are equal: q is the posterior.
 
     Args:
         model: a network of this package, or any Pyro model.
-        posterior: a guide that has a density: scale > 0, and no site a point.
+        posterior: a guide with a density: scale > 0, and no point-mass site.
         args: the model's own arguments, (x, y) of a network: all data that the guide was fitted to.
         samples: draws from the guide, at least 25.
-        seed: makes the draws repeat, and leaves torch's random state as it was.
+        seed: makes the draws reproducible, and leaves torch's random state unchanged.
         kwargs: the model's own keyword arguments.
 
     Example:
@@ -138,28 +138,26 @@ def khat(model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int 
 
 
 def with_density(call: ModelCall, posterior: Any, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
-    """Return draws of one guide with log q of each, or say why there can be none."""
+    """Return draws of one guide with log q of each; raise if log q does not exist."""
     check_one(posterior, samples)
     draws = joint_draws(call, posterior, samples, seed)
     if draws.log_q is not None:
         return draws, draws.log_q
     if draws.why == SAMPLED:
         raise PyroDropoutError(
-            f"posterior must be a guide here: {draws.why} Importance ratios p(y, w)/q(w) need one, and these draws need"
-            " none."
+            f"posterior must be a guide here: {draws.why} Importance ratios p(y, w)/q(w) need"
+            " that density; exact draws need no such check."
         )
     raise SingularError(
-        f"log q(w) does not exist, and so neither does p(y, w)/q(w): {draws.why} Use a guide with scale > 0 and"
+        f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Use a guide with scale > 0 and"
         ' bias="gaussian", such as AutoDropout(model, keep=..., scale=0.1, bias="gaussian"), or compare predictive'
         " scores, which need no density."
     )
 
 
 def check_one(posterior: Any, samples: int) -> None:
-    """Raise unless there is one posterior, and draws enough to fit a tail."""
+    """Raise unless there is one posterior, and enough draws to fit a tail."""
     if isinstance(posterior, Fleet):
-        raise PyroDropoutError(
-            "a fleet has one answer for each replica: call this with *fleet[i] in the places of model and posterior."
-        )
+        raise PyroDropoutError("a fleet has one result per replica: pass *fleet[i] as model and posterior.")
     if isinstance(samples, int) and samples < FEWEST:
         raise RangeError(f"samples must be at least {FEWEST}, to fit a tail to a fifth of them; got {samples!r}.")

@@ -1,8 +1,8 @@
-"""How well each point is predicted from all others, without fitting again: leave-one-out by importance sampling.
+"""How well each point is predicted from all others, without refitting: leave-one-out by importance sampling.
 
-A draw from q stands for one from p(w | y without y_i) with weight r_i(w) = p(y, w)/q(w) · 1/p(y_i | w). The first
-factor turns draws of an approximation into draws of the posterior (Magnusson, Andersen, Jonasson and Vehtari 2019), the
-second takes the point out; both are smoothed together, and k̂ says for each point whether that worked.
+A draw from q represents one from p(w | y without y_i) with weight r_i(w) = p(y, w)/q(w) · 1/p(y_i | w). The first
+factor corrects from the approximation to the posterior (Magnusson, Andersen, Jonasson and Vehtari 2019), the second
+removes the point; both are smoothed together, and k̂ says for each point whether that worked.
 """
 
 import warnings
@@ -18,9 +18,9 @@ from pyro_dropout.prediction.draws.joint_draws import JointDraws, joint_draws
 
 
 class LOO(loo_results()):  # type: ignore[misc]
-    """The expected log predictive density of a new point, by leaving out each of the points at hand; made by ``loo``.
+    """The leave-one-out estimate of the expected log predictive density; returned by ``loo``.
 
-    It is a result of ArviZ as well: ``az.compare({"a": loo(...), "b": loo(...)})`` takes it as it is.
+    It is also an ArviZ result: ``az.compare({"a": loo(...), "b": loo(...)})`` accepts it.
 
     Args:
         elpd: Σ_i log p(y_i | y without y_i), in nats.
@@ -28,8 +28,8 @@ class LOO(loo_results()):  # type: ignore[misc]
         p_loo: the effective number of parameters, Σ_i log p(y_i | y) - elpd.
         pointwise: the terms of elpd, (N,), in float64.
         khat: the Pareto k̂ of each point's ratios, (N,); above 0.7 its term cannot be trusted.
-        corrected: whether the ratios hold p(y, w)/q(w), for draws that come from an approximation.
-        samples: how many draws it was made from, all chains together; 0 where that is not known.
+        corrected: whether the ratios include p(y, w)/q(w), for draws from an approximation.
+        samples: number of draws, all chains together; 0 if unknown.
 
     Attributes:
         elpd: as above, and so are se, p_loo, pointwise, khat and corrected.
@@ -46,7 +46,7 @@ class LOO(loo_results()):  # type: ignore[misc]
         arrays = (part.detach().cpu().numpy() for part in (pointwise, khat))
         super().__init__(elpd, se, p_loo, *arrays, samples, corrected)
         own = {"elpd": elpd, "se": se, "p_loo": p_loo, "pointwise": pointwise, "khat": khat, "corrected": corrected}
-        for name, value in own.items():  # past pandas, which would take a new attribute for a new entry
+        for name, value in own.items():  # bypasses pandas, which would treat a new attribute as a new entry
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
@@ -69,19 +69,19 @@ def loo(
 ) -> LOO:
     """Estimate how well new points would be predicted, from the training points: leave-one-out cross-validation.
 
-    ``az.loo(to_arviz(...))`` takes the draws for those of the posterior itself; so does ``approximate=False``, which
-    gives the same numbers. The default corrects for the guide's being an approximation, and says by k̂ where it is too
-    poor for that. ``az.compare`` takes a dict of results.
+    ``az.loo(to_arviz(...))`` treats the draws as exact posterior draws; so does ``approximate=False``, which gives the
+    same numbers. The default corrects for the guide's approximation error; k̂ says where the guide is too poor for
+    that. ``az.compare`` takes a dict of results.
 
     Args:
-        model: a network of this package, or any Pyro model, whose observed site says what a point is.
-        posterior: a guide with a density, or, without the correction, any posterior that ``to_arviz`` takes but a
+        model: a network of this package, or any Pyro model, whose observed site defines the points.
+        posterior: a guide with a density, or, without the correction, any posterior that ``to_arviz`` takes except a
             fleet. A sampled posterior needs no correction and gets none.
         args: the model's own arguments, (x, y) of a network: all data that the guide was fitted to.
-        samples: draws of each chain, at least 25.
+        samples: draws per chain, at least 25.
         approximate: whether to correct for draws that come from q.
-        seed: makes the draws repeat, and leaves torch's random state as it was.
-        site: which observed site's points are left out, where the model has several.
+        seed: makes the draws reproducible, and leaves torch's random state unchanged.
+        site: the observed site whose points are left out, if the model has several.
         kwargs: the model's own keyword arguments.
 
     Example:
@@ -104,7 +104,7 @@ def loo(
         draws = joint_draws(call, posterior, samples, seed)
         base = torch.zeros_like(draws.log_joint).flatten()
     each = _points(draws, site)
-    # Of several chains ArviZ makes the tail longer, by how little their draws are worth.
+    # With several chains ArviZ makes the tail longer, by the relative efficiency of their draws.
     worth = efficiency_of({name: value.detach().cpu().numpy() for name, value in draws.weights.items()})
     weights, khat = (torch.from_numpy(part) for part in pareto_smooth((base - each).cpu().numpy(), worth))
     whole = torch.from_numpy(pareto_smooth(base.cpu().numpy(), worth)[0])
@@ -115,7 +115,7 @@ def loo(
     if bad:
         warnings.warn(
             f"k̂ is above 0.7 at {bad} of {len(khat)} points: their terms, and so elpd, cannot be trusted. The"
-            " posterior is too far from the true one, or a point weighs too much; hold data back instead.",
+            " posterior is too far from the true one, or a point is too influential; hold data back instead.",
             stacklevel=2,
         )
     return LOO(

@@ -1,8 +1,8 @@
-"""Are ranks uniform? The distance of their distribution function from a straight line, and how far chance takes it.
+"""Are ranks uniform? The distance of their distribution function from a straight line, and its null distribution.
 
 With R ranks among S draws, the number of ranks below j is binomial at every j. The band of Säilynoja, Bürkner and
 Vehtari (2021) takes from each binomial the middle 1 - γ, with γ such that ranks that are uniform leave the band at some
-j as rarely as was asked for. Here γ is found by simulating uniform ranks.
+j with the requested probability. Here γ is found by simulating uniform ranks.
 """
 
 import functools
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIMULATIONS = 20_000
-_BLOCK = 2**22  # counts that are held at once
+_BLOCK = 2**22  # counts held in memory at once
 
 Counts = NDArray[np.int64]
 
@@ -37,7 +37,7 @@ def _levels(replications: int, draws: int) -> NDArray[np.float64]:
 
 
 def smallest_level(counts: Counts, replications: int, draws: int) -> NDArray[np.float64]:
-    """Return the smallest tail probability that cumulative counts, (n, draws), meet anywhere: (n,)."""
+    """Return the smallest tail probability over all j of cumulative counts, (n, draws): (n,)."""
     levels = _levels(replications, draws)
     found: NDArray[np.float64] = levels[np.arange(draws), counts].min(-1)
     return found
@@ -45,7 +45,7 @@ def smallest_level(counts: Counts, replications: int, draws: int) -> NDArray[np.
 
 @functools.lru_cache(maxsize=8)
 def null_levels(replications: int, draws: int, simulations: int = SIMULATIONS) -> NDArray[np.float64]:
-    """Return the smallest tail probabilities of uniform ranks, sorted, (simulations,); always the same ones."""
+    """Return the smallest tail probabilities of uniform ranks, sorted, (simulations,), from a fixed seed."""
     rng = np.random.default_rng(2021)
     uniform = np.full(draws + 1, 1 / (draws + 1))
     found = []
@@ -57,7 +57,7 @@ def null_levels(replications: int, draws: int, simulations: int = SIMULATIONS) -
 
 
 def uniformity_pvalue(ranks: Counts, draws: int) -> float:
-    """Return how often uniform ranks stray from the line as far as these do.
+    """Return how often uniform ranks deviate from the line as far as these do.
 
     Example:
         >>> import numpy as np
@@ -67,7 +67,7 @@ def uniformity_pvalue(ranks: Counts, draws: int) -> float:
     """
     null = null_levels(len(ranks), draws)
     level = smallest_level(cumulative_counts(ranks, draws)[None], len(ranks), draws)[0]
-    # The ranks at hand are one more simulation under the hypothesis: a p-value of zero is never claimed.
+    # The observed ranks count as one more simulation under the null hypothesis, so the p-value is never zero.
     return float((np.searchsorted(null, level * (1 + 1e-9), side="right") + 1) / (len(null) + 1))
 
 

@@ -1,4 +1,4 @@
-"""Simulation-based calibration: does inference give back what the model put in?
+"""Simulation-based calibration: does inference recover the parameters that generated the data?
 
 Weights w* are drawn from the prior and y from the model; a posterior is fitted to y, and w* is ranked among its draws.
 With the exact posterior every rank is equally likely (Talts, Betancourt, Simpson, Vehtari and Gelman 2018). Too many
@@ -25,16 +25,16 @@ from pyro_dropout.training.fit import place_of
 Quantities = Callable[[Weights, Any], dict[str, Tensor]]
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_POINTS = 3  # at which function values are ranked, unless told otherwise
+_POINTS = 3  # at which function values are ranked by default
 
 
 @dataclass(frozen=True)
 class SBC:
-    """Ranks of true quantities among posterior draws, over many simulated data sets; made by ``sbc``.
+    """Ranks of true quantities among posterior draws, over many simulated data sets; returned by ``sbc``.
 
     Attributes:
         ranks: {quantity: (replications,)}, each from 0 to ``samples``.
-        samples: draws that each truth was ranked among.
+        samples: the number of draws that each true value is ranked among.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -53,7 +53,7 @@ class SBC:
         return f"SBC({count} replications, {self.samples} draws, {len(self.ranks)} quantities: {', '.join(self.ranks)})"
 
     def pvalues(self) -> dict[str, float]:
-        """Return for each quantity how often uniform ranks would stray as far as its ranks do."""
+        """Return for each quantity how often uniform ranks would deviate as far as its ranks do."""
         return {name: uniformity_pvalue(ranks.cpu().numpy(), self.samples) for name, ranks in self.ranks.items()}
 
     def inside_band(self, prob: float = 0.99) -> dict[str, bool]:
@@ -70,7 +70,7 @@ class SBC:
         return found
 
     def plot(self, ax: Any = None, prob: float = 0.99) -> Any:
-        """Draw the distribution of ranks less the uniform one, with the band; returns matplotlib's axes."""
+        """Plot the ECDF of the ranks minus the uniform one, with the band; return matplotlib's axes."""
         import matplotlib.pyplot as plt
 
         _check_prob(prob)
@@ -104,29 +104,29 @@ def sbc(
     progress: bool = True,
     **kwargs: Any,
 ) -> SBC:
-    """Check an inference by simulation: fit data that the model itself made, and rank the truth among the draws.
+    """Check an inference by simulation: fit data drawn from the model, and rank the true values among the draws.
 
     Args:
         model: a network of this package, or any Pyro model that draws its latent sites from the prior.
         fit: ``fit(model, x, y)`` returns a posterior of the simulated y: a guide, or anything with
-            ``sample_weights(n)``. It must start afresh each time. Of a model with other arguments it is called with
-            those, ``fit(model, *args, **kwargs)``, the simulated data in the places of the data that were given.
-        args: of a network x, the inputs of every simulated data set, (N, ...). Of any other Pyro model its own
+            ``sample_weights(n)``. It must start afresh each time. For a model with other arguments it is called with
+            those, ``fit(model, *args, **kwargs)``, with the given data replaced by simulated data.
+        args: for a network x, the inputs of every simulated data set, (N, ...). For any other Pyro model its own
             arguments: with data of any values, which are replaced by simulated ones; or without an argument that has
             the name of its site, as ``y`` in ``model(x, y=None)`` with the site "y".
-        replications: how many data sets to simulate.
-        samples: posterior draws of each; 99 gives 100 possible ranks.
+        replications: number of data sets to simulate.
+        samples: posterior draws for each; 99 gives 100 possible ranks.
         quantities: what to rank: a function of the weights of n draws, {site: (n, ...)}, and of their outputs f at x,
             (n, N, outputs), that returns {name: (n,)}; f is None for models that are not networks. By default function
             values at three points of x, and every site that is a single number; without function values, three numbers
             of every site.
-        seed: of simulations and draws; each replication has its own, so that a fit that seeds torch does no harm.
-            torch's random state is left as it was. None takes new random numbers every time.
+        seed: of simulations and draws; each replication has its own, so a fit may seed torch. torch's random state is
+            left unchanged. None takes new random numbers every time.
         progress: show a progress bar.
         kwargs: the model's own keyword arguments.
 
     Returns:
-        The ranks, with a test and a plot. Equal values, as dropout makes them, are ordered by chance.
+        The ranks, with a test and a plot. Ties, which dropout produces, are broken at random.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -206,7 +206,7 @@ def _function_values(weights: Weights, f: Any) -> dict[str, Tensor]:
 
 
 def _ranks(truth: dict[str, Tensor], drawn: dict[str, Tensor], samples: int) -> dict[str, Tensor]:
-    """Return the rank of each true value among its draws; where they are equal, any place among them."""
+    """Return the rank of each true value among its draws; ties are broken at random."""
     found = {}
     for name, value in truth.items():
         if name not in drawn or drawn[name].shape != (samples,) or value.shape != (1,):

@@ -1,4 +1,4 @@
-"""Data that a model itself makes, with the weights that made them: the first step of simulation-based calibration."""
+"""Draw weights and data from a model: the first step of simulation-based calibration."""
 
 import inspect
 from dataclasses import dataclass, replace
@@ -20,9 +20,9 @@ class Simulated:
     """One simulated data set.
 
     Attributes:
-        weights: the latent sites that made it, {site: (1, ...)}.
-        outputs: f of a network, (1, N, outputs); None of any other model.
-        call: the model with its arguments, the simulated data in their places: what a fit is called with.
+        weights: the latent sites that generated it, {site: (1, ...)}.
+        outputs: f of a network, (1, N, outputs); None for any other model.
+        call: the model with its arguments, including the simulated data, as passed to the fit.
     """
 
     weights: Weights
@@ -39,23 +39,23 @@ def simulate_network(call: ModelCall) -> Simulated:
         got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
     latent = {name: site["value"].unsqueeze(0) for name, site in trace.iter_stochastic_nodes() if name != "y"}
-    # The model's own y may be in units that only it knows; f and the likelihood are in those of the data.
+    # The model's own y may be in internal units; f and the likelihood are in the units of the data.
     y = call.model.likelihood.distribution(f).sample()
     return Simulated(latent, f.unsqueeze(0), replace(call, args=(x, y)))
 
 
 def simulate_sites(call: ModelCall) -> Simulated:
-    """Draw all sites of any Pyro model, and give it those that are data as its data.
+    """Draw all sites of any Pyro model, and pass the drawn data sites as its data.
 
-    Which they are, its arguments say: sites that are observed with them, or sites whose name is that of an argument
-    that was left out, as in ``model(x)`` of ``def model(x, y=None)`` with the site "y".
+    The data sites are those observed with the given arguments; or, if there are none, the sites with the name of an
+    argument that was left out, as in ``model(x)`` of ``def model(x, y=None)`` with the site "y".
     """
     found = trace_of(call)
     data = observed_sites(found)
     left_out = [] if data else _left_out(call, sample_sites(found))
     if not data and not left_out:
         raise PyroDropoutError(
-            f"{name_of(call.model)} observes nothing with these arguments: give it data of the right shape too, of any"
+            f"{name_of(call.model)} observes nothing with these arguments: also pass data of the right shape, with any"
             " values; they are replaced by simulated ones."
         )
     trace = trace_of(replace(call, model=poutine.uncondition(call.model)))
@@ -63,7 +63,7 @@ def simulate_sites(call: ModelCall) -> Simulated:
     for name, site in sites.items():
         if isinstance(site["fn"], Unit):
             raise PyroDropoutError(
-                f"site {name!r} is a pyro.factor, and a model that has one cannot be simulated by running it."
+                f"site {name!r} is a pyro.factor, and a model with a factor cannot be simulated by running it."
             )
     drawn = {name: sites[name]["value"] for name in (*data, *left_out)}
     latent = {
@@ -84,7 +84,7 @@ def _left_out(call: ModelCall, sites: dict[str, Any]) -> list[str]:
 
 
 def _bound(call: ModelCall, drawn: Weights, names: list[str]) -> ModelCall:
-    """Return the call with data for the parameters that were left out, by place where that is possible."""
+    """Return the call with data for the parameters that were left out, positionally if possible."""
     known = signature_of(call.model)
     assert isinstance(known, inspect.Signature)
     bound = known.bind_partial(*call.args, **call.kwargs)
@@ -94,9 +94,9 @@ def _bound(call: ModelCall, drawn: Weights, names: list[str]) -> ModelCall:
 
 
 def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Any]) -> ModelCall:
-    """Return the call with simulated data in the places of those that were given.
+    """Return the call with the given data replaced by simulated data.
 
-    Data that the model takes apart before it observes them have no place of their own; a handler puts those in.
+    Data that the model splits or transforms before observing them are not arguments; a handler conditions on those.
     """
     met: set[str] = set()
 

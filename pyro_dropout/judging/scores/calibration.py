@@ -1,8 +1,8 @@
-"""Whether predicted distributions are honest: how often targets fall where the prediction says they will.
+"""Whether predicted distributions are calibrated: how often targets fall where the prediction says they will.
 
-Of a calibrated prediction the central interval of any level holds that share of the targets, and the distribution
-function F(y) at the targets (the probability integral transform, PIT) is uniform between 0 and 1. Both read the whole
-mixture of normals that the draws make, noise included.
+If a prediction is calibrated, the central interval of any level contains that share of the targets, and the
+distribution function F(y) at the targets (the probability integral transform, PIT) is uniform between 0 and 1. Both use
+the full mixture of normals given by the draws, noise included.
 """
 
 import math
@@ -33,13 +33,13 @@ _TWO_SIDED_99 = 2.5758293035489004  # normal quantile of 0.995
 
 @dataclass(frozen=True, eq=False)
 class CoverageCurve:
-    """How many targets the central intervals hold, for many levels at once; made by ``coverage_curve``.
+    """The coverage of central intervals at many levels; returned by ``coverage_curve``.
 
     Attributes:
-        levels: the probabilities that the intervals claim to hold, (L,).
-        coverage: the fraction of targets that they do hold, (L,).
+        levels: the nominal probabilities of the intervals, (L,).
+        coverage: the fraction of targets inside, (L,).
         width: their mean width in units of y, (L,).
-        count: how many targets there were.
+        count: number of targets.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -55,11 +55,11 @@ class CoverageCurve:
 
     @property
     def error(self) -> float:
-        """The mean distance of coverage from its level: 0 for honest intervals, at most 0.5."""
+        """The mean distance of coverage from its level: 0 for calibrated intervals, at most 0.5."""
         return (self.coverage - self.levels).abs().mean().item()
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw coverage against level, with the band that calibrated predictions stay in; returns matplotlib's axes."""
+        """Plot coverage against level, with the band that calibrated predictions stay in; return matplotlib's axes."""
         ax = _axes(ax)
         level = torch.linspace(0, 1, 101, dtype=_F64)
         reach = _TWO_SIDED_99 * (level * (1 - level) / self.count).sqrt()
@@ -72,7 +72,7 @@ class CoverageCurve:
         return ax
 
     def plot_width(self, ax: Any = None) -> Any:
-        """Draw the mean width of the intervals against their level; returns matplotlib's axes."""
+        """Plot the mean width of the intervals against their level; return matplotlib's axes."""
         ax = _axes(ax)
         ax.plot(self.levels, self.width, color=_BLUE, marker="o", markersize=3)
         ax.set(xlabel="level of the central interval", ylabel="mean width (units of y)", xlim=(0, 1))
@@ -81,7 +81,7 @@ class CoverageCurve:
 
 
 def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
-    """Return where each target lies in its predicted distribution: F(y), uniform on (0, 1) if the prediction is honest.
+    """Return the PIT of each target, F(y) under its predicted distribution: uniform on (0, 1) if calibrated.
 
     Args:
         prediction: with a Gaussian likelihood and its samples kept.
@@ -101,7 +101,7 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
 
 
 def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
-    """Return the fraction of targets inside the central interval that should hold ``level`` of them.
+    """Return the fraction of targets inside the central interval that should contain ``level`` of them.
 
     Args:
         prediction: with a Gaussian likelihood and its samples kept.
@@ -120,7 +120,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
 
 
 def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | Tensor | None = None) -> CoverageCurve:
-    """Return how many targets the central intervals hold and how wide they are, for many levels at once.
+    """Return the coverage and the mean width of the central intervals at many levels.
 
     Args:
         prediction: with a Gaussian likelihood and its samples kept.
@@ -131,7 +131,7 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         >>> import torch, pyro_dropout as pd
         >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
         >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), samples=100, seed=0)
-        >>> curve = pd.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets in the very middle
+        >>> curve = pd.coverage_curve(answer, answer.mean, levels=[0.5, 0.9])  # targets at the centre
         >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
         ([1.0, 1.0], True, 0.3)
     """
@@ -152,10 +152,10 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
 
 
 def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 20) -> Any:
-    """Draw the histogram of F(y), which is flat for honest predictions.
+    """Plot the histogram of F(y), which is flat for calibrated predictions.
 
-    A hump in the middle means intervals that are too wide, a trough ones that are too narrow, a slope a mean that is
-    off. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
+    A hump in the middle means that intervals are too wide, a trough that they are too narrow, a slope that the mean is
+    biased. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
 
     Args:
         prediction: with a Gaussian likelihood and its samples kept.
@@ -191,7 +191,7 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 2
 
 
 def coverage_error(prediction: Prediction, y: Tensor) -> float:
-    """Return the mean distance of coverage from its level, 0.05 to 0.95, without the widths, which take longer."""
+    """Return the mean distance of coverage from its level, 0.05 to 0.95, without the slower widths."""
     where = _pit(prediction, y, "ece")
     return math.fsum(abs(_inside(where, level) - level) for level in _LEVELS) / len(_LEVELS)
 
@@ -209,7 +209,7 @@ def _inside(where: Tensor, level: float) -> float:
 
 
 def _count_band(total: int, bins: int) -> tuple[float, float]:
-    """Return between which counts all bins of ``total`` uniform numbers lie, with a probability of at least 99 %."""
+    """Return the counts between which all bins of ``total`` uniform numbers lie with a probability of at least 99 %."""
     k = torch.arange(total + 1, dtype=_F64)
     log_choose = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
     p = 1 / bins

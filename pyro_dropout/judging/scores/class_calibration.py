@@ -1,4 +1,4 @@
-"""Whether predicted probabilities of classes are honest: of the points that get 80 %, 80 % should be right."""
+"""Whether predicted class probabilities are calibrated: of the points predicted with 80 %, 80 % should be right."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,14 +19,14 @@ _TWO_SIDED_95 = 1.959963984540054  # normal quantile of 0.975
 
 @dataclass(frozen=True, eq=False)
 class Reliability:
-    """How often the most probable class is right, against how sure the prediction is; made by ``reliability``.
+    """Accuracy against confidence of the most probable class; returned by ``reliability``.
 
-    The range of confidences from 0 to 1 is cut into bins of equal width. Bins without points hold NaN.
+    The range of confidences from 0 to 1 is divided into bins of equal width. Bins without points hold NaN.
 
     Attributes:
         confidence: the mean probability of the most probable class, (bins,).
         accuracy: how often that class is right, (bins,).
-        count: how many points there are, (bins,).
+        count: number of points, (bins,).
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -48,7 +48,7 @@ class Reliability:
         return ((apart * self.count).sum() / self.count.sum()).item()
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw the reliability diagram, with 95 % intervals of the accuracies; returns matplotlib's axes."""
+        """Plot the reliability diagram, with 95 % intervals of the accuracies; return matplotlib's axes."""
         import matplotlib.pyplot as plt
 
         if ax is None:
@@ -72,12 +72,12 @@ class Reliability:
 
 
 def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliability:
-    """Return how often the most probable class is right, in bins of how probable it is said to be.
+    """Return how often the most probable class is right, in bins of its predicted probability.
 
     Args:
         prediction: of classes. With a Bernoulli likelihood each of the N·D targets is a point with two classes.
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
-        bins: into how many bins of equal width the confidences from 0 to 1 are put.
+        bins: number of bins of equal width for confidences from 0 to 1.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -107,17 +107,17 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
 
 
 def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
-    """Return the expected calibration error: how far, on average, what is claimed lies from what happens.
+    """Return the expected calibration error: the mean distance of observed from predicted frequencies.
 
     For classes it is the distance of accuracy from confidence, of the most probable class, in bins of its probability,
     averaged over points. For regression with Gaussian noise it is the distance of coverage from its level, averaged
-    over central intervals of the levels 0.05, 0.1, ... 0.95. A few points make it larger than it is: with n of them in
+    over central intervals of the levels 0.05, 0.1, ... 0.95. It is biased upwards with few points: with n of them in
     a bin, by about 1/√n.
 
     Args:
         prediction: of classes; or with a Gaussian likelihood, with its samples kept.
         y: class indices, (N,), or targets, (N, D).
-        bins: for classes, into how many bins of equal width the confidences are put; for regression not used.
+        bins: for classes, number of bins of equal width for the confidences; not used for regression.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -133,14 +133,14 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
 
 
 def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
-    """Return the Brier score of each point: the squared distance of its probabilities from the class that came.
+    """Return the Brier score of each point: the squared distance of its probabilities from the observed class.
 
     Args:
         prediction: of classes.
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
 
     Returns:
-        Σ_c (p_c - 1[y = c])², (N,), from 0 to 2; with a Bernoulli likelihood (p - y)², added up over the D targets.
+        Σ_c (p_c - 1[y = c])², (N,), from 0 to 2; with a Bernoulli likelihood (p - y)², summed over the D targets.
 
     Example:
         >>> import torch, pyro_dropout as pd

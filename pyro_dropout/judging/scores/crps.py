@@ -1,7 +1,7 @@
 """The continuous ranked probability score: one number, in units of y, for a whole predicted distribution.
 
-CRPS(F, y) = ∫ (F(z) - 1[y ≤ z])² dz = E|X - y| - ½ E|X - X'| with X and X' drawn from F. It is a proper score, the
-smaller the better, and for a point prediction it is the absolute error.
+CRPS(F, y) = ∫ (F(z) - 1[y ≤ z])² dz = E|X - y| - ½ E|X - X'| with X and X' drawn from F. It is a proper score,
+lower is better, and for a point prediction it is the absolute error.
 """
 
 import math
@@ -18,8 +18,8 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import seeded
 
 _F64 = torch.float64
-_PAIRS = 2**22  # pairs of draws that are worked on at once
-_REACH = 8.3  # beyond so many standard deviations F(1 - F) adds less than 1e-17
+_PAIRS = 2**22  # pairs of draws processed at once
+_REACH = 8.3  # beyond this many standard deviations F(1 - F) adds less than 1e-17
 
 
 def crps(
@@ -29,27 +29,27 @@ def crps(
     *,
     seed: int | None = None,
 ) -> Float[Tensor, "*N"]:
-    """Score each target against its predicted distribution, in units of y; the smaller the better.
+    """Score each target against its predicted distribution, in units of y; lower is better.
 
     Args:
         prediction: of anything but classes. "mixture" and "sample" need its samples kept.
         y: the targets, (N, D).
-        method: "mixture", the exact score of the mixture of T normals that the draws make (Grimit et al., 2006), for
+        method: "mixture", the exact score of the mixture of T normals given by the draws (Grimit et al., 2006), for
             Gaussian likelihoods; "gaussian", that of one normal with the same mean and variance, which needs no
             samples; "sample", the fair (unbiased) estimate from one y drawn with each of the T outputs.
-        seed: of the draws of "sample"; torch's random state is then left as it was.
+        seed: of the draws of "sample"; torch's random state is then left unchanged.
 
     Returns:
         The scores, (N, D). With R the range of the T means in units of the noise, "mixture" takes 2·(R + 17) passes
-        over the samples where that is less than T, and T²/2 pairs for each target otherwise; memory is bounded.
+        over the samples if that is less than T, and otherwise T²/2 pairs for each target; memory is bounded.
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> model = pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(tau=1.0))
         >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
-        >>> pd.crps(answer, answer.mean)[0].item()  # of a standard normal in its middle: (√2 - 1)/√π
+        >>> pd.crps(answer, answer.mean)[0].item()  # of a standard normal at its mean: (√2 - 1)/√π
         0.2336...
-        >>> pd.crps(answer, answer.mean + 100)[0].item()  # far away, nearly the distance
+        >>> pd.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
         99.43...
     """
     if method not in ("mixture", "gaussian", "sample"):
@@ -80,7 +80,7 @@ def gaussian_distance(mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def half_distance(loc: Tensor, scale: Tensor) -> Tensor:
-    """Return ½ E|X - X'| of equally weighted normals (T, ...), by whichever way is shorter."""
+    """Return ½ E|X - X'| of equally weighted normals (T, ...), by the cheaper method."""
     low, high = (loc - _REACH * scale).amin(0), (loc + _REACH * scale).amax(0)
     nodes = 2 * ((high - low) / scale.amin(0)).max().item() + 1
     if nodes <= len(loc):
@@ -92,7 +92,7 @@ def half_distance_on_grid(loc: Tensor, scale: Tensor, low: Tensor, high: Tensor,
     """Return ½ E|X - X'| = ∫ F(1 - F) dz by the trapezoid rule.
 
     The Fourier transform of F(1 - F) falls off as exp(-ω²σ²/4), σ the smallest standard deviation. With steps of σ/2
-    the rule's error is what lies beyond ω = 4π/σ: 1e-17 of the whole, which is to say that it is exact.
+    the rule's error is the part beyond ω = 4π/σ, a relative 1e-17: exact in float64.
     """
     step = (high - low) / (nodes - 1)
     total = torch.zeros_like(low)
@@ -103,13 +103,13 @@ def half_distance_on_grid(loc: Tensor, scale: Tensor, low: Tensor, high: Tensor,
 
 
 def half_distance_of_pairs(loc: Tensor, scale: Tensor) -> Tensor:
-    """Return ½ E|X - X'| as the sum over all pairs of parts, some rows of the pairs at a time."""
+    """Return ½ E|X - X'| as the sum over all pairs of components, some rows of the pairs at a time."""
     count = len(loc)
     rows = max(1, _PAIRS // loc.numel())
     total = torch.zeros_like(loc[0])
     for start in range(0, count, rows):
         own, later = slice(start, start + rows), slice(start + rows, None)
-        for others, times in ((own, 1), (later, 2)):  # a pair of two rows is met once, and counts twice
+        for others, times in ((own, 1), (later, 2)):  # a pair of two different blocks is visited once and counts twice
             apart = loc[own].unsqueeze(1) - loc[others]
             together = torch.hypot(scale[own].unsqueeze(1), scale[others])
             total += times * gaussian_distance(apart, together).sum((0, 1))
@@ -117,7 +117,7 @@ def half_distance_of_pairs(loc: Tensor, scale: Tensor) -> Tensor:
 
 
 def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
-    """Return the fair estimate: the mean distance to y, less half that of two different draws."""
+    """Return the unbiased estimate: the mean distance to y minus half that of two different draws."""
     samples = prediction.samples
     count = len(samples)
     if count < 2:
@@ -127,7 +127,7 @@ def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
     with seeded(seed, samples.device):
         for points in prediction._pieces():
             drawn = prediction._draws(points).to(_F64) - y[points]
-            # in rising order the k-th of T is the larger one of a pair k times, and the smaller one T - 1 - k times
+            # in ascending order the k-th of T is the larger of a pair k times, and the smaller T - 1 - k times
             between = torch.tensordot(2 * rank - (count - 1), drawn.sort(0).values, 1) / (count * (count - 1))
             found.append(drawn.abs().mean(0) - between)
     return together(found)

@@ -1,4 +1,4 @@
-"""How far one prediction is from another at the same points, such as a guide's from the reference's."""
+"""The distance between two predictions at the same points, such as a guide's and a reference's."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,19 +14,19 @@ from pyro_dropout.prediction.site_prediction import SitePrediction
 
 F64 = torch.float64
 
-_GRID = 256  # places at which two distribution functions are compared
-_PIECE = 2**22  # numbers that are worked on at once
+_GRID = 256  # points at which two distribution functions are compared
+_PIECE = 2**22  # numbers processed at once
 
 
 @dataclass(frozen=True)
 class PredictiveDistance:
-    """How far a prediction is from the reference; all three are zero where the two are the same.
+    """The distance of a prediction from the reference; all three numbers are zero if the two are equal.
 
     Attributes:
         mean: root mean square, over points and outputs, of the difference of the means, in standard deviations of the
             reference.
         std: root mean square of log(standard deviation / reference's); 0.1 is about ten per cent.
-        wasserstein: mean of the 1-Wasserstein distances, in units of y: how far probability must be carried.
+        wasserstein: mean of the 1-Wasserstein distances, in units of y: how far probability must be moved.
 
     Example:
         >>> import pyro_dropout as pd
@@ -81,8 +81,8 @@ def predictive_distance(
     (m, s), (m0, s0) = (_moments(each, of) for each in (prediction, reference))
     if bool((s == 0).any() | (s0 == 0).any()):
         raise PyroDropoutError(
-            "a prediction has no spread at some point (one draw, method='standard', or weights that are points), so its"
-            " standard deviation has no ratio to another's. Compare with of='y'."
+            "a prediction has zero spread at some point (one draw, method='standard', or point-mass weights), so the"
+            " ratio of standard deviations is undefined. Compare with of='y'."
         )
     return PredictiveDistance(
         mean=float(((m - m0) / s0).square().mean().sqrt()),
@@ -104,7 +104,7 @@ def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tens
     if of == "f":
         return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
     kinds = [each._targets for each in (prediction, reference)]
-    if all(is_class(kind) for kind in kinds):  # of two coins: probability is carried from 0 to 1, or back
+    if all(is_class(kind) for kind in kinds):  # of two Bernoulli variables: probability moves between 0 and 1
         return (prediction.mean - reference.mean).to(F64).abs()
     if all(isinstance(each, SitePrediction) for each in (prediction, reference)) and not all(map(is_normal, kinds)):
         return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
@@ -125,7 +125,7 @@ def between_samples(a: Tensor, b: Tensor) -> Tensor:
     a, b = a.sort(0).values, b.sort(0).values
     if len(a) == len(b):
         return (a - b).abs().mean(0)
-    # Quantile functions are steps, at multiples of 1/T and of 1/T'; whole numbers say exactly where.
+    # Quantile functions are steps at multiples of 1/T and of 1/T'; integers locate them exactly.
     i, j = torch.arange(1, len(a) + 1, device=a.device) * len(b), torch.arange(1, len(b) + 1, device=a.device) * len(a)
     ends = torch.cat([i, j]).unique()
     widths = ends.diff(prepend=ends.new_zeros(1))

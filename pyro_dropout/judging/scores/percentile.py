@@ -1,8 +1,8 @@
-"""Section 5's calibration: an uncertainty means little by itself, and much beside those of the training set.
+"""Section 5's calibration: an uncertainty means little by itself, and more relative to the training set.
 
-A predictive standard deviation of 5 is alarming where training points have 0.2 to 2, and reassuring where they have 10
-to 15. So a simple distribution is fitted to the standard deviations of the training set, and a new one is told by its
-percentile in it.
+A predictive standard deviation of 5 is alarming if training points have 0.2 to 2, and reassuring if they have 10 to 15.
+So a simple distribution is fitted to the standard deviations of the training set, and a new one is reported as its
+percentile.
 """
 
 import math
@@ -23,24 +23,24 @@ from pyro_dropout.mathematics.errors import (
 Kind = Literal["lognormal", "gamma", "empirical"]
 
 _F64 = torch.float64
-# Below this spread of the logarithms (its square), rounding is all that tells the standard deviations apart.
+# Below this variance of the logarithms, the standard deviations differ only by rounding.
 _SAME = 1e-12
 
 
 class UncertaintyPercentile:
-    """Tells how unusual an uncertainty is: its percentile among those of the training set.
+    """How unusual an uncertainty is: its percentile among those of the training set.
 
     Args:
-        std_train: predictive standard deviations at the training points, of any shape; all are taken together, so
-            targets in different units each need a percentile of their own.
-        kind: the distribution that is fitted by maximum likelihood: "lognormal", "gamma", or "empirical", the steps of
-            the training set itself, which tell nothing apart above its largest.
+        std_train: predictive standard deviations at the training points, of any shape; all are pooled, so
+            targets in different units each need their own object.
+        kind: the distribution fitted by maximum likelihood: "lognormal" or "gamma"; or "empirical", the empirical
+            distribution of the training set, which is 100 everywhere above its largest value.
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> std = torch.tensor([5.0])
         >>> calm = pd.UncertaintyPercentile(torch.linspace(0.2, 2.0, 100))
-        >>> calm.percentile(std).round(decimals=1)  # more uncertain than nearly all that was seen
+        >>> calm.percentile(std).round(decimals=1)  # more uncertain than almost all training points
         tensor([99.7000])
         >>> pd.UncertaintyPercentile(torch.linspace(10.0, 15.0, 100)).percentile(std).round(decimals=1)
         tensor([0.])
@@ -74,12 +74,12 @@ class UncertaintyPercentile:
         return (100 * below).to(std)
 
     def _fit(self) -> tuple[float, float]:
-        """Return the two numbers of greatest likelihood: of a log-normal, or shape and scale of a gamma."""
+        """Return the maximum-likelihood parameters: those of a log-normal, or shape and scale of a gamma."""
         logs = self._seen.log()
         width = logs.std(correction=0).item()
         if width**2 < _SAME:
             raise PyroDropoutError(
-                f"std_train must hold different values for a {self.kind} to be fitted; all {len(self._seen)} are"
+                f"std_train must hold different values to fit a {self.kind}; all {len(self._seen)} are"
                 f" {self._seen[0].item():.6g}. Use kind='empirical'."
             )
         if self.kind == "lognormal":
@@ -90,8 +90,8 @@ class UncertaintyPercentile:
 
 
 def _gamma_shape(gap: float) -> float:
-    """Return the shape k of greatest likelihood, which solves log k - ψ(k) = log E[x] - E[log x]."""
-    # Minka (2002): a start within 1.5 %, then Newton's steps in 1/k, which take four.
+    """Return the maximum-likelihood shape k, which solves log k - ψ(k) = log E[x] - E[log x]."""
+    # Minka (2002): a starting value within 1.5 %, then Newton steps in 1/k, of which four are enough.
     k = torch.tensor((3 - gap + math.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap), dtype=_F64)
     for _ in range(8):
         error = k.log() - torch.digamma(k) - gap
@@ -100,10 +100,10 @@ def _gamma_shape(gap: float) -> float:
 
 
 def rescale(std: Tensor, std_train: Tensor) -> Tensor:
-    """Put uncertainties on the scale of the training set's: 0 at its smallest, 1 at its largest, linear between.
+    """Rescale uncertainties linearly: 0 at the smallest of the training set, 1 at the largest.
 
-    What is less certain than all training points comes out above 1, and what is more certain below 0: nothing is cut
-    off, for such points are the ones to look at.
+    Points less certain than all training points are above 1, and more certain ones below 0. Nothing is clipped, because
+    such points are the interesting ones.
 
     Args:
         std: the uncertainties, of any shape.

@@ -1,7 +1,8 @@
-"""Several chains of the no-U-turn sampler side by side, each of which finds its own step and scales as it warms up.
+"""Several chains of the no-U-turn sampler side by side, each with its own step size and scales from warmup.
 
-The schedule is Stan's: a start, windows of doubling length after each of which the scales are set to what was seen,
-and an end in which only the step is refined. Step and scales are learned by Pyro's own dual averaging and covariance.
+The schedule is Stan's: an initial phase, windows of doubling length after each of which the scales are set from the
+draws of the window, and a final phase that refines only the step size. Step size and scales are adapted by Pyro's own
+dual averaging and Welford covariance.
 """
 
 import math
@@ -20,18 +21,18 @@ from pyro_dropout.references.nuts.no_u_turn import Array, Asks, Point, Walker
 
 Energies = Callable[[Array], tuple[Array, Array]]  # positions (chains, d) -> energies (chains,), gradients (chains, d)
 
-_LIKELY = math.log(0.8)  # a first step is as long as it may be for this acceptance; Stan's number
+_LIKELY = math.log(0.8)  # the initial step size is the largest with this acceptance; Stan's value
 
 
 @dataclass
 class Chain:
-    """What one chain leaves behind.
+    """The result of one chain.
 
     Attributes:
-        draws: positions after warming up, (draws, d).
-        diverged: how many of their trajectories were lost.
-        deepest: how many of them were as long as allowed.
-        step: the length of its leapfrog steps.
+        draws: positions after warmup, (draws, d).
+        diverged: number of divergent trajectories.
+        deepest: number of trajectories that reached the maximum depth.
+        step: the leapfrog step size.
         scale: the scale of each coordinate.
     """
 
@@ -44,13 +45,13 @@ class Chain:
 
 @dataclass(frozen=True)
 class Plan:
-    """How each chain is run.
+    """Settings of each chain.
 
     Attributes:
-        samples: draws that are kept.
-        warmup: draws before them, in which the chain finds its step and scales.
-        target_accept: the acceptance that the step is chosen for.
-        max_depth: most doublings of a trajectory.
+        samples: number of draws kept.
+        warmup: number of draws before them, in which the chain adapts its step size and scales.
+        target_accept: the target acceptance rate of the step size.
+        max_depth: maximum number of doublings of a trajectory.
     """
 
     samples: int
@@ -62,12 +63,12 @@ class Plan:
 def run_chains(
     energies: Energies, starts: Array, plan: Plan, seed: int, tick: Callable[[], None] = lambda: None
 ) -> list[Chain]:
-    """Run one chain from each row of ``starts``, all of them with one call of ``energies`` for each leapfrog step.
+    """Run one chain from each row of ``starts``, with one call of ``energies`` per leapfrog step of all chains.
 
     Args:
         energies: of one position for each chain.
         starts: (chains, d).
-        plan: how each chain is run.
+        plan: settings of each chain.
         seed: of the chains' random numbers.
         tick: called after each draw of each chain.
 
@@ -79,12 +80,12 @@ def run_chains(
     runs = [_run(chain, z, plan, random, tick) for chain, z, random in zip(chains, starts, randoms, strict=True)]
     positions = np.stack([next(run) for run in runs])
     going = set(range(len(runs)))
-    with np.errstate(over="ignore", invalid="ignore"):  # a path that is lost may end anywhere
+    with np.errstate(over="ignore", invalid="ignore"):  # a divergent trajectory may end anywhere
         while going:
             values, slopes = energies(positions)
             for number in sorted(going):
                 try:
-                    # A copy, for the next call may write its gradients into the same memory.
+                    # A copy, because the next call may write its gradients into the same memory.
                     positions[number] = runs[number].send((float(values[number]), slopes[number].copy()))
                 except StopIteration:
                     going.remove(number)
@@ -96,8 +97,8 @@ def _run(chain: Chain, start: Array, plan: Plan, random: np.random.Generator, ti
     energy, slope = yield start.copy()
     if not math.isfinite(energy) or not np.isfinite(slope).all():
         raise PyroDropoutError(
-            f"log p(y, w) is {-energy} where a chain begins, at a draw from the prior; are x and y as the model expects"
-            " them, and the prior not far too wide?"
+            f"log p(y, w) is {-energy} at the start of a chain, a draw from the prior; check that x and y are what the"
+            " model expects, and that the prior is not far too wide."
         )
     point = Point(start.copy(), np.zeros_like(start), energy, slope)
     walker = Walker(1.0, np.ones_like(start), random, plan.max_depth)
@@ -124,7 +125,7 @@ def _run(chain: Chain, start: Array, plan: Plan, random: np.random.Generator, ti
 
 
 def _with_first_step(walker: Walker, point: Point) -> Asks[Walker]:
-    """Double or halve the step until its acceptance crosses what is likely."""
+    """Double or halve the step size until its acceptance crosses the target."""
     growing: bool | None = None
     step = walker.step
     while 1e-10 < step < 1e10:
@@ -141,7 +142,7 @@ def _with_first_step(walker: Walker, point: Point) -> Asks[Walker]:
 
 
 class _Tuner:
-    """Learns a step from acceptances, and scales from positions, in Stan's windows."""
+    """Adapts the step size to acceptances, and the scales to positions, in Stan's windows."""
 
     def __init__(self, plan: Plan, step: float) -> None:
         self._target = plan.target_accept
@@ -155,13 +156,13 @@ class _Tuner:
         self.restart(step)
 
     def restart(self, step: float) -> None:
-        """Begin to learn the step anew, from one that is about right."""
-        self._average.prox_center = math.log(10 * step)  # longer ones cost less, so they are tried first
+        """Restart the adaptation of the step size from an initial value."""
+        self._average.prox_center = math.log(10 * step)  # larger steps cost less, so they are tried first
         self._average.reset()
         self._log_step = self._log_settled = math.log(step)
 
     def learn(self, t: int, acceptance: float, z: Array) -> tuple[float, Array | None]:
-        """Return the step to go on with, and new scales where a window ends."""
+        """Return the next step size, and new scales at the end of a window."""
         self._average.step(self._target - acceptance)
         self._log_step, self._log_settled = self._average.get_state()
         if self._first <= t <= max(self._ends, default=-1):
@@ -174,5 +175,5 @@ class _Tuner:
 
     @property
     def settled(self) -> float:
-        """The step that the chain settles on: an average, for the last one is noisy."""
+        """The final step size: an average, because the last one is noisy."""
         return math.exp(self._log_settled)

@@ -1,7 +1,7 @@
 """The energy U(w) = -log p(y, w) of a model's weights, and its gradient, for several weights at once, in float64.
 
-Networks are evaluated with all weights together; other Pyro models through their traces. A position z is one vector
-of all weights; a site that is not real-valued, such as a scale, is moved through a transform to all of the real line.
+Networks are evaluated for all weights at once; other Pyro models through their traces. A position z is one vector of
+all weights; a constrained site, such as a scale, is transformed to the real line.
 """
 
 import copy
@@ -32,15 +32,15 @@ from pyro_dropout.training.svi import Compile
 F64 = torch.float64
 Weights = dict[str, Tensor]
 
-_WORTH_COMPILING = 1500  # calls, after which a long run is to be expected
+_WORTH_COMPILING = 1500  # calls after which a long run is expected
 
 
 class Energy:
-    """-log p(y, w) of a model at its data, with ``calls`` made so far.
+    """-log p(y, w) of a model at its data; ``calls`` counts the evaluations.
 
     Args:
-        call: a Pyro model and its arguments, data included; of a network, a copy in float64 is used, on the CPU.
-        compile: "auto", when it is worth it and works; True, at once; False, never.
+        call: a Pyro model and its arguments, data included; for a network, a copy in float64 on the CPU is used.
+        compile: "auto", when it pays off and works; True, at once; False, never.
     """
 
     def __init__(self, call: ModelCall, compile: Compile = "auto") -> None:
@@ -59,7 +59,7 @@ class Energy:
         if is_network(self.model) and set(sites) == set(self.model.sites):
             widths = [self.model.prior_of(name).stddev.reshape(-1) for name in sites]
             self._prior = torch.distributions.Normal(0.0, torch.cat(widths), validate_args=False)
-        if not copied:  # one whose constants may want the types that it was given
+        if not copied:  # its constants may require the original dtypes
             self._call = exact
             try:
                 self._of_one(torch.from_numpy(self._flat(sites)))
@@ -70,13 +70,13 @@ class Energy:
     # --- weights and positions ----------------------------------------------------------------------------------------
 
     def start(self) -> Array:
-        """Return a position (d,) that is drawn from the prior."""
+        """Return a position (d,) drawn from the prior."""
         return self._flat(self._sites())
 
     def _flat(self, sites: dict[str, Any]) -> Array:
         parts = [self._transforms[name].inv(site["value"]).reshape(-1) for name, site in sites.items()]
         found = torch.cat([part.detach().to("cpu", F64) for part in parts]).numpy()
-        return np.clip(found, -1e3, 1e3)  # the prior of a scale may have drawn one that is zero
+        return np.clip(found, -1e3, 1e3)  # a scale drawn from its prior may be zero
 
     def weights(self, z: Tensor) -> Weights:
         """Return the weights {site: (*batch, *shape)} at positions (*batch, d)."""
@@ -88,7 +88,7 @@ class Energy:
 
     @property
     def shapes(self) -> dict[str, torch.Size]:
-        """The shapes of the sites in unconstrained space, in the order in which a position holds them."""
+        """The shapes of the sites in unconstrained space, in the order of a position."""
         return dict(self._free)
 
     def _sites(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class Energy:
                 continue
             if site["fn"].support.is_discrete:
                 raise PyroDropoutError(
-                    f"site {name!r} ({type(site['fn']).__name__}) is discrete; this sampler moves along gradients, so"
-                    " all sites must be continuous. Sum it out in the model."
+                    f"site {name!r} ({type(site['fn']).__name__}) is discrete; this sampler uses gradients, so"
+                    " all sites must be continuous. Marginalise it in the model."
                 )
             sites[name] = site
         if not sites:
@@ -141,7 +141,7 @@ class Energy:
         z = z.detach().requires_grad_()
         with torch.enable_grad():
             energies = self._of_net(z) if self._prior is not None else self._of_model(z)
-            # Chains do not meet, so the gradient of their sum is that of each.
+            # Chains are independent, so the gradient of the sum contains that of each.
             (slopes,) = torch.autograd.grad(energies.sum(), z)
         return [energies.detach().to(F64), slopes]
 
@@ -155,7 +155,7 @@ class Energy:
         return -fits.sum(-1) - plausible.sum(-1)
 
     def _of_model(self, z: Tensor) -> Tensor:
-        """Return the energies of any model's weights: all at once, or where it cannot be mapped one by one."""
+        """Return the energies of any model's weights: all at once, or one by one if vmap fails."""
         if self._mapped:
             try:
                 found: Tensor = torch.func.vmap(self._of_one)(z)
@@ -181,13 +181,13 @@ class Energy:
 
 
 def is_network(model: Any) -> bool:
-    """Whether a model is a network with Gaussian priors, that of standardised data included."""
+    """Return whether a model is a network with Gaussian priors, possibly inside ``Standardised``."""
     return type(model) is BayesianNet or (isinstance(model, Standardised) and is_network(model.model))
 
 
 def in_float64(model: nn.Module) -> Any:
-    """Return a copy of a network that has no randomness but its weights."""
+    """Return a copy of a network in evaluation mode, in float64 on the CPU."""
     kept: dict[int, Any] = {id(value): value.detach().clone() for value in model.buffers()}
-    for value in model.parameters():  # tensors with a history of gradients cannot be copied, their values can
+    for value in model.parameters():  # tensors with an autograd history cannot be deep-copied, but their values can
         kept[id(value)] = nn.Parameter(value.detach().clone(), requires_grad=False)
     return copy.deepcopy(model, kept).to("cpu", F64).eval()

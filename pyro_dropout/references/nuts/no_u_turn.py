@@ -1,8 +1,8 @@
-"""One chain of the no-U-turn sampler, as a generator that asks for energies: U(z) = -log p(y, z), and its gradient.
+"""One chain of the no-U-turn sampler, as a generator that requests energies U(z) = -log p(y, z) and their gradients.
 
-A chain yields positions and is sent their energies, so that one call of the model can serve several chains, however
-long their trajectories are. The tree is that of Betancourt (2017): multinomial weights, doubled until it turns back.
-Momenta are measured in units of the masses' square roots, p ~ N(0, I), and z moves by s·p, s the scale of each z.
+A chain yields positions and is sent their energies, so one call of the model can serve several chains, whatever the
+length of their trajectories. The tree is that of Betancourt (2017): multinomial weights, doubled until it turns back.
+Momenta are in units of the square roots of the masses, p ~ N(0, I), and z moves by s·p, with s the scale of each z.
 """
 
 import math
@@ -14,14 +14,14 @@ import numpy as np
 
 Array = Any  # numpy's, float64: one vector of all coordinates
 Result = TypeVar("Result")
-# Yields positions, is sent (energy, gradient) of each, and ends in a result.
+# Yields positions, is sent (energy, gradient) of each, and returns a result.
 Asks = Generator[Array, tuple[float, Array], Result]
 
-_TOO_FAR = 1000.0  # an energy that rises so much is no rounding of the path but its loss
+_TOO_FAR = 1000.0  # a larger increase in energy counts as a divergence
 
 
 class Point(NamedTuple):
-    """A place on a trajectory.
+    """A point on a trajectory.
 
     Attributes:
         z: the position.
@@ -37,20 +37,20 @@ class Point(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Potential and kinetic energy; what is not a number is infinite."""
+        """Potential plus kinetic energy; NaN counts as infinite."""
         found = self.energy + 0.5 * float(self.p @ self.p)
         return found if math.isfinite(found) else math.inf
 
 
 @dataclass(frozen=True)
 class Moved:
-    """Where a transition ended, and how it went.
+    """The result of a transition.
 
     Attributes:
         point: the new point.
         acceptance: the mean Metropolis probability along the trajectory.
-        diverged: whether the path was lost.
-        depth: how often the trajectory was doubled.
+        diverged: whether the trajectory diverged.
+        depth: number of doublings of the trajectory.
     """
 
     point: Point
@@ -73,13 +73,13 @@ class _Tree(NamedTuple):
 
 @dataclass(frozen=True)
 class Walker:
-    """How a chain moves.
+    """The transition kernel of a chain.
 
     Attributes:
-        step: the length of a leapfrog step.
+        step: the leapfrog step size.
         scale: s, one number for each coordinate.
         random: the chain's random numbers.
-        max_depth: most doublings of a trajectory.
+        max_depth: maximum number of doublings of a trajectory.
     """
 
     step: float
@@ -88,7 +88,7 @@ class Walker:
     max_depth: int
 
     def leap(self, start: Point, direction: int) -> Asks[Point]:
-        """Take one leapfrog step, forward or back in time."""
+        """Take one leapfrog step, forward or backward in time."""
         step = direction * self.step
         half = start.p - 0.5 * step * self.scale * start.slope
         z = start.z + step * self.scale * half
@@ -100,14 +100,14 @@ class Walker:
         return Point(point.z, self.random.standard_normal(point.z.shape), point.energy, point.slope)
 
     def move(self, start: Point) -> Asks[Moved]:
-        """Take one transition, which leaves the posterior as it is."""
+        """Take one transition, which leaves the posterior invariant."""
         start = self.refreshed(start)
         tree = _Tree(start, start, start, 0.0, start.p, 0.0, 0)
         depth = 0
         while depth < self.max_depth:
             direction = 1 if self.random.random() < 0.5 else -1
             new = yield from self._grow(tree.right if direction == 1 else tree.left, direction, depth, start.total)
-            # The new half is taken with odds of its own weight against the old: it is farther away, so better.
+            # The new half is taken with the odds of its weight to the old one's (biased progressive sampling).
             tree = self._joined(tree, new, direction, min(0.0, new.log_weight - tree.log_weight))
             depth += 1
             if tree.turning or tree.diverged:
@@ -115,7 +115,7 @@ class Walker:
         return Moved(tree.chosen, tree.acceptance / tree.leaves, tree.diverged, depth)
 
     def _grow(self, start: Point, direction: int, depth: int, energy: float) -> Asks[_Tree]:
-        """Build a tree of 2^depth leaves on one side, or as much of it as there is before it turns."""
+        """Build a tree of 2^depth leaves on one side, or the part of it before it turns."""
         if depth == 0:
             leaf = yield from self.leap(start, direction)
             gain = energy - leaf.total
@@ -128,7 +128,7 @@ class Walker:
 
     def _joined(self, old: _Tree, new: _Tree, direction: int, log_odds: float) -> _Tree:
         """Return both trees as one; a point of the new one is chosen with probability exp(log_odds)."""
-        stopped = new.turning or new.diverged  # then nothing of it may be chosen, for the way back would not lead here
+        stopped = new.turning or new.diverged  # then no point of it may be chosen: it would not be reversible
         takes = not stopped and -self.random.standard_exponential() < log_odds
         first, second = (old, new) if direction == 1 else (new, old)
         sum_p = old.sum_p + new.sum_p
@@ -136,7 +136,7 @@ class Walker:
             not new.diverged
             and (
                 _turns(first.left.p, second.right.p, sum_p)
-                # Two halves of a whole turn look straight from end to end; across the seam they do not.
+                # A full turn looks straight from end to end; the checks across the two halves detect it.
                 or _turns(first.left.p, second.left.p, first.sum_p + second.left.p)
                 or _turns(first.right.p, second.right.p, second.sum_p + first.right.p)
             )

@@ -1,4 +1,4 @@
-"""The reference that approximate posteriors are measured against: the posterior itself, by Hamiltonian Monte Carlo."""
+"""The reference for approximate posteriors: draws from the posterior itself, by Hamiltonian Monte Carlo."""
 
 import time
 import warnings
@@ -23,8 +23,8 @@ from pyro_dropout.references.nuts.energy import Energy
 from pyro_dropout.training.fit import move_to, place_of
 from pyro_dropout.training.svi import Compile, check_compile
 
-_AGREE = 1.01  # Vehtari et al. (2021): chains with a larger R-hat are not to be used
-_MOST_POINTS = 50  # at which R-hat is taken
+_AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
+_MOST_POINTS = 50  # at which R-hat is computed
 
 
 def nuts(
@@ -41,25 +41,25 @@ def nuts(
     progress: bool = True,
     **kwargs: Any,
 ) -> SampledPosterior:
-    """Draw weights from the posterior itself, by the no-U-turn sampler; for small models and few data.
+    """Draw weights from the posterior itself with the no-U-turn sampler; for small models and few data.
 
-    All chains run side by side in float64, with one evaluation of the model for each of their steps, and begin at draws
-    from the prior. Parameters that are not random (hidden ones, a learned τ) stay as they are. It warns when
-    trajectories were lost, or when chains disagree: about the values that the model returns, or, where it returns none,
-    about its sites. Whatever happens after sampling, the draws are returned.
+    All chains run side by side in float64, with one evaluation of the model per step, and start at draws from the
+    prior. Parameters that are not random (hidden ones, a learned τ) stay fixed. It warns if trajectories diverge, or if
+    chains disagree about the values that the model returns or, if it returns none, about its sites. The draws are
+    returned in any case.
 
     Args:
         model: a network of this package, or any Pyro model whose latent sites are continuous.
-        args: the model's own arguments, data included: (x, y) of a network.
-        chains: how many chains; R-hat compares them, so take at least two, better four.
-        samples: draws of each chain that are kept.
-        warmup: draws before them, in which a chain finds its step length and scales, and which are thrown away.
+        args: the model's own arguments, data included: (x, y) for a network.
+        chains: number of chains; R-hat compares them, so use at least two, preferably four.
+        samples: draws kept per chain.
+        warmup: draws before them, in which a chain adapts its step size and scales; they are discarded.
         seed: the same seed gives the same draws; torch's own random state is neither used nor changed.
-        target_accept: the acceptance rate that steps are chosen for; nearer to 1, steps are shorter and fewer are lost.
+        target_accept: the target acceptance rate; closer to 1, steps are shorter and fewer trajectories diverge.
         max_tree_depth: a trajectory has at most 2 to this power steps.
-        points: where R-hat of the function's values is taken, as ``model(points)``; at the data without them.
-        compile: "auto", compile the energy when the run is long; True, at once; False, never.
-        progress: whether to show a bar.
+        points: where R-hat of the function's values is computed, as ``model(points)``; by default at the data.
+        compile: "auto", compile the energy if the run is long; True, at once; False, never.
+        progress: whether to show a progress bar.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -101,13 +101,15 @@ def nuts(
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
     _warn_of_lost(posterior, plan)
-    if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat halves each chain, and needs two draws in a half
+    if (
+        posterior.num_chains > 1 and posterior.num_draws >= 4
+    ):  # R-hat splits each chain in half and needs two draws per half
         try:
             worst, what = _disagreement(call, posterior, points, z, energy)
         except Exception as cause:
             warnings.warn(
-                f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned all the same."
-                " Ask posterior.rhat_of(values) about values of your own.",
+                f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned anyway."
+                " Use posterior.rhat_of(values) to check values yourself.",
                 stacklevel=2,
             )
         else:
@@ -127,7 +129,7 @@ def function_rhat(model: Any, posterior: SampledPosterior, points: Tensor) -> Te
 def _disagreement(
     call: ModelCall, posterior: SampledPosterior, points: Tensor | None, z: Tensor, energy: Energy
 ) -> tuple[float, str]:
-    """Return the largest R-hat, and what it is of: the function's values, or a site in unconstrained space."""
+    """Return the largest R-hat and its quantity: the function's values, or a site in unconstrained space."""
     if is_network(call.model):
         at = call.args[0] if points is None else points
         spread = torch.linspace(0, len(at) - 1, min(len(at), _MOST_POINTS)).round().long()
@@ -142,9 +144,9 @@ def _disagreement(
 
 
 def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
-    """Return some of the numbers that a model returns at each draw, (chains, draws, ...); None where there are none.
+    """Return some of the numbers that a model returns at each draw, (chains, draws, ...); None if there are none.
 
-    A model that returns its data, as many do, returns the same at every draw, which says nothing of the draws.
+    Many models return their data, which are the same at every draw and carry no information about the draws.
     """
     call = call.to(place_of([call.model], call))
     total = posterior.num_chains * posterior.num_draws
@@ -164,7 +166,7 @@ def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
 
 
 def _warn_of_lost(posterior: SampledPosterior, plan: Plan) -> None:
-    """Say how many trajectories were lost, and what to do about it."""
+    """Warn about divergent trajectories, and say what to do."""
     if posterior.divergences:
         warnings.warn(
             f"{posterior.divergences} of {posterior.num_chains * plan.samples} trajectories diverged: parts of the"
@@ -173,17 +175,17 @@ def _warn_of_lost(posterior: SampledPosterior, plan: Plan) -> None:
             stacklevel=3,
         )
     if posterior.num_chains == 1:
-        warnings.warn("one chain has no other to agree with, so there is no R-hat; take chains=4.", stacklevel=3)
+        warnings.warn("R-hat needs at least two chains, and there is one; use chains=4.", stacklevel=3)
 
 
 def _warn_of_disagreement(worst: float, what: str, ran: list[Chain], plan: Plan) -> None:
-    """Say what the chains disagree about, and what to do about it."""
+    """Warn if the chains disagree, and say what to do."""
     if not worst <= _AGREE:
         deepest = sum(chain.deepest for chain in ran)
-        full = f" {deepest} trajectories were as long as max_tree_depth allows: raise it." if deepest else ""
+        full = f" {deepest} trajectories reached max_tree_depth: raise it." if deepest else ""
         warnings.warn(
-            f"chains disagree about {what}: R-hat is {worst:.3f} where it is largest, and should be below"
-            f" {_AGREE}. Take more samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}",
+            f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below"
+            f" {_AGREE}. Use more samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}",
             stacklevel=3,
         )
 
@@ -198,7 +200,7 @@ def _ticker(bar: Any, energy: Energy) -> Callable[[], None]:
 
 
 def _type_of(call: ModelCall) -> torch.dtype:
-    """Return the type of the model's own weights, and of a model that has none, of its data."""
+    """Return the dtype of the model's own weights or, if it has none, of its data."""
     found = next((p.dtype for p in call.model.parameters()), None) if isinstance(call.model, nn.Module) else None
     return found or call.dtype
 

@@ -165,5 +165,5 @@ def test_bad_input() -> None:
     with pytest.raises(pd.PyroDropoutError, match="posterior must be a guide here: draws of a sampler"):
         pd.khat(model, SimpleNamespace(weights=kept), x, y)
     fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
-    with pytest.raises(pd.PyroDropoutError, match=r"one answer for each replica: call this with \*fleet\[i\]"):
+    with pytest.raises(pd.PyroDropoutError, match=r"one result per replica: pass \*fleet\[i\]"):
         pd.khat(None, fleet, x, y)

@@ -92,5 +92,5 @@ def test_it_says_what_it_needs() -> None:
         pd.loo(model, guide, x, y)
     assert np.isfinite(pd.loo(model, guide, x, y, approximate=False).elpd)
     fleet: Any = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
-    with pytest.raises(pd.PyroDropoutError, match="one answer for each replica"):
+    with pytest.raises(pd.PyroDropoutError, match="one result per replica"):
         pd.loo(None, fleet, x, y)

@@ -330,7 +330,7 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "posterior.safetensors").exists()
     done = torchrun(*words, "--out", str(tmp_path / "run"))
     assert done.returncode != 0
-    assert "holds a run already" in done.stderr
+    assert "already holds a run" in done.stderr
 
 
 @pytest.mark.deep
