@@ -134,11 +134,11 @@ def rejection_of(row: Any, y: Tensor) -> RejectionCurve:
     answer = row.answer
 
     def together(each: Tensor) -> Tensor:
-        added: Tensor = answer._per_point(each)
+        added: Tensor = answer.per_point(each)
         return added.reshape(-1)
 
     if is_class(targets_of(answer)):
-        sure = answer.probs.argmax(-1) if answer._one_of_several else answer.probs > 0.5
+        sure = answer.probs.argmax(-1) if answer.one_of_several else answer.probs > 0.5
         hits = (sure == y.to(sure.device, sure.dtype)).double()
         right = together(hits)
         return rejection_curve(together(answer.entropy), right * len(right) / hits.numel())

@@ -123,7 +123,7 @@ def bounds_of(call: ModelCall, guide: Any, samples: int, seed: int) -> tuple[dic
 
 def targets_of(prediction: Prediction) -> Any:
     """Return p(y | f) of a prediction, for its kind."""
-    return prediction._targets
+    return prediction.targets
 
 
 def accuracy(prediction: Prediction, y: Tensor) -> float:

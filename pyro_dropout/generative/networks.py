@@ -69,7 +69,7 @@ class BayesianNet(nn.Module):
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
 
-    def sample_weights(self) -> dict[str, Tensor]:
+    def sample_sites(self) -> dict[str, Tensor]:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""
         weights: dict[str, Tensor] = {}
         for name, site in self.sites.items():
@@ -94,7 +94,7 @@ class BayesianNet(nn.Module):
     def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
         tell_pyro(self, self.hidden_parameters())
-        f = self.evaluate(self.sample_weights(), x)
+        f = self.evaluate(self.sample_sites(), x)
         self.likelihood(f, y, num_data)
         return f
 

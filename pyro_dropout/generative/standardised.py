@@ -96,9 +96,9 @@ class Standardised(nn.Module):
         """Return the prior distribution of one site."""
         return self.model.prior_of(name)
 
-    def sample_weights(self) -> Any:
+    def sample_sites(self) -> Any:
         """Call ``pyro.sample`` for every random parameter."""
-        return self.model.sample_weights()
+        return self.model.sample_sites()
 
     def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the network with the given weights on raw x; outputs are in the units of y."""

@@ -127,7 +127,7 @@ class SiteGuide(Marginals):
 
     def _start(self) -> None:
         """Read the model now if it can name its sites without data; otherwise on the first call."""
-        if hasattr(self.model, "sample_weights"):
+        if hasattr(self.model, "sample_sites"):
             self._setup_prototype()
 
     # --- what a guide defines -----------------------------------------------------------------------------------------
@@ -215,9 +215,9 @@ class SiteGuide(Marginals):
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
         start = InitMessenger(first_value(self.init_loc_fn))
-        if not args and not kwargs and hasattr(self.model, "sample_weights"):
+        if not args and not kwargs and hasattr(self.model, "sample_sites"):
             # The trace is kept: with the network's own tensors as its values it costs no memory.
-            self.prototype_trace = poutine.block(poutine.trace(start(self.model.sample_weights)).get_trace)()
+            self.prototype_trace = poutine.block(poutine.trace(start(self.model.sample_sites)).get_trace)()
         else:
             own = self._model
             self._model = (start(self.model),)

@@ -47,7 +47,7 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
     _check_gaussian(prediction, "refit_tau")
     y = checked_targets(prediction, y).to(_F64)
     count, _, width = prediction.samples.shape
-    pieces = [(prediction.samples[:, n].to(_F64) - y[n]).square().sum(-1) for n in prediction._pieces()]
+    pieces = [(prediction.samples[:, n].to(_F64) - y[n]).square().sum(-1) for n in prediction.pieces()]
     squares = torch.cat(pieces, 1)  # (T, N): ‖y - f_t‖²
 
     def score(log_tau: float) -> float:
@@ -89,11 +89,11 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         0.75
     """
     _check_outputs(prediction, "refit_temperature")
-    prediction._check_classes("refit_temperature")
+    prediction.check_classes("refit_temperature")
     y = checked_targets(prediction, y)
-    y = y if prediction._one_of_several else y.to(_F64)
-    samples, likelihood = prediction.samples, prediction._likelihood
-    pieces = list(prediction._pieces())
+    y = y if prediction.one_of_several else y.to(_F64)
+    samples, likelihood = prediction.samples, prediction.likelihood
+    pieces = list(prediction.pieces())
     count, points, _ = samples.shape
 
     def score(log_temperature: float) -> float:
@@ -156,18 +156,18 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
         True
     """
     _check_outputs(prediction, "tempered")
-    prediction._check_classes("tempered")
+    prediction.check_classes("tempered")
     check_positive("temperature", temperature)
-    return reweighted(prediction, prediction._likelihood, prediction.samples / float(temperature))
+    return reweighted(prediction, prediction.likelihood, prediction.samples / float(temperature))
 
 
 def reweighted(prediction: Prediction, likelihood: Any, samples: Tensor) -> Prediction:
     """Return a new prediction at the same points: these outputs, (T, N, D), under this likelihood."""
     count, points, _ = samples.shape
     running = Running(points)
-    for piece in prediction._pieces():
+    for piece in prediction.pieces():
         running.add(0, count, piece, block_sums(likelihood, samples[:, piece]))
-    return Prediction(likelihood, running.sums, count, prediction._like, samples, None)
+    return Prediction(likelihood, running.sums, count, prediction.like, samples, None)
 
 
 def _check_outputs(prediction: Prediction, name: str) -> None:
@@ -182,17 +182,17 @@ def _check_outputs(prediction: Prediction, name: str) -> None:
 
 def _check_gaussian(prediction: Prediction, name: str) -> None:
     _check_outputs(prediction, name)
-    if not isinstance(prediction._likelihood, Gaussian):
+    if not isinstance(prediction.likelihood, Gaussian):
         raise PyroDropoutError(
-            f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction._name}"
-            + ("; for classes use refit_temperature and tempered." if is_class(prediction._targets) else ".")
+            f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}"
+            + ("; for classes use refit_temperature and tempered." if is_class(prediction.targets) else ".")
         )
 
 
 def _logit_size(prediction: Prediction) -> float:
     """Return the root mean square of the logits; with several classes, after subtracting their mean."""
     f = prediction.samples.to(_F64)
-    return (f - f.mean(-1, keepdim=True) if prediction._one_of_several else f).square().mean().sqrt().item()
+    return (f - f.mean(-1, keepdim=True) if prediction.one_of_several else f).square().mean().sqrt().item()
 
 
 def _highest(score: Callable[[float], float], low: float, high: float, nodes: int) -> tuple[float, bool]:

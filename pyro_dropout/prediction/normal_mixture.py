@@ -32,7 +32,7 @@ def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
     check_prediction(prediction)
     if prediction.mean.numel() == 0:
         raise ShapeError("prediction must be of at least one point; it has none.")
-    y = prediction._checked(y)
+    y = prediction.checked_targets(y)
     if not bool(torch.isfinite(y).all()):
         raise RangeError(f"y must be finite; got {describe(y)}.")
     return y
@@ -41,17 +41,17 @@ def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
 def check_normal(prediction: Prediction, name: str) -> None:
     """Raise unless the targets have Gaussian noise."""
     check_prediction(prediction)
-    if not is_normal(prediction._targets):
+    if not is_normal(prediction.targets):
         raise PyroDropoutError(
-            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction._name}; classes have"
+            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction.family}; classes have"
             " reliability, ece and brier."
         )
 
 
 def normal_pieces(prediction: Prediction) -> Iterator[tuple[Any, Tensor, Tensor]]:
     """Yield some points, and the means and standard deviations of their parts, each (T, points, D)."""
-    for points in prediction._pieces():
-        p = base_of(prediction._parts(points))
+    for points in prediction.pieces():
+        p = base_of(prediction.distribution_at(points))
         yield points, p.loc.to(_F64), p.scale.to(_F64).clamp_min(_THINNEST)
 
 

@@ -47,7 +47,7 @@ class FleetPrediction(Prediction):
 
     def __repr__(self) -> str:
         replicas, points = self._sums["mean"].shape[:2]
-        return f"FleetPrediction({replicas} replicas, {points} points, {self._count} draws, {self._name})"
+        return f"FleetPrediction({replicas} replicas, {points} points, {self._count} draws, {self.family})"
 
     @property
     def samples(self) -> Tensor:
@@ -73,7 +73,7 @@ class FleetPrediction(Prediction):
         """Return scores of every replica, (E,): "log_likelihood" per point, and "rmse", or "accuracy" for classes."""
         log_likelihood = self.log_prob().mean(1)
         assert self.targets is not None
-        if self._one_of_several:
+        if self.one_of_several:
             right = self.mean.argmax(-1) == self.targets
             return {"log_likelihood": log_likelihood, "accuracy": right.to(self._like.dtype).mean(1)}
         error = self.mean - self.targets.reshape(self.mean.shape)

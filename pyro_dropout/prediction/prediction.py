@@ -60,11 +60,17 @@ class Prediction:
 
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"
-        return f"Prediction({len(self._sums['mean'])} points, {self._count} draws, {self._name}, {kept})"
+        return f"Prediction({len(self._sums['mean'])} points, {self._count} draws, {self.family}, {kept})"
 
     @property
-    def _name(self) -> str:
+    def family(self) -> str:
+        """The name of the likelihood, for messages."""
         return type(self._likelihood).__name__
+
+    @property
+    def like(self) -> Tensor:
+        """Some of the model's outputs, (1, 1, outputs) or more, for their type and device."""
+        return self._like
 
     @property
     def likelihood(self) -> Any:
@@ -105,7 +111,7 @@ class Prediction:
         If samples were not kept, the same draws are made again.
         """
         mean = self._sums["mean"]
-        if self._one_of_several:  # indicators, of which one is 1
+        if self.one_of_several:  # indicators, of which one is 1
             return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
         found = torch.diag_embed(self._sums["noise"] / self._count)
 
@@ -134,10 +140,10 @@ class Prediction:
 
         If samples were not kept, the same draws are made again.
         """
-        y = self._checked(y)
+        y = self.checked_targets(y)
         found = torch.full((len(y),), -math.inf, dtype=torch.float64, device=self._like.device)
         if self._walk is None:
-            for points in self._pieces():
+            for points in self.pieces():
                 found[points] = block_log_prob(self._likelihood, self.samples[:, points], y[points])
         else:
 
@@ -153,8 +159,8 @@ class Prediction:
         They are quantiles of the mixture of normals that the draws make, noise included; samples must be kept.
         """
         check_level(level)
-        if not is_normal(self._targets):
-            raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self._name}.")
+        if not is_normal(self.targets):
+            raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self.family}.")
         low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
         for points, likelihood, f in self._blocks():
             p = base_of(likelihood.distribution(f))
@@ -167,53 +173,55 @@ class Prediction:
     @property
     def probs(self) -> Tensor:
         """Probabilities of the classes, (N, C); with a Bernoulli likelihood, those of "yes", (N, D)."""
-        self._check_classes("probs")
+        self.check_classes("probs")
         return self.mean
 
     @property
     def entropy(self) -> Tensor:
         """The entropy of the predicted class in nats, (N,); with a Bernoulli likelihood, of each target, (N, D)."""
-        self._check_classes("entropy")
+        self.check_classes("entropy")
         return self._entropy().to(self._like)
 
     @property
     def mutual_information(self) -> Tensor:
         """The mutual information of the class and the weights, in nats: the epistemic part of the entropy."""
-        self._check_classes("mutual_information")
+        self.check_classes("mutual_information")
         return (self._entropy() - self._sums["surprise"] / self._count).clamp_min(0).to(self._like)
 
     @property
     def variation_ratio(self) -> Tensor:
         """The fraction of draws that do not vote for the most common class."""
-        self._check_classes("variation_ratio")
+        self.check_classes("variation_ratio")
         votes = self._sums["votes"].to(torch.float64) / self._count
-        most = votes.amax(-1) if self._one_of_several else torch.maximum(votes, 1 - votes)
+        most = votes.amax(-1) if self.one_of_several else torch.maximum(votes, 1 - votes)
         return (1 - most).to(self._like)
 
     @property
-    def _one_of_several(self) -> bool:
-        return isinstance(self._targets, torch.distributions.Categorical)
+    def one_of_several(self) -> bool:
+        """Whether the target is one of several classes, rather than numbers or yes and no."""
+        return isinstance(self.targets, torch.distributions.Categorical)
 
     def _entropy(self) -> Tensor:
         p = self._sums["mean"]
         each: Tensor = torch.special.entr(p)
-        return each.sum(-1) if self._one_of_several else each + torch.special.entr(1 - p)
+        return each.sum(-1) if self.one_of_several else each + torch.special.entr(1 - p)
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
     @property
-    def _targets(self) -> Any:
+    def targets(self) -> Any:
         """p(y | f) at some output, for its kind."""
         return base_of(self._likelihood.distribution(self._like[0]))
 
-    def _check_classes(self, name: str) -> None:
-        if not is_class(self._targets):
+    def check_classes(self, name: str) -> None:
+        """Raise an error unless targets are classes; ``name`` is what was asked for."""
+        if not is_class(self.targets):
             raise PyroDropoutError(
-                f"{name} is for classes, but this prediction is of {self._name}; it has mean, variance, epistemic,"
-                " aleatoric, std, log_prob(y)" + (" and interval(level)." if is_normal(self._targets) else ".")
+                f"{name} is for classes, but this prediction is of {self.family}; it has mean, variance, epistemic,"
+                " aleatoric, std, log_prob(y)" + (" and interval(level)." if is_normal(self.targets) else ".")
             )
 
-    def _checked(self, y: Tensor) -> Tensor:
+    def checked_targets(self, y: Tensor) -> Tensor:
         """Return ``y`` as the likelihood expects it; raise if it or one of its values is not valid."""
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
@@ -222,7 +230,7 @@ class Prediction:
         checked: Tensor = self._likelihood.checked(f, y.to(f.device))
         self._likelihood.check_values(f, checked)
         classes = f.shape[-1]  # checked whatever the likelihood checks, because torch would crash on a GPU
-        if self._one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
+        if self.one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
             low, high = int(checked.min()), int(checked.max())
             raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
         return checked
@@ -231,22 +239,22 @@ class Prediction:
 
     def _blocks(self) -> Iterator[tuple[Any, Any, Tensor]]:
         """Yield some points, the likelihood there, and the samples there, (T, points, outputs)."""
-        return ((points, self._likelihood, self.samples[:, points]) for points in self._pieces())
+        return ((points, self._likelihood, self.samples[:, points]) for points in self.pieces())
 
-    def _parts(self, points: Any) -> Any:
+    def distribution_at(self, points: Any) -> Any:
         """Return p(y | f) of every draw at some points, (T, points, D)."""
         return self._likelihood.distribution(self.samples[:, points])
 
-    def _draws(self, points: Any) -> Tensor:
+    def draw_targets(self, points: Any) -> Tensor:
         """Return a y drawn with each draw at some points, (T, points, D)."""
-        drawn: Tensor = self._parts(points).sample()
+        drawn: Tensor = self.distribution_at(points).sample()
         return drawn
 
-    def _per_point(self, each: Tensor) -> Tensor:
+    def per_point(self, each: Tensor) -> Tensor:
         """Return values of single targets, summed for each point, (N,)."""
-        return each if self._one_of_several else each.sum(-1)
+        return each if self.one_of_several else each.sum(-1)
 
-    def _pieces(self) -> Iterator[Any]:
+    def pieces(self) -> Iterator[Any]:
         """Yield the points in pieces whose samples can be processed at once."""
         count, points, width = self.samples.shape
         size = max(1, _PIECE // (count * width))

@@ -102,7 +102,7 @@ class ShardedPrediction(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y | x) of each point, (N,); every rank repeats its draws."""
         points, _ = self._shards.own_points(self._shards.group.rank)
-        own = self._own.log_prob(self._checked(y)[points])
+        own = self._own.log_prob(self.checked_targets(y)[points])
         if self._shards.shard == "points":
             return self._shards.joined(own, 0)
         each = [part.double() + math.log(count / self._count) for count, part in self._shards.of_each(own)]
@@ -115,7 +115,7 @@ class ShardedPrediction(Prediction):
         if self._shards.shard == "points":
             return self._shards.joined(own, 0)
         mean = self._sums["mean"]
-        if self._one_of_several:
+        if self.one_of_several:
             return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(own)
         found = torch.zeros_like(own, dtype=torch.float64)
         means = self._shards.of_each(self._own._sums["mean"])

@@ -57,14 +57,16 @@ class SitePrediction(Prediction):
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"
         shape = tuple(self._likelihood.shape())
-        return f"SitePrediction({self.site!r}, shape {shape}, {self._count} draws, {self._name}, {kept})"
+        return f"SitePrediction({self.site!r}, shape {shape}, {self._count} draws, {self.family}, {kept})"
 
     @property
-    def _name(self) -> str:
-        return type(self._targets).__name__
+    def family(self) -> str:
+        """The name of the site's distribution, for messages."""
+        return type(self.targets).__name__
 
     @property
-    def _targets(self) -> Any:
+    def targets(self) -> Any:
+        """p(y | w), without the dimensions of its event."""
         return base_of(self._likelihood)
 
     @property
@@ -90,12 +92,12 @@ class SitePrediction(Prediction):
     def covariance(self) -> Tensor:
         """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; (..., 1, 1) if there is only one."""
         kind = self._likelihood
-        if self._one_of_several and kind.event_dim == 0:
+        if self.one_of_several and kind.event_dim == 0:
             mean = self._sums["mean"]
             return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
         if kind.event_dim == 0:
             return self.variance[..., None, None]
-        if kind.event_dim > 1 or self._one_of_several:
+        if kind.event_dim > 1 or self.one_of_several:
             raise PyroDropoutError(
                 f"covariance is for sites whose points are numbers or vectors; {self.site!r} has {tuple(kind.shape())}."
             )
@@ -109,7 +111,7 @@ class SitePrediction(Prediction):
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) ≈ logsumexp_t log p(y | w_t) - log T of each point of the site."""
-        y = self._checked(y)
+        y = self.checked_targets(y)
         found: Tensor | None = None
         for p in self.parts:
             each = p.log_prob(y).to(F64)
@@ -123,11 +125,11 @@ class SitePrediction(Prediction):
         With normal noise they are quantiles of the mixture of normals, and otherwise those of the samples.
         """
         check_level(level)
-        if is_class(self._targets):
-            raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self._name}; use probs.")
+        if is_class(self.targets):
+            raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self.family}; use probs.")
         tails = ((1 - level) / 2, (1 + level) / 2)
-        if is_normal(self._targets):
-            p = base_of(self._parts(...))
+        if is_normal(self.targets):
+            p = base_of(self.distribution_at(...))
             low, high = (mixture_quantile(p.loc, p.scale, tail) for tail in tails)
         else:
             drawn = self.samples.to(F64).sort(0).values
@@ -136,23 +138,26 @@ class SitePrediction(Prediction):
 
     # --- the interface for scores -------------------------------------------------------------------------------------
 
-    def _parts(self, points: Any) -> Any:
+    def distribution_at(self, points: Any) -> Any:
         """Return the normal distributions of all draws as one distribution, (T, ...)."""
         bases = [base_of(p) for p in self.parts]
         loc, scale = (torch.stack([getattr(p, name) for p in bases]) for name in ("loc", "scale"))
         return torch.distributions.Normal(loc, scale, validate_args=False)
 
-    def _draws(self, points: Any) -> Tensor:
+    def draw_targets(self, points: Any) -> Tensor:
+        """Return a y drawn with each draw; all points are one piece."""
         return self.samples
 
-    def _pieces(self) -> Iterator[Any]:
+    def pieces(self) -> Iterator[Any]:
+        """Yield all points in one piece."""
         yield ...
 
-    def _per_point(self, each: Tensor) -> Tensor:
+    def per_point(self, each: Tensor) -> Tensor:
+        """Return values of single numbers, added up for each point."""
         dims = list(range(-self._likelihood.event_dim, 0))
         return each.sum(dims) if dims else each
 
-    def _checked(self, y: Tensor) -> Tensor:
+    def checked_targets(self, y: Tensor) -> Tensor:
         """Return ``y`` as the site's distribution expects it; raise if it is not valid."""
         if not isinstance(y, Tensor):
             raise ShapeError(f"y must be a tensor; got {type(y).__name__} {y!r}.")
@@ -161,13 +166,13 @@ class SitePrediction(Prediction):
         if tuple(y.shape) != wanted:
             raise ShapeError(f"y must have the shape of site {self.site!r}, {wanted}; got {tuple(y.shape)}.")
         y = y.to(self._like.device)
-        y = y.long() if self._one_of_several else y.to(self._like.dtype)
+        y = y.long() if self.one_of_several else y.to(self._like.dtype)
         try:
             inside = self._likelihood.support.check(y)
         except NotImplementedError:  # a distribution without a support
             return y
         if not bool(inside.all()):
-            raise RangeError(f"y must lie in the support of site {self.site!r}, {self._name}; got {describe(y)}.")
+            raise RangeError(f"y must lie in the support of site {self.site!r}, {self.family}; got {describe(y)}.")
         return y
 
 

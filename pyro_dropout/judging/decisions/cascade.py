@@ -50,7 +50,7 @@ class Cascade:
     @property
     def probs(self) -> Tensor:
         """Probabilities of the classes, (N, C); with a Bernoulli likelihood of "yes", (N, D)."""
-        self.weak._check_classes("probs")
+        self.weak.check_classes("probs")
         return self.mean
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -62,16 +62,16 @@ class Cascade:
 
     def accuracy(self, y: Tensor) -> float:
         """Return how often the most probable class is right; with a Bernoulli likelihood, over all N·D targets."""
-        self.weak._check_classes("accuracy(y)")
+        self.weak.check_classes("accuracy(y)")
         y = checked_targets(self.weak, y)
-        right = self.mean.argmax(-1) == y if self.weak._one_of_several else (self.mean > 0.5) == (y > 0.5)
+        right = self.mean.argmax(-1) == y if self.weak.one_of_several else (self.mean > 0.5) == (y > 0.5)
         return right.to(_F64).mean().item()
 
     def rmse(self, y: Tensor) -> float:
         """Return the root mean squared error over all N·D targets, in units of y."""
-        if is_class(self.weak._targets):
+        if is_class(self.weak.targets):
             raise PyroDropoutError(
-                f"rmse(y) is for numbers, and this cascade is of {self.weak._name}; use accuracy(y)."
+                f"rmse(y) is for numbers, and this cascade is of {self.weak.family}; use accuracy(y)."
             )
         y = checked_targets(self.weak, y)
         return (self.mean.to(_F64) - y.to(_F64)).square().mean().sqrt().item()
@@ -124,10 +124,10 @@ def cascade(
     mean, second = first.mean, None
     if bool(deferred.any()):
         second = _called("strong", strong, x[deferred.to(x.device)])
-        if second.mean.shape[1:] != mean.shape[1:] or second._name != first._name:
+        if second.mean.shape[1:] != mean.shape[1:] or second.family != first.family:
             raise ShapeError(
-                f"weak and strong must predict the same targets; {first._name} with {mean.shape[-1]} and"
-                f" {second._name} with {second.mean.shape[-1]} do not fit together."
+                f"weak and strong must predict the same targets; {first.family} with {mean.shape[-1]} and"
+                f" {second.family} with {second.mean.shape[-1]} do not fit together."
             )
         mean = mean.index_put((deferred,), second.mean.to(mean))
     cost = float(len(x) * costs[0] + int(deferred.sum()) * costs[1])
@@ -150,7 +150,7 @@ def _called(name: str, predict: Callable[[Tensor], Prediction], x: Tensor) -> Pr
 
 def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
     """Return one number for each input, (N,)."""
-    classes = is_class(prediction._targets)
+    classes = is_class(prediction.targets)
     if callable(kind):
         found: Tensor = kind(prediction)
         check_vector("uncertainty(prediction)", found)
@@ -162,9 +162,9 @@ def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], T
     if kind == "auto":
         kind = "entropy" if classes else "std"
     if kind in _OF_CLASSES:
-        return prediction._per_point(getattr(prediction, kind))
+        return prediction.per_point(getattr(prediction, kind))
     if kind in _OF_MOMENTS:
         each = prediction.variance if kind == "std" else prediction.epistemic
-        return prediction._per_point(each.sum(-1) if prediction._one_of_several else each).sqrt()
+        return prediction.per_point(each.sum(-1) if prediction.one_of_several else each).sqrt()
     known = ", ".join(repr(name) for name in ("auto", *_OF_CLASSES, *_OF_MOMENTS))
     raise RangeError(f"uncertainty must be one of {known} or a function of a Prediction; got {kind!r}.")

@@ -90,10 +90,10 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
     """
     check_count("bins", bins)
     check_prediction(prediction)
-    prediction._check_classes("reliability")
+    prediction.check_classes("reliability")
     y = checked_targets(prediction, y)
     probs = prediction.probs.to(_F64)
-    if prediction._one_of_several:
+    if prediction.one_of_several:
         sure, chosen = probs.max(-1)
         right = chosen == y
     else:
@@ -129,7 +129,7 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """
     check_count("bins", bins)
     check_prediction(prediction)
-    return reliability(prediction, y, bins).ece if is_class(prediction._targets) else coverage_error(prediction, y)
+    return reliability(prediction, y, bins).ece if is_class(prediction.targets) else coverage_error(prediction, y)
 
 
 def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
@@ -150,12 +150,12 @@ def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         [0.75, 0.75]
     """
     check_prediction(prediction)
-    prediction._check_classes("brier")
+    prediction.check_classes("brier")
     y = checked_targets(prediction, y)
     probs = prediction.probs.to(_F64)
-    came = torch.nn.functional.one_hot(y, probs.shape[-1]) if prediction._one_of_several else y
+    came = torch.nn.functional.one_hot(y, probs.shape[-1]) if prediction.one_of_several else y
     squares = (probs - came.to(_F64)).square()
-    return prediction._per_point(squares.sum(-1) if prediction._one_of_several else squares).to(prediction.mean)
+    return prediction.per_point(squares.sum(-1) if prediction.one_of_several else squares).to(prediction.mean)
 
 
 def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

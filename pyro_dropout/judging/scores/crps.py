@@ -58,8 +58,8 @@ def crps(
     if method == "mixture":
         check_normal(prediction, "crps(method='mixture')")
     y = checked_targets(prediction, y).to(_F64)
-    if is_class(prediction._targets):
-        raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction._name}; use brier.")
+    if is_class(prediction.targets):
+        raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
     if method == "gaussian":
         found = gaussian_distance(prediction.mean.to(_F64) - y, prediction.variance.to(_F64).sqrt())
         found = found - prediction.variance.to(_F64).sqrt() / math.sqrt(math.pi)
@@ -125,8 +125,8 @@ def _from_draws(prediction: Prediction, y: Tensor, seed: int | None) -> Tensor:
     rank = torch.arange(count, dtype=_F64, device=samples.device)
     found = []
     with seeded(seed, samples.device):
-        for points in prediction._pieces():
-            drawn = prediction._draws(points).to(_F64) - y[points]
+        for points in prediction.pieces():
+            drawn = prediction.draw_targets(points).to(_F64) - y[points]
             # in ascending order the k-th of T is the larger of a pair k times, and the smaller T - 1 - k times
             between = torch.tensordot(2 * rank - (count - 1), drawn.sort(0).values, 1) / (count * (count - 1))
             found.append(drawn.abs().mean(0) - between)

@@ -103,7 +103,7 @@ def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tens
     """Return the 1-Wasserstein distance at each point, of each output: (N, D)."""
     if of == "f":
         return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
-    kinds = [each._targets for each in (prediction, reference)]
+    kinds = [each.targets for each in (prediction, reference)]
     if all(is_class(kind) for kind in kinds):  # of two Bernoulli variables: probability moves between 0 and 1
         return (prediction.mean - reference.mean).to(F64).abs()
     if all(isinstance(each, SitePrediction) for each in (prediction, reference)) and not all(map(is_normal, kinds)):
@@ -111,7 +111,7 @@ def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tens
     if not all(is_normal(kind) for kind in kinds):
         names = " and ".join(type(kind).__name__ for kind in kinds)
         raise PyroDropoutError(f"of='y' compares normal targets, or classes; these are {names}. Use of='f'.")
-    normals = [base_of(each._parts(...)) for each in (prediction, reference)]
+    normals = [base_of(each.distribution_at(...)) for each in (prediction, reference)]
     shape = normals[0].loc.shape[1:]
     parts = [tuple(part.to(F64).expand(p.loc.shape).flatten(1) for part in (p.loc, p.scale)) for p in normals]
     size = max(1, _PIECE // sum(len(loc) for loc, _ in parts))
