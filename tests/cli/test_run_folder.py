@@ -64,7 +64,7 @@ def test_the_data_must_be_the_same(tmp_path: Path) -> None:
     with pytest.raises(pd.PyroDropoutError, match=r"table.csv has changed since the run started"):
         run.data()
     path.unlink()
-    with pytest.raises(pd.PyroDropoutError, match=r"there is no file .*table.csv.*--data"):
+    with pytest.raises(pd.PyroDropoutError, match=r"training file .*table.csv.*--data"):
         run.data()
 
 

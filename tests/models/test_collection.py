@@ -225,7 +225,7 @@ def test_an_archive_that_ends_early_is_found_out(folder: Path) -> None:
 def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "/nowhere/at/all")
     for load in (co2_paper, solar, mnist, lambda: uci("wine")):
-        with pytest.raises(pd.PyroDropoutError, match="no folder"):
+        with pytest.raises(pd.PyroDropoutError, match="not a folder"):
             load()
     monkeypatch.setenv(VARIABLE, "")
     assert co2_paper().source == "bundled"
