@@ -85,7 +85,7 @@ def test_newton_finds_what_bisection_finds(seed: int, apart: float, uneven: floa
 
 def test_the_band_of_counts_holds_uniform_numbers() -> None:
     """Of 2000 histograms at most 1 % may leave it; 40 or more would be 4.5 standard errors: fails below 1e-5."""
-    low, high = pd.answers.calibration._count_band(300, 10)
+    low, high = pd.judging.scores.calibration._count_band(300, 10)
     counts = torch.distributions.Multinomial(300, torch.ones(10)).sample((2000,))
     outside = ((counts < low) | (counts > high)).any(1).sum()
     assert 0 < outside < 40
