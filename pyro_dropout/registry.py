@@ -1,7 +1,7 @@
-"""What the package offers by name. A guide is registered in the file that defines it, and nowhere else.
+"""What the package offers by name: guides and scores. Each is registered in the file that defines it.
 
-The command line, the estimators, ``compare``, the contract tests and the tables of the documentation all read this
-registry. Names can be read from the source without importing torch, so ``--help`` stays fast.
+The command line, the estimators, ``compare``, its report and the contract tests read this registry. Names of guides can
+be read from the source without importing torch, so ``--help`` stays fast.
 """
 
 import ast
@@ -142,3 +142,87 @@ def _registrations(path: Path) -> Iterator[Listed]:
             }
             name = ast.literal_eval(node.args[0])
             yield Listed(name, given.get("alias", ""), given.get("order", 100), given.get("compared", False))
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScoreEntry:
+    """A score of predictions on held-out data: one column of a comparison.
+
+    Attributes:
+        name: of the column.
+        compute: returns the score of a prediction and its targets: a number, or one for each point.
+        heading: of the column, as people read it.
+        meaning: what it says, in a sentence or two.
+        better: "more", "less", "one" (the nearer to 1), "level" (the nearer to 0.95), or "" where none is better.
+        digits: after the decimal point.
+        of: the kinds of targets that have it, of "any", "numbers", "normal" (Gaussian noise) and "classes".
+        order: its place in the table.
+    """
+
+    name: str
+    compute: Callable[[Any, Any], Any]
+    heading: str
+    meaning: str
+    better: str
+    digits: int
+    of: tuple[str, ...]
+    order: int
+
+
+_SCORES: dict[str, ScoreEntry] = {}
+_BETTER = ("more", "less", "one", "level", "")
+_KINDS = ("any", "numbers", "normal", "classes")
+Computed = TypeVar("Computed", bound=Callable[..., Any])
+
+
+def score(
+    name: str,
+    *,
+    heading: str,
+    meaning: str,
+    better: str,
+    of: tuple[str, ...] = ("any",),
+    digits: int = 3,
+    order: int = 100,
+) -> Callable[[Computed], Computed]:
+    """Register a function of a prediction and its targets as a score of comparisons; a decorator.
+
+    Args:
+        name: of the column.
+        heading: of the column, as people read it.
+        meaning: what it says, in a sentence or two.
+        better: "more", "less", "one" (the nearer to 1), "level" (the nearer to 0.95), or "" where none is better.
+        of: the kinds of targets that have it, of "any", "numbers", "normal" and "classes".
+        digits: after the decimal point.
+        order: its place in the table; new ones come after those of the package.
+
+    Example:
+        >>> from pyro_dropout import registry
+        >>> @registry.score("bias", heading="bias", meaning="Mean of y - E[y].", better="", of=("numbers",))
+        ... def bias(prediction, y):
+        ...     return (y - prediction.mean).mean()
+        >>> registry.scores()["bias"].compute is bias
+        True
+        >>> _ = registry._SCORES.pop("bias")
+    """
+    if better not in _BETTER or not set(of) <= set(_KINDS):
+        raise ValueError(
+            f"better must be one of {_BETTER} and of must hold some of {_KINDS}; got {better!r} and {of!r}."
+        )
+
+    def register(function: Computed) -> Computed:
+        _SCORES[name] = ScoreEntry(name, function, heading, meaning, better, digits, of, order)
+        return function
+
+    return register
+
+
+def scores() -> Mapping[str, ScoreEntry]:
+    """Return all registered scores by name, in order; this imports them."""
+    for path in sorted((Path(__file__).parent / "judging" / "scores").glob("*.py")):
+        if path.stem != "__init__":
+            import_module(f"pyro_dropout.judging.scores.{path.stem}")
+    return dict(sorted(_SCORES.items(), key=lambda item: item[1].order))

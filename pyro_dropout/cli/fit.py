@@ -176,8 +176,8 @@ def _train(
 
 def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, float]:
     """Return the scores on the held-back rows; empty if there are none."""
-    from pyro_dropout.comparison.scores import accuracy
     from pyro_dropout.judging.scores.calibration import coverage
+    from pyro_dropout.judging.scores.errors import accuracy
     from pyro_dropout.prediction.predict import predict as ask
 
     x, y = data.test

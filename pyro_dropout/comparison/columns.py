@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from pyro_dropout.registry import scores
+
 REFERENCE = "reference"  # name of the row that the others are compared with
 
 
@@ -25,22 +27,7 @@ class Column:
 
 
 COLUMNS: dict[str, Column] = {
-    "log_lik": Column("test log-lik.", "Mean log density of a held-back target, in nats.", "more", 3),
-    "rmse": Column("RMSE", "Root mean squared error of the predictive mean, in the units of y.", "less", 3),
-    "accuracy": Column("accuracy", "Share of held-back points whose most probable class is right.", "more", 3),
-    "crps": Column(
-        "CRPS", "Continuous ranked probability score, in the units of y: an error of whole distributions.", "less", 3
-    ),
-    "brier": Column("Brier", "Squared error of the class probabilities.", "less", 3),
-    "coverage": Column(
-        "95 % coverage", "Share of held-back targets inside the central 95 % interval: 0.95 is right.", "level", 3
-    ),
-    "ece": Column(
-        "calibration error",
-        "Mean distance of coverage from its level; for classes, of accuracy from confidence.",
-        "less",
-        3,
-    ),
+    **{entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scores().values()},
     "between": Column(
         "in-between",
         "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1.",

@@ -7,18 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout import registry
 from pyro_dropout.comparison.columns import Score
 from pyro_dropout.comparison.probes import between, outside
 from pyro_dropout.generative.likelihoods import Poisson
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
 from pyro_dropout.judging.diagnostics.inference_data import khat
-from pyro_dropout.judging.scores.calibration import coverage
-from pyro_dropout.judging.scores.class_calibration import brier, ece
-from pyro_dropout.judging.scores.crps import crps
 from pyro_dropout.judging.scores.distance import predictive_distance
 from pyro_dropout.mathematics.errors import SingularError
-from pyro_dropout.prediction.moments import base_of, is_class, is_normal
+from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 
@@ -61,20 +59,14 @@ class Exam:
         """Return the scores that need predictions only, and the prediction at the test points."""
         x, y = self.test
         found = self.predict(model, posterior, x)
-        scores = {"log_lik": float(found.log_prob(y).mean())}
-        if is_class(targets_of(found)):
-            scores |= {"accuracy": accuracy(found, y), "brier": float(brier(found, y).mean()), "ece": ece(found, y)}
-        else:
-            scores["rmse"] = float((found.mean - y).square().mean().sqrt())
-        if is_normal(targets_of(found)):
-            scores |= {"crps": float(crps(found, y).mean()), "coverage": coverage(found, y, 0.95), "ece": ece(found, y)}
+        found_scores = held_out_scores(found, y)
         here = self._doubt(model, posterior, self.train[0])
-        scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
-        scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
+        found_scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
+        found_scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
         if self.reference is not None and not isinstance(found.likelihood, Poisson):
             apart = predictive_distance(found, self.reference)
-            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
-        return scores, found
+            found_scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
+        return found_scores, found
 
     def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
         """Return the scores that need the guide's density, and why some of them do not exist."""
@@ -126,11 +118,12 @@ def targets_of(prediction: Prediction) -> Any:
     return prediction.targets
 
 
-def accuracy(prediction: Prediction, y: Tensor) -> float:
-    """Return the share of targets whose most probable class is right, for several classes or for two."""
-    several = isinstance(base_of(targets_of(prediction)), torch.distributions.Categorical)
-    best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
-    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
+def held_out_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
+    """Return every registered score that targets of this kind have."""
+    kinds = {"any", "classes" if is_class(prediction.targets) else "numbers"}
+    kinds |= {"normal"} if is_normal(prediction.targets) else set()
+    asked = [entry for entry in registry.scores().values() if kinds & set(entry.of)]
+    return {entry.name: float(torch.as_tensor(entry.compute(prediction, y)).double().mean()) for entry in asked}
 
 
 def off_level(held: float, count: int, level: float = 0.95) -> str:

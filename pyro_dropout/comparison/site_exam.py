@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from pyro_dropout.comparison.probes import between, outside
-from pyro_dropout.comparison.scores import accuracy, bounds_of, targets_of
+from pyro_dropout.comparison.scores import bounds_of, held_out_scores
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
-from pyro_dropout.judging.scores.calibration import coverage
-from pyro_dropout.judging.scores.class_calibration import brier, ece
 from pyro_dropout.judging.scores.crps import crps
 from pyro_dropout.judging.scores.distance import predictive_distance
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -143,16 +141,12 @@ def _seen(site: Any, like: Tensor) -> Tensor:
 
 def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, float]:
     """Return the scores that apply to the site's distribution."""
-    kind = targets_of(answer)
-    if is_class(kind):
-        return {"accuracy": accuracy(answer, y), "brier": float(brier(answer, y).mean()), "ece": ece(answer, y)}
-    scores = {"rmse": float((answer.mean - y.to(answer.mean)).square().mean().sqrt())}
-    if is_normal(kind):
-        return scores | {
-            "crps": float(crps(answer, y).mean()), "coverage": coverage(answer, y, 0.95), "ece": ece(answer, y)
-        }  # fmt: skip
+    found = held_out_scores(answer, y)
+    found.pop("log_lik")  # of all sites together
+    if is_class(answer.targets) or is_normal(answer.targets):
+        return found
     low, high = answer.interval(0.95)
     inside = (y.to(low) >= low) & (y.to(high) <= high)
-    return scores | {
+    return found | {
         "crps": float(crps(answer, y, "sample", seed=seed).mean()), "coverage": float(inside.double().mean())
     }  # fmt: skip

@@ -98,3 +98,22 @@ def test_a_new_guide_is_fitted_compared_and_under_contract(house: Path) -> None:
     assert "toy" in (house / "both" / "report.html").read_text("utf-8")
     said = ran(house, "-m", "pytest", "-q", "-n", "2", "tests/contracts", "-k", "toy")
     assert "passed" in said
+
+
+def test_a_new_score_is_a_column_of_comparisons(house: Path) -> None:
+    (house / "pyro_dropout" / "judging" / "scores" / "bias.py").write_text(
+        "from pyro_dropout.registry import score\n\n\n"
+        '@score("bias", heading="bias", meaning="Mean of y - E[y].", better="", of=("numbers",))\n'
+        "def bias(prediction, y):\n"
+        "    return (y - prediction.mean).mean()\n"
+    )
+    said = ran(
+        house,
+        "-c",
+        "import torch, pyro_dropout as pd\n"
+        "x = torch.linspace(0, 1, 20).unsqueeze(-1)\n"
+        "found = pd.compare(lambda seed: pd.BayesianNet(torch.nn.Linear(1, 1)), {'m': pd.AutoMeanField}, (x, x), (x, x + 3),"
+        " steps=2, samples=5, seeds=1, reference=None, compile=False, progress=False)\n"
+        "print(round(found.rows[0].scores['bias'].mean) in (2, 3, 4), found.columns['bias'].heading)\n",
+    )
+    assert said.split("\n")[-2] == "True bias"

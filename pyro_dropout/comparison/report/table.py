@@ -6,9 +6,10 @@ from typing import Any
 
 from pyro_dropout.comparison.columns import REFERENCE
 from pyro_dropout.comparison.figure import COLOURS
+from pyro_dropout.registry import scores
 
 _GROUPS: dict[str, tuple[str, ...]] = {
-    "Predictions of held-back data": ("log_lik", "rmse", "accuracy", "crps", "brier", "coverage", "ece"),
+    "Predictions of held-back data": tuple(scores()),
     "Uncertainty away from the data": ("between", "outside"),
     "Distance to the reference": ("d_mean", "d_std", "d_w1"),
     "As an approximation of p(w|y)": ("elbo", "objective", "gap", "khat"),

@@ -24,6 +24,7 @@ from pyro_dropout.prediction.normal_mixture import (
     together,
 )
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import score
 
 _F64 = torch.float64
 _LEVELS = tuple(k / 20 for k in range(1, 20))
@@ -100,6 +101,14 @@ def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     return _pit(prediction, y, "pit").to(prediction.mean)
 
 
+@score(
+    "coverage",
+    heading="95 % coverage",
+    meaning="Share of held-out targets inside the central 95 % interval: 0.95 is right.",
+    better="level",
+    of=("normal",),
+    order=6,
+)
 def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
     """Return the fraction of targets inside the central interval that should contain ``level`` of them.
 

@@ -12,6 +12,7 @@ from pyro_dropout.mathematics.shapes import Float, Int
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import score
 
 _F64 = torch.float64
 _TWO_SIDED_95 = 1.959963984540054  # normal quantile of 0.975
@@ -106,6 +107,14 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
     return Reliability(confidence, accuracy, count)
 
 
+@score(
+    "ece",
+    heading="calibration error",
+    meaning="Mean distance of coverage from its level; for classes, of accuracy from confidence.",
+    better="less",
+    of=("classes", "normal"),
+    order=7,
+)
 def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """Return the expected calibration error: the mean distance of observed from predicted frequencies.
 
@@ -132,6 +141,14 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     return reliability(prediction, y, bins).ece if is_class(prediction.targets) else coverage_error(prediction, y)
 
 
+@score(
+    "brier",
+    heading="Brier",
+    meaning="Squared error of the class probabilities.",
+    better="less",
+    of=("classes",),
+    order=5,
+)
 def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     """Return the Brier score of each point: the squared distance of its probabilities from the observed class.
 

@@ -16,12 +16,21 @@ from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import seeded
+from pyro_dropout.registry import score
 
 _F64 = torch.float64
 _PAIRS = 2**22  # pairs of draws processed at once
 _REACH = 8.3  # beyond this many standard deviations F(1 - F) adds less than 1e-17
 
 
+@score(
+    "crps",
+    heading="CRPS",
+    meaning="Continuous ranked probability score, in the units of y: an error of whole distributions.",
+    better="less",
+    of=("normal",),
+    order=4,
+)
 def crps(
     prediction: Prediction,
     y: Tensor,

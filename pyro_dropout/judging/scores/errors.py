@@ -1,0 +1,48 @@
+"""The plain scores: log density, root mean squared error, accuracy."""
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.prediction.moments import base_of
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import score
+
+
+@score(
+    "log_lik",
+    heading="test log-lik.",
+    meaning="Mean log density of a held-out target, in nats.",
+    better="more",
+    order=1,
+)
+def log_density(prediction: Prediction, y: Tensor) -> Tensor:
+    """Return log p(y | x) of each point."""
+    return prediction.log_prob(y)
+
+
+@score(
+    "rmse",
+    heading="RMSE",
+    meaning="Root mean squared error of the predictive mean, in the units of y.",
+    better="less",
+    of=("numbers",),
+    order=2,
+)
+def rmse(prediction: Prediction, y: Tensor) -> float:
+    """Return the root mean squared error of the predictive mean."""
+    return float((prediction.mean - y.to(prediction.mean)).square().mean().sqrt())
+
+
+@score(
+    "accuracy",
+    heading="accuracy",
+    meaning="Share of held-out points whose most probable class is right.",
+    better="more",
+    of=("classes",),
+    order=3,
+)
+def accuracy(prediction: Prediction, y: Tensor) -> float:
+    """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
+    several = isinstance(base_of(prediction.targets), torch.distributions.Categorical)
+    best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
+    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
