@@ -3,8 +3,8 @@
 Each is a ``typing.Protocol``. A class of your own that has the methods is one; it need not inherit anything.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeGuard, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -27,9 +27,7 @@ class Likelihood(Protocol):
 
 @runtime_checkable
 class Model(Protocol):
-    """A function with random weights and a likelihood, as ``BayesianNet`` and the Gaussian processes are."""
-
-    likelihood: Any
+    """A function with random weights, as ``BayesianNet`` and the Gaussian processes are."""
 
     @property
     def sites(self) -> Mapping[str, Any]:
@@ -64,12 +62,22 @@ class HasDensity(Protocol):
 
 
 @runtime_checkable
-class HasDraws(Protocol):
-    """A posterior that is a list of draws, such as the result of a sampler."""
+class HasWeights(Protocol):
+    """A posterior that holds its draws, {name: (chains, draws, *shape)}, as the result of a sampler does."""
 
     weights: Weights
 
-    def draws_at(self, indices: Tensor | Sequence[int]) -> Weights:
+
+@runtime_checkable
+class HasDraws(Protocol):
+    """A posterior with a fixed list of draws, which can be asked for by number."""
+
+    weights: Weights
+
+    def order(self, n: int) -> Tensor:
+        """Return the numbers of n draws: each draw once before any comes twice."""
+
+    def draws_at(self, numbers: Tensor) -> Weights:
         """Return the draws with these numbers."""
 
 
@@ -110,8 +118,3 @@ class Prediction(Protocol):
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends of the central interval of this probability."""
-
-
-def is_posterior(value: object) -> TypeGuard[Posterior]:
-    """Whether ``value`` can be drawn from by ``sample_weights(n)``."""
-    return isinstance(value, Posterior)

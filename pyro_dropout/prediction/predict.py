@@ -24,6 +24,7 @@ from pyro_dropout.prediction.predict_sites import predict_sites
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.sharded import Shard, predict_together
 from pyro_dropout.prediction.snapshot import frozen
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, Posterior
 from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.fit import move_to
 
@@ -95,7 +96,7 @@ def predict(
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
         (True, torch.Size([5]))
     """
-    network = hasattr(posterior, "sample_functions") or speaks_by_likelihood(ModelCall(model, args, kwargs))
+    network = isinstance(posterior, FunctionPosterior) or speaks_by_likelihood(ModelCall(model, args, kwargs))
     if network:
         x = _points_of(model, args, kwargs)
         _check_points(model, x)
@@ -178,7 +179,7 @@ def _check_alone(compile: bool, distributed: bool) -> None:
 
 def _check_drawn(posterior: Any) -> None:
     """Raise unless latent sites can be drawn from a posterior."""
-    if not (callable(posterior) or hasattr(posterior, "sample_weights")):
+    if not (callable(posterior) or isinstance(posterior, Posterior)):
         raise PyroDropoutError(
             f"posterior must be a guide, or what nuts, conjugate or gp_posterior give; got {describe(posterior)}."
         )
@@ -205,11 +206,11 @@ def _walk(model: Any, posterior: Any, x: Tensor, samples: int, method: str, shar
     """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
     if method == "standard":
         return Walk(MeanWeights(model, posterior), x, samples, **options)
-    if hasattr(posterior, "sample_functions"):
+    if isinstance(posterior, FunctionPosterior):
         # Points in different blocks would lie on different functions, so a block has all of them.
         options = {**options, "chunk": max(options["chunk"] or _ROWS, len(x)), "compile": False}
         return Walk(FunctionDraws(model, posterior), x, samples, **options)
-    if hasattr(posterior, "draws_at"):
+    if isinstance(posterior, HasDraws):
         return Walk(KeptDraws(model, posterior, samples), x, samples, **options)
     if shared or getattr(posterior, "whole_functions", False):
         return Walk(WholeFunctions(model, posterior), x, samples, **options)

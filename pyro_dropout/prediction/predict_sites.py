@@ -21,6 +21,7 @@ from pyro_dropout.prediction.draws.weight_draws import MeanWeights, Weights, lat
 from pyro_dropout.prediction.moments import Running, Sums, moments_of
 from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.protocols import HasDraws
 from pyro_dropout.training.fit import place_of
 
 _FEW = 2**24  # the most numbers that keep="auto" keeps
@@ -74,7 +75,7 @@ def _draws(call: ModelCall, posterior: Any, samples: int, method: str) -> Iterat
         means = MeanWeights(call.model, posterior).draw(1, torch.zeros(()))
         yield {name: value[0] for name, value in means.items()}
         return
-    if hasattr(posterior, "draws_at"):  # each used once before any is repeated
+    if isinstance(posterior, HasDraws):  # each used once before any is repeated
         left = posterior.order(samples)
         size = sum(value[0, 0].numel() for value in posterior.weights.values())
         for numbers in left.split(max(1, _MOST // max(1, size))):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.moments import Running, Sums
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import FunctionPosterior, HasDraws
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.distributed.process_group import Group
 
@@ -147,7 +148,7 @@ def predict_together(
     samples, keep = asked["samples"], asked["keep_samples"]
     shards = Shards(group, shard, len(x), samples)
     base = group.one_seed(asked["seed"])
-    whole = asked["shared"] or hasattr(posterior, "draws_at") or getattr(posterior, "whole_functions", False)
+    whole = asked["shared"] or isinstance(posterior, HasDraws) or getattr(posterior, "whole_functions", False)
     asked["progress"] = asked["progress"] and group.first
     if shard == "points" and whole:
         asked["seed"] = base
@@ -167,12 +168,12 @@ def predict_together(
 def _check_shard(posterior: Any, shard: Any) -> None:
     if shard not in ("points", "samples"):
         raise RangeError(f"shard must be 'points' or 'samples'; got {shard!r}.")
-    if shard == "points" and hasattr(posterior, "sample_functions"):
+    if shard == "points" and isinstance(posterior, FunctionPosterior):
         raise PyroDropoutError(
             f"{type(posterior).__name__} draws its functions at all points together, so they cannot be divided: use"
             " shard='samples'."
         )
-    if shard == "samples" and hasattr(posterior, "draws_at"):
+    if shard == "samples" and isinstance(posterior, HasDraws):
         raise PyroDropoutError(
             f"{type(posterior).__name__} has a fixed set of draws, each used once before any is repeated, so they"
             " cannot be divided: use shard='points'."

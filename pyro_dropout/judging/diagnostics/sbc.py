@@ -20,6 +20,7 @@ from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, si
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, check_seed
 from pyro_dropout.prediction.draws.weight_draws import Weights, WholeFunctions, latent_draws
 from pyro_dropout.prediction.snapshot import evaluating, forked, seed_generators
+from pyro_dropout.protocols import Posterior
 from pyro_dropout.training.fit import place_of
 
 Quantities = Callable[[Weights, Any], dict[str, Tensor]]
@@ -183,7 +184,7 @@ def _inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelC
 
 
 def _posterior_draws(call: ModelCall, posterior: Any, samples: int, network: bool) -> tuple[Weights, Tensor | None]:
-    if not callable(posterior) and not hasattr(posterior, "sample_weights"):
+    if not callable(posterior) and not isinstance(posterior, Posterior):
         raise PyroDropoutError(
             f"fit must return a posterior, a guide or something with sample_weights(n); got {type(posterior).__name__}."
         )

@@ -18,6 +18,7 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.prediction.draws.weight_draws import Weights, latent_draws
+from pyro_dropout.protocols import HasDensity, Posterior
 
 F64 = torch.float64
 
@@ -31,13 +32,13 @@ def draws_with_density(call: ModelCall, posterior: Any, samples: int) -> tuple[W
         samples: how many draws.
     """
     if not callable(posterior):
-        if not hasattr(posterior, "sample_weights"):
+        if not isinstance(posterior, Posterior):
             raise PyroDropoutError(
                 "posterior must be a guide, a Fleet, or have sample_weights(n) or weights; got"
                 f" {type(posterior).__name__}."
             )
         weights: Weights = posterior.sample_weights(samples)
-        density = posterior.log_prob(weights) if hasattr(posterior, "log_prob") else None
+        density = posterior.log_prob(weights) if isinstance(posterior, HasDensity) else None
         why = "" if density is not None else f"{type(posterior).__name__} has no log_prob(weights)."
         return weights, density, why
     with poutine.block(expose_types=["param"]):

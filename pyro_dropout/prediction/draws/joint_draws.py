@@ -25,6 +25,7 @@ from pyro_dropout.prediction.draws.network_draws import weigh_network
 from pyro_dropout.prediction.draws.traced_draws import weigh_traces
 from pyro_dropout.prediction.draws.weight_draws import Weights
 from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.protocols import HasWeights, Posterior
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -82,7 +83,7 @@ def joint_draws(
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(call.model, posterior)]
     calls = [checked_call(ModelCall(model, call.args, call.kwargs)) for model, _ in pairs]
     for _, q in pairs:
-        if not (callable(q) or hasattr(q, "weights") or hasattr(q, "sample_weights")):
+        if not (callable(q) or isinstance(q, (HasWeights, Posterior))):
             raise PyroDropoutError(
                 f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
             )

@@ -10,6 +10,7 @@ from pyro_dropout.generative.observed_sites import sample_sites, trace_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.draws.traced_draws import Weighed
 from pyro_dropout.prediction.draws.weight_draws import Weights
+from pyro_dropout.protocols import Model
 
 F64 = torch.float64
 _BLOCK = 2**22  # outputs of the model that are held in one forward pass
@@ -45,7 +46,7 @@ def _weighed(call: ModelCall, weights: Weights) -> tuple[Tensor, Tensor]:
     model, x = call.model, call.args[0]
     count = len(next(iter(weights.values())))
     priors, f, first = _visit(call, weights, 0)
-    if hasattr(model, "evaluate") and set(weights) == set(model.sites) == set(priors):
+    if isinstance(model, Model) and set(weights) == set(model.sites) == set(priors):
         logs = [priors[name].log_prob(weights[name]).to(F64) for name in weights]
         _, _, last = _visit(call, weights, count - 1)
         # A prior that depends on another site would be the first draw's, and so wrong for the last.

@@ -19,6 +19,7 @@ from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, describe
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.protocols import FunctionPosterior, HasMean, Model, Posterior
 from pyro_dropout.training.loss.per_example import per_example
 
 Weights = dict[str, Tensor]
@@ -37,7 +38,7 @@ def latent_draws(posterior: Any, count: int, call: ModelCall) -> Weights:
         count: how many draws.
         call: the arguments that a guide is called with.
     """
-    if hasattr(posterior, "sample_weights"):
+    if isinstance(posterior, Posterior):
         weights: Weights = posterior.sample_weights(count)
         return weights
     with _unseen():
@@ -94,7 +95,7 @@ class WholeFunctions:
     """Weights that all data points share, so that one draw is one function."""
 
     def __init__(self, model: Any, posterior: Any) -> None:
-        known = callable(posterior) or hasattr(posterior, "sample_weights") or hasattr(posterior, "sample_functions")
+        known = callable(posterior) or isinstance(posterior, (Posterior, FunctionPosterior))
         if not known:
             raise PyroDropoutError(
                 f"posterior must be a guide, or what nuts, conjugate or gp_posterior give; got {describe(posterior)}."
@@ -110,7 +111,7 @@ class WholeFunctions:
 
     def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
         """Run the model once for each draw; networks run all of them at once."""
-        if hasattr(self.model, "evaluate") and set(weights) == set(self.model.sites):
+        if isinstance(self.model, Model) and set(weights) == set(self.model.sites):
             f = self.model.evaluate(weights, x)
             return _checked(f, len(x)).reshape(count, len(x), -1)
         with _unseen(), _NothingFromThePrior():
@@ -128,7 +129,7 @@ class MeanWeights(WholeFunctions):
 
     def draw(self, count: int, x: Tensor) -> Weights:
         """Return E[w], as one draw."""
-        if not hasattr(self.posterior, "mean"):
+        if not isinstance(self.posterior, HasMean):
             raise PyroDropoutError(
                 f"method='standard' takes E[w] from posterior.mean(), but {type(self.posterior).__name__} has none; use"
                 " method='mc'."
