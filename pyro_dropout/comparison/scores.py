@@ -115,13 +115,13 @@ def bounds_of(call: ModelCall, guide: Any, samples: int, seed: int) -> tuple[dic
 
 def targets_of(prediction: Prediction) -> Any:
     """Return p(y | f) of a prediction, for its kind."""
-    return prediction.targets
+    return prediction.target_distribution
 
 
 def held_out_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
     """Return every registered score that targets of this kind have."""
-    kinds = {"any", "classes" if is_class(prediction.targets) else "numbers"}
-    kinds |= {"normal"} if is_normal(prediction.targets) else set()
+    kinds = {"any", "classes" if is_class(prediction.target_distribution) else "numbers"}
+    kinds |= {"normal"} if is_normal(prediction.target_distribution) else set()
     asked = [entry for entry in registry.scores().values() if kinds & set(entry.of)]
     return {entry.name: float(torch.as_tensor(entry.compute(prediction, y)).double().mean()) for entry in asked}
 

@@ -143,7 +143,7 @@ def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, floa
     """Return the scores that apply to the site's distribution."""
     found = held_out_scores(answer, y)
     found.pop("log_lik")  # of all sites together
-    if is_class(answer.targets) or is_normal(answer.targets):
+    if is_class(answer.target_distribution) or is_normal(answer.target_distribution):
         return found
     low, high = answer.interval(0.95)
     inside = (y.to(low) >= low) & (y.to(high) <= high)

@@ -185,7 +185,7 @@ def _check_gaussian(prediction: Prediction, name: str) -> None:
     if not isinstance(prediction.likelihood, Gaussian):
         raise PyroDropoutError(
             f"{name} is for the likelihood Gaussian(tau), and this prediction is of {prediction.family}"
-            + ("; for classes use refit_temperature and tempered." if is_class(prediction.targets) else ".")
+            + ("; for classes use refit_temperature and tempered." if is_class(prediction.target_distribution) else ".")
         )
 
 

@@ -41,7 +41,7 @@ def checked_targets(prediction: Prediction, y: Tensor) -> Tensor:
 def check_normal(prediction: Prediction, name: str) -> None:
     """Raise unless the targets have Gaussian noise."""
     check_prediction(prediction)
-    if not is_normal(prediction.targets):
+    if not is_normal(prediction.target_distribution):
         raise PyroDropoutError(
             f"{name} is for Gaussian likelihoods, but this prediction is of {prediction.family}; classes have"
             " reliability, ece and brier."

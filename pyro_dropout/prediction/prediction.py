@@ -159,7 +159,7 @@ class Prediction:
         They are quantiles of the mixture of normals that the draws make, noise included; samples must be kept.
         """
         check_level(level)
-        if not is_normal(self.targets):
+        if not is_normal(self.target_distribution):
             raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self.family}.")
         low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
         for points, likelihood, f in self._blocks():
@@ -199,7 +199,7 @@ class Prediction:
     @property
     def one_of_several(self) -> bool:
         """Whether the target is one of several classes, rather than numbers or yes and no."""
-        return isinstance(self.targets, torch.distributions.Categorical)
+        return isinstance(self.target_distribution, torch.distributions.Categorical)
 
     def _entropy(self) -> Tensor:
         p = self._sums["mean"]
@@ -209,16 +209,17 @@ class Prediction:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     @property
-    def targets(self) -> Any:
+    def target_distribution(self) -> Any:
         """p(y | f) at some output, for its kind."""
         return base_of(self._likelihood.distribution(self._like[0]))
 
     def check_classes(self, name: str) -> None:
         """Raise an error unless targets are classes; ``name`` is what was asked for."""
-        if not is_class(self.targets):
+        if not is_class(self.target_distribution):
             raise PyroDropoutError(
                 f"{name} is for classes, but this prediction is of {self.family}; it has mean, variance, epistemic,"
-                " aleatoric, std, log_prob(y)" + (" and interval(level)." if is_normal(self.targets) else ".")
+                " aleatoric, std, log_prob(y)"
+                + (" and interval(level)." if is_normal(self.target_distribution) else ".")
             )
 
     def checked_targets(self, y: Tensor) -> Tensor:

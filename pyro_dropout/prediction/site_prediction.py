@@ -62,10 +62,10 @@ class SitePrediction(Prediction):
     @property
     def family(self) -> str:
         """The name of the site's distribution, for messages."""
-        return type(self.targets).__name__
+        return type(self.target_distribution).__name__
 
     @property
-    def targets(self) -> Any:
+    def target_distribution(self) -> Any:
         """p(y | w), without the dimensions of its event."""
         return base_of(self._likelihood)
 
@@ -125,10 +125,10 @@ class SitePrediction(Prediction):
         With normal noise they are quantiles of the mixture of normals, and otherwise those of the samples.
         """
         check_level(level)
-        if is_class(self.targets):
+        if is_class(self.target_distribution):
             raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self.family}; use probs.")
         tails = ((1 - level) / 2, (1 + level) / 2)
-        if is_normal(self.targets):
+        if is_normal(self.target_distribution):
             p = base_of(self.distribution_at(...))
             low, high = (mixture_quantile(p.loc, p.scale, tail) for tail in tails)
         else:

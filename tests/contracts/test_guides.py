@@ -54,7 +54,7 @@ REFUSED = (
     ),
     Refusal({"trace"}, {"per-example"}, lambda guide, kind: True, SingularError, "no joint density"),
     Refusal({"trace"}, {"shared"}, lambda guide, kind: not GUIDES[guide].density, SingularError, "scale=0"),
-    Refusal({"mean-field"}, ANY, lambda guide, kind: guide == "row-mixture-learned", ValueError, "no term for scores"),
+    Refusal({"mean-field"}, ANY, lambda guide, kind: guide == "row-mixture-learned", ValueError, "no score term"),
 )
 
 

@@ -82,7 +82,7 @@ def test_bands_that_cannot_be_drawn_are_refused(change: dict[str, Any], message:
 
 
 def test_fans_and_panels_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(pd.ShapeError, match=r"draws must have shape \(T, N\) with N = 2 places; got \(3,\)"):
+    with pytest.raises(pd.ShapeError, match=r"draws must have shape \(T, N\) with N = 2 positions; got \(3,\)"):
         draw_fan(Figure().subplots(), [0, 1], torch.ones(3))
     with pytest.raises(pd.RangeError, match="levels are shares"):
         draw_fan(Figure().subplots(), [0, 1], torch.ones(3, 2), levels=(95,))
@@ -125,5 +125,5 @@ def test_classes_of_most_probability_are_shown(with_images: bool) -> None:
     assert inputs.get_legend_handles_labels()[1] == ["class 3", "class 1"]
     found = np.array([line.get_ydata() for line in outputs.lines[:20]])
     np.testing.assert_allclose(found, f.softmax(-1)[..., 3].numpy(), atol=1e-6)
-    with pytest.raises(pd.ShapeError, match=r"f must have shape \(T, N, C\) with N = 3 places"):
+    with pytest.raises(pd.ShapeError, match=r"f must have shape \(T, N, C\) with N = 3 positions"):
         class_panels([0.0, 1.0, 2.0], f, xlabel="angle")

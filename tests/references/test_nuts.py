@@ -25,6 +25,7 @@ def mcse(values: Tensor) -> float:
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:
     """Within 3 Monte Carlo standard errors, 6 numbers: one seed in 60 fails on correct code, and this one does not."""
+    torch.manual_seed(1)
     x = torch.randn(20, 2, dtype=dtype)
     y = x @ torch.tensor([[1.0], [-2.0]], dtype=dtype) + 0.5
     model = pd.BayesianNet(nn.Linear(2, 1).to(dtype), likelihood=pd.Gaussian(tau=2.0))

@@ -69,7 +69,7 @@ class Cascade:
 
     def rmse(self, y: Tensor) -> float:
         """Return the root mean squared error over all N·D targets, in units of y."""
-        if is_class(self.weak.targets):
+        if is_class(self.weak.target_distribution):
             raise PyroDropoutError(
                 f"rmse(y) is for numbers, and this cascade is of {self.weak.family}; use accuracy(y)."
             )
@@ -150,7 +150,7 @@ def _called(name: str, predict: Callable[[Tensor], Prediction], x: Tensor) -> Pr
 
 def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
     """Return one number for each input, (N,)."""
-    classes = is_class(prediction.targets)
+    classes = is_class(prediction.target_distribution)
     if callable(kind):
         found: Tensor = kind(prediction)
         check_vector("uncertainty(prediction)", found)

@@ -138,7 +138,11 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """
     check_count("bins", bins)
     check_prediction(prediction)
-    return reliability(prediction, y, bins).ece if is_class(prediction.targets) else coverage_error(prediction, y)
+    return (
+        reliability(prediction, y, bins).ece
+        if is_class(prediction.target_distribution)
+        else coverage_error(prediction, y)
+    )
 
 
 @score(

@@ -67,7 +67,7 @@ def crps(
     if method == "mixture":
         check_normal(prediction, "crps(method='mixture')")
     y = checked_targets(prediction, y).to(_F64)
-    if is_class(prediction.targets):
+    if is_class(prediction.target_distribution):
         raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
     if method == "gaussian":
         found = gaussian_distance(prediction.mean.to(_F64) - y, prediction.variance.to(_F64).sqrt())

@@ -103,7 +103,7 @@ def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tens
     """Return the 1-Wasserstein distance at each point, of each output: (N, D)."""
     if of == "f":
         return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
-    kinds = [each.targets for each in (prediction, reference)]
+    kinds = [each.target_distribution for each in (prediction, reference)]
     if all(is_class(kind) for kind in kinds):  # of two Bernoulli variables: probability moves between 0 and 1
         return (prediction.mean - reference.mean).to(F64).abs()
     if all(isinstance(each, SitePrediction) for each in (prediction, reference)) and not all(map(is_normal, kinds)):

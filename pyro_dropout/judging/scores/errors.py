@@ -43,6 +43,6 @@ def rmse(prediction: Prediction, y: Tensor) -> float:
 )
 def accuracy(prediction: Prediction, y: Tensor) -> float:
     """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
-    several = isinstance(base_of(prediction.targets), torch.distributions.Categorical)
+    several = isinstance(base_of(prediction.target_distribution), torch.distributions.Categorical)
     best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
     return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
