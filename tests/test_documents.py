@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import inspect
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 import pyro_dropout
+from pyro_dropout.training.compile import program
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
@@ -99,6 +101,14 @@ def test_the_public_names_are_in_the_api_page() -> None:
     assert shown == Counter(PUBLIC)
 
 
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the short tests programs run as they were traced: a C++ compiler takes ten seconds for each."""
+    if os.environ.get("HYPOTHESIS_PROFILE") != "deep":
+        monkeypatch.setattr(program, "_compile", lambda graph, inputs: graph)
+
+
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_name_has_an_example_that_runs(name: str) -> None:
     thing = getattr(pyro_dropout, name)
@@ -126,6 +136,7 @@ def python_blocks() -> list[Any]:
     return blocks
 
 
+@pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize(("path", "line", "source", "shown"), python_blocks())
 def test_a_block_runs_and_prints_what_it_says(
     path: Path,

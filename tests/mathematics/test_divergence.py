@@ -1,5 +1,6 @@
 """The KL and its gap, against quadrature, plain Monte Carlo in numpy, and torch's own Gaussians."""
 
+import itertools
 import math
 
 import numpy as np
@@ -73,7 +74,7 @@ def test_exact_kl_against_adaptive_quadrature() -> None:
     assert worst <= 1e-9
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(1000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("count", [4, pytest.param(1000, marks=pytest.mark.deep)])
 def test_exact_kl_against_a_million_draws(count: int) -> None:
     # 4 standard errors: a correct KL fails one setting in 16,000, so 15 settings 1 run in 1,000 and 1,000 settings 6 %
     # of runs; the seed is fixed.
@@ -216,9 +217,13 @@ def test_gradient_is_finite_for_rows_of_zeros(dtype: torch.dtype) -> None:
     assert torch.isfinite(keep.grad).all()
 
 
-@pytest.mark.parametrize("shared", [True, False], ids=["shared", "separate"])
-@pytest.mark.parametrize("rank", [0, 2])
-@pytest.mark.parametrize("components", [2, 3])
+@pytest.mark.parametrize(
+    ("components", "rank", "shared"),
+    [
+        pytest.param(*case, marks=[] if case in ((2, 0, True), (3, 2, False)) else pytest.mark.deep)
+        for case in itertools.product((2, 3), (0, 2), (True, False))
+    ],
+)
 def test_every_method_agrees_for_general_mixtures(components: int, rank: int, shared: bool) -> None:
     # 5 standard errors of the noisier estimate: fails 6 runs in 10 million
     torch.manual_seed(components * 10 + rank)

@@ -97,6 +97,7 @@ def test_a_bar_shows_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "predict" in capsys.readouterr().err
 
 
+@pytest.mark.deep
 def test_compiled_blocks_say_the_same() -> None:
     """Both runs estimate the same mean and variance: their difference is tested at 5.5 standard errors."""
     model, guide, x = problem()

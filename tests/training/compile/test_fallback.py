@@ -3,6 +3,7 @@
 Where it is refused, everything after is as if it had not been tried: the same numbers as with ``per_example=False``.
 """
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -353,8 +354,13 @@ AUTOGUIDES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*finds no weight in this model", "ignore:.*all points share each draw")
-@pytest.mark.parametrize("name", AUTOGUIDES)
-@pytest.mark.parametrize("case", EXPECTED)
+@pytest.mark.parametrize(
+    ("case", "name"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.deep] if number % 4 else [])
+        for number, pair in enumerate(itertools.product(EXPECTED, AUTOGUIDES))
+    ],
+)
 def test_the_loss_and_its_gradient_have_one_expectation(case: str, name: str) -> None:
     """4.5 standard errors of 120 estimates: a correct number exceeds them 1 time in 50,000; there are some 500."""
     model, refused = EXPECTED[case]

@@ -59,6 +59,7 @@ def found(folder: Path) -> Found:
 # --- one training on two ranks ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("case", [case for case in WITHOUT_NOISE if case != "batch norm"])
 def test_without_noise_two_ranks_take_the_steps_of_one(found: Found, case: str) -> None:
     first, second = (each[case] for each in found["exactness"])

@@ -113,6 +113,7 @@ def test_classes_fly_too() -> None:
     assert (history.losses[-4:].mean(0) < history.losses[:4].mean(0)).all()
 
 
+@pytest.mark.deep
 def test_a_compiled_fleet_repeats_with_its_seed_and_goes_on_training() -> None:
     x, y = data()
     losses = []
