@@ -18,6 +18,7 @@ from pyro_dropout.training.compile import program
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
 EQUATIONS = ROOT / "docs" / "equations.md"
+LONG = ("pyro_models.md", "comparison.md")  # pages whose first block takes ten seconds or more
 EQUATION_LINE = re.compile(r"^\s*Equation: (\S+)\.\s*$", re.MULTILINE)
 HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.startswith("__")]
@@ -132,7 +133,9 @@ def python_blocks() -> list[Any]:
         for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             line = text.count("\n", 0, found.start(1))
             shown = PRINTED.match(text, found.end())
-            blocks.append(pytest.param(path, line, found[1], shown and shown[1], id=f"{path.name}:{line}"))
+            long = path.name in LONG and not any(block.id.startswith(path.name) for block in blocks)
+            marks = [pytest.mark.deep] if long else []
+            blocks.append(pytest.param(path, line, found[1], shown and shown[1], id=f"{path.name}:{line}", marks=marks))
     return blocks
 
 

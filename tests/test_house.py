@@ -169,6 +169,7 @@ def test_annotated_shapes_are_checked_here() -> None:
         label_entropy(probs, torch.ones(4))
 
 
+@pytest.mark.deep  # `make lint` is this too
 @pytest.mark.parametrize(
     "command",
     [("ruff", "check", "."), ("ruff", "format", "--check", "."), ("mypy", "--cache-dir", ".mypy_cache")],

@@ -114,4 +114,5 @@ def test_the_account_of_what_is_installed() -> None:
 def test_the_command_for_continuous_integration() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text("utf-8").splitlines()[-1] == "exec make test"
+    lines = script.read_text("utf-8").splitlines()
+    assert lines[-3:] == ["make lint", "make test", "exec make test-share"]

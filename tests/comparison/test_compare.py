@@ -118,6 +118,7 @@ class Still(pd.AutoMeanField):
         return self.parameters_of(site)
 
 
+@pytest.mark.deep
 def test_classes_are_compared_too(tmp_path: Path) -> None:
     found = pd.compare(
         classes_model(), [pd.AutoDropout, pd.AutoMeanField], classes_data(), classes_data(), seeds=2, **QUICK

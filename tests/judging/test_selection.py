@@ -37,6 +37,7 @@ def test_the_folds_part_the_rows() -> None:
     assert sorted(row for _, held in parts for row in held.tolist()) == rows.tolist()
 
 
+@pytest.mark.deep
 def test_the_better_setting_is_chosen_and_scored() -> None:
     x, y, train, test = data()
     found = choose(build, {"drop": [0.5, 0.005]}, x, y, train, test, **QUICK)

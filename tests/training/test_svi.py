@@ -60,7 +60,6 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DEEP = pytest.mark.deep
-BUILT = ("dropout with width",)  # by a C++ compiler in every run of the tests: the others take minutes more
 
 
 @pytest.mark.usefixtures("eager_draws")
@@ -68,7 +67,7 @@ BUILT = ("dropout with width",)  # by a C++ compiler in every run of the tests: 
     ("guide", "built"),
     [
         *((guide, False) for guide in GUIDES),
-        *(pytest.param(guide, True, marks=[] if guide in BUILT else DEEP) for guide in GUIDES),
+        *(pytest.param(guide, True, marks=DEEP) for guide in GUIDES),
     ],
     ids=[*(f"{guide}, traced" for guide in GUIDES), *GUIDES],
 )
@@ -107,6 +106,7 @@ def test_the_compiled_loss_and_gradient_are_the_eager_ones(
     torch.testing.assert_close(gradients, expected_gradients, rtol=tolerance, atol=tolerance * max(1.0, size))
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("eager_draws")
 def test_steps_are_the_steps_of_pyros_svi() -> None:
     """Same seed, same draws: 20 compiled steps end where 20 of Pyro's own do, on batches of two sizes."""

@@ -192,6 +192,7 @@ def test_the_last_step_is_validated_too() -> None:
     assert [step for step, _ in history.validation] == [10, 20, 25]
 
 
+@pytest.mark.deep
 def test_what_is_not_a_number_is_no_reason_not_to_compile() -> None:
     """A nan is not equal to itself, and yet two tracings with the same nan are the same."""
     model, guide, x, y = problem()

@@ -75,6 +75,7 @@ def test_compiled_steps_leave_the_state_that_eager_ones_leave(name: str) -> None
     assert all(state["state"] for state in compiled_[1].values()) == (name not in ("sgd", "clipped by both"))
 
 
+@pytest.mark.deep
 def test_a_state_that_was_set_is_taken_up() -> None:
     _, state = run([True] * 5, OPTIMISERS["adam"]())
     file = io.BytesIO()

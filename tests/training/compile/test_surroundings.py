@@ -154,6 +154,7 @@ def test_attributes_of_modules_and_objects() -> None:
     assert one == pytest.approx(other, rel=1e-5)
 
 
+@pytest.mark.deep
 def test_a_module_of_the_network_in_another_mode() -> None:
     net = nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9), nn.Linear(3, 1))
     model = pd.BayesianNet(net)

@@ -71,6 +71,7 @@ def test_without_noise_two_ranks_take_the_steps_of_one(found: Found, case: str) 
         torch.testing.assert_close(first["seen"][name], value, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.deep
 def test_running_means_are_those_of_all_shares(found: Found) -> None:
     first, second = (each["batch norm"] for each in found["exactness"])
     assert first["hash"] == second["hash"]
@@ -90,6 +91,7 @@ def dropout_optimum(keep: float, tau: float, length_scale: float) -> torch.Tenso
     return torch.linalg.solve(quadratic + keep * length_scale**2 * torch.eye(3), tau * keep * x.T @ y).flatten()
 
 
+@pytest.mark.deep
 def test_after_many_steps_all_ranks_are_one_and_at_the_optimum(found: Found) -> None:
     first, second = found["long_run"]
     assert first["hash"] == second["hash"]
@@ -114,6 +116,7 @@ def test_over_seeds_two_ranks_end_where_one_does(tmp_path: Path) -> None:
     assert 0.2 < (shared.std(0) / alone.std(0)).max() < 5
 
 
+@pytest.mark.deep
 def test_each_rank_has_masks_of_its_own(found: Found) -> None:
     first, second = (each["parts"] for each in found["masks"])
     assert all(a != b for a, b in zip(first, second, strict=True))
@@ -122,6 +125,7 @@ def test_each_rank_has_masks_of_its_own(found: Found) -> None:
 # --- mistakes ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("case", "words"),
     [
@@ -210,6 +214,7 @@ def test_shares_leave_nothing_out(count: int, world: int) -> None:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_stopped_trainings_end_as_whole_ones_do(found: Found, folder: Path) -> None:
     first, second = found["checkpoints"]
     assert first == second
@@ -226,6 +231,7 @@ def test_a_rank_that_is_killed_is_started_again(found: Found, tmp_path: Path) ->
     assert first == second == {"hash": found["checkpoints"][0]["whole"], "restarts": "1"}
 
 
+@pytest.mark.deep
 def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) -> None:
     x, y = wave(50)
     torch.manual_seed(100)
@@ -240,6 +246,7 @@ def test_another_number_of_processes_cannot_go_on(found: Found, folder: Path) ->
 # --- fleets, predictions, commands ------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_fleet_is_shared_out_and_comes_back(found: Found) -> None:
     first, second = found["fleets"]
     assert first["five"] == second["five"]
@@ -251,6 +258,7 @@ def test_a_fleet_is_shared_out_and_comes_back(found: Found) -> None:
     torch.testing.assert_close(second["one"]["means"][0], alone["means"][0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.deep
 def test_a_fleet_goes_on_and_bears_losses(found: Found) -> None:
     first, second = found["fleets"]
     assert first["longer"] == second["longer"] == first["five"]
@@ -263,6 +271,7 @@ def test_a_fleet_goes_on_and_bears_losses(found: Found) -> None:
         assert each["all lost"].startswith("the loss is")
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("shard", ["points", "samples"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
@@ -292,6 +301,7 @@ def test_predictions_are_those_of_one_process(found: Found, shard: str, shared: 
         assert (first["ends apart"] == 0.0) is shared
 
 
+@pytest.mark.deep
 def test_predictions_without_draws_to_share(found: Found) -> None:
     first, second = found["predictions"]
     assert first == second
@@ -305,6 +315,7 @@ def test_predictions_without_draws_to_share(found: Found) -> None:
     assert first["no such shard"] == "shard must be 'points' or 'samples'; got 'rows'."
 
 
+@pytest.mark.deep
 def test_the_commands_notice_torchrun(found: Found, folder: Path) -> None:
     first, second = found["commands"]
     assert first["codes"] == second["codes"] == [0, 0, 0], first["complained"]

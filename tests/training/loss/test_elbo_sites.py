@@ -93,6 +93,7 @@ def test_scales_and_masks_count_where_they_stand(of_model: str, of_guide: str) -
     alike(HANDLERS[of_model](plated), HANDLERS[of_guide](plated_guide), repeats=100)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("of_guide", ["as it is", "scaled"])
 @pytest.mark.parametrize("of_model", ["as it is", "scaled", "scaled by a tensor"])
 @pytest.mark.parametrize("make", [pd.AutoMeanField, lambda m: pd.AutoDropout(m, keep=0.8, scale=0.3, bias="gaussian")])
@@ -177,6 +178,7 @@ GUIDES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", GUIDES)
 def test_factors_deterministic_and_auxiliary_sites(name: str) -> None:
     alike(mixed, GUIDES[name](mixed), repeats=300)
@@ -252,6 +254,7 @@ def coins_guide() -> None:
         pyro.sample("c", dist.Poisson(pyro.param("rate", torch.ones(4), constraint=constraints.positive)))
 
 
+@pytest.mark.deep
 def test_discrete_sites_have_the_gradient_of_their_score() -> None:
     alike(coins, coins_guide, repeats=1500)
 
@@ -268,7 +271,7 @@ def test_continuous_draws_without_a_path_have_it_too() -> None:
     alike(model, guide, repeats=1000)
 
 
-@pytest.mark.parametrize("per_example", [True, False])
+@pytest.mark.parametrize("per_example", [pytest.param(True, marks=pytest.mark.deep), False])
 @pytest.mark.parametrize("kind", [pd.RowMixture, "learned", "plated"])
 def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) -> None:
     """Against the expectation, which is a sum over the labels of two rows."""
