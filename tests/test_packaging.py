@@ -115,4 +115,4 @@ def test_the_command_for_continuous_integration() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     lines = script.read_text("utf-8").splitlines()
-    assert lines[-3:] == ["make lint", "make test", "exec make test-share"]
+    assert lines[-2:] == ["make lint", "exec make test"]

@@ -93,6 +93,7 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trees.parquet"]
 
 
+@pytest.mark.deep
 def test_a_series_that_comes_along_is_compared_along_its_input(tmp_path: Path) -> None:
     options = ["--guides", "mean-field", "--seeds", 1, "--samples", 25, "--out", tmp_path / "out", *FEW]
     done = run("compare", "sunspots", *options)

@@ -20,6 +20,7 @@ def test_the_density_is_that_of_a_mixture_of_normals(dtype: torch.dtype) -> None
     torch.testing.assert_close(log_mixture(log_tau, (y - means).square()), expected)
 
 
+@pytest.mark.deep
 @given(st.floats(0.05, 20.0), st.integers(0, 100), dtypes)
 def test_the_noise_found_is_that_of_the_residuals(spread: float, seed: int, dtype: torch.dtype) -> None:
     """With one draw the best precision is 1 over the mean square, which the parabola finds between grid points."""

@@ -195,6 +195,7 @@ def test_too_little_to_judge_by_is_refused(script: ModuleType, tmp_path: Path, o
         script.main(["--quick", "--quiet", "--out", str(tmp_path), *options])
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("reward", "clearance"), [("demonstration", True), ("meals", False)])
 def test_the_reward_is_the_one_that_was_asked_for(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reward: str, clearance: bool

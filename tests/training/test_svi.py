@@ -126,6 +126,7 @@ def test_steps_are_the_steps_of_pyros_svi() -> None:
     assert ours.evaluate_loss(x, y) > 0
 
 
+@pytest.mark.deep
 def test_masks_differ_from_step_to_step_and_a_seed_repeats_them() -> None:
     runs = []
     for _ in range(2):
@@ -237,6 +238,7 @@ def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch)
         assert svi.step(x, y) > 0
 
 
+@pytest.mark.deep
 def test_a_shape_that_fails_later_keeps_the_optimisers_moments(monkeypatch: pytest.MonkeyPatch) -> None:
     """The eager step of an odd batch and the compiled ones are one training: as if all had been eager."""
     model, x, y = problem(F64)

@@ -119,9 +119,9 @@ def in_a_module(k: int) -> None:
     ("read", "change"),
     [
         (lambda: SHARPNESS, global_number),
-        (lambda: SETTINGS["sharpness"], in_a_dict),
-        (lambda: SETTINGS["layers"][0], in_a_list),
-        (lambda: config.sharpness, in_a_module),
+        pytest.param(lambda: SETTINGS["sharpness"], in_a_dict, marks=pytest.mark.deep),
+        pytest.param(lambda: SETTINGS["layers"][0], in_a_list, marks=pytest.mark.deep),
+        pytest.param(lambda: config.sharpness, in_a_module, marks=pytest.mark.deep),
     ],
 )
 def test_numbers_that_change(read: Any, change: Any) -> None:
