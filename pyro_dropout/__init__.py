@@ -9,21 +9,9 @@ from typing import Any as _Any
 
 import lazy_loader as _lazy_loader
 
+from pyro_dropout.registry import FLOORS as _FLOORS
+
 _find, _, __all__ = _lazy_loader.attach_stub(__name__, __file__)
-_FLOORS = (
-    "mathematics",
-    "generative",
-    "guides",
-    "training",
-    "prediction",
-    "judging",
-    "references",
-    "tables",
-    "datasets",
-    "comparison",
-    "sklearn",
-    "cli",
-)
 _NEED_SKLEARN = ("DropoutClassifier", "DropoutRegressor")
 
 if _find_spec("sklearn") is None:  # an optional extra: ``import *`` must not fail without it

@@ -12,6 +12,22 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
+# The subpackages, in the order in which they may import: each from itself and from those before it.
+FLOORS = (
+    "mathematics",
+    "generative",
+    "guides",
+    "training",
+    "prediction",
+    "judging",
+    "references",
+    "tables",
+    "datasets",
+    "comparison",
+    "sklearn",
+    "cli",
+)
+
 Made = TypeVar("Made", bound=type)
 
 
@@ -99,8 +115,8 @@ def guide(
     return register
 
 
-def _path(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+def _path(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"
 
 
 def guides() -> Mapping[str, GuideEntry]:
@@ -214,6 +230,9 @@ def score(
         )
 
     def register(function: Computed) -> Computed:
+        known = _SCORES.get(name)
+        if known is not None and _path(known.compute) != _path(function):
+            raise ValueError(f"a score named {name!r} is registered already: {_path(known.compute)}.")
         _SCORES[name] = ScoreEntry(name, function, heading, meaning, better, digits, of, order)
         return function
 

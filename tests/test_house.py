@@ -11,23 +11,10 @@ import torch
 from jaxtyping import TypeCheckError
 
 from pyro_dropout.mathematics.label_entropy import label_entropy
+from pyro_dropout.registry import FLOORS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"
-FLOORS = (
-    "mathematics",
-    "generative",
-    "guides",
-    "training",
-    "prediction",
-    "judging",
-    "references",
-    "tables",
-    "datasets",
-    "comparison",
-    "sklearn",
-    "cli",
-)
 OUTSIDE = {"models", "tests", "notebooks", "docs"}
 EXEMPT = {"__init__.py", "__main__.py", "registry.py", "protocols.py"}  # for all floors
 

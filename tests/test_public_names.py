@@ -12,23 +12,10 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout as pd
+from pyro_dropout.registry import FLOORS
 
 ROOT = Path(__file__).parents[1]
 TREE = ast.parse((ROOT / "pyro_dropout" / "__init__.pyi").read_text("utf-8"))
-FLOORS = (
-    "mathematics",
-    "generative",
-    "guides",
-    "training",
-    "prediction",
-    "judging",
-    "references",
-    "tables",
-    "datasets",
-    "comparison",
-    "sklearn",
-    "cli",
-)
 COMMANDS = ("compare", "fit", "predict", "resume", "reproduce", "datasets", "info")
 
 

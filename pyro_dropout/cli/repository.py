@@ -9,21 +9,7 @@ import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer
-
-FLOORS = (
-    "mathematics",
-    "generative",
-    "guides",
-    "training",
-    "prediction",
-    "judging",
-    "references",
-    "tables",
-    "datasets",
-    "comparison",
-    "sklearn",
-    "cli",
-)
+from pyro_dropout.registry import FLOORS
 
 REPRODUCE_HELP = (
     "Run an experiment with its own options; without a name, list the experiments."

@@ -26,8 +26,7 @@ class Column:
     digits: int = 2
 
 
-COLUMNS: dict[str, Column] = {
-    **{entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scores().values()},
+_OTHERS: dict[str, Column] = {
     "between": Column(
         "in-between",
         "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1.",
@@ -63,6 +62,12 @@ COLUMNS: dict[str, Column] = {
     "us": Column("µs a step", "Time of one training step of one network, without compilation.", "less", 0),
     "seconds": Column("seconds", "Time of all training and compilation, all seeds together.", "less", 1),
 }
+
+
+def columns() -> dict[str, Column]:
+    """Return every column by name: the registered scores, those registered since included, and then the others."""
+    scored = scores().values()
+    return {entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scored} | _OTHERS
 
 
 @dataclass

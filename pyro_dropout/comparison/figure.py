@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.comparison.columns import COLUMNS, REFERENCE
+from pyro_dropout.comparison.columns import REFERENCE, columns
 from pyro_dropout.comparison.scores import targets_of
 from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import pit
@@ -193,8 +193,8 @@ def draw_scores(comparison: Any) -> Any:
                 ax.errorbar(score.mean, k, xerr=score.error or 0, fmt="o", color=colour, capsize=3)
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_yticks(range(len(rows)), [short(row.name) for row in rows] if place == 1 else [""] * len(rows))
-        better = {"more": " (more is better)", "less": " (less is better)"}[COLUMNS[key].better]
-        ax.set_xlabel(COLUMNS[key].heading + better)
+        better = {"more": " (more is better)", "less": " (less is better)"}[columns()[key].better]
+        ax.set_xlabel(columns()[key].heading + better)
         ax.grid(axis="x", alpha=0.25)
     for ax in axes.flat:
         ax.tick_params(labelsize=8)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dropout.comparison.columns import COLUMNS, REFERENCE, Column, Score, best
+from pyro_dropout.comparison.columns import REFERENCE, Column, Score, best, columns
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
@@ -66,7 +66,7 @@ class Comparison:
     @property
     def columns(self) -> dict[str, Column]:
         """The columns in which at least one row has a score, in order."""
-        return {key: column for key, column in COLUMNS.items() if any(key in row.scores for row in self.rows)}
+        return {key: column for key, column in columns().items() if any(key in row.scores for row in self.rows)}
 
     @property
     def table(self) -> list[dict[str, str]]:
@@ -79,13 +79,13 @@ class Comparison:
     def cell(self, row: Row, key: str) -> str:
         """Return one cell as text."""
         if key in row.scores:
-            return row.scores[key].text(COLUMNS[key].digits)
+            return row.scores[key].text(columns()[key].digits)
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:
         """Return the name of the best guide in a column, without the reference."""
         cells = {row.name: row.scores[key] for row in self.rows if key in row.scores and row.name != REFERENCE}
-        return best(COLUMNS[key], cells)
+        return best(columns()[key], cells)
 
     def clearly_best(self, key: str) -> str | None:
         """Return the name of the best guide if it leads every other by more than a standard error of the difference.
@@ -95,7 +95,7 @@ class Comparison:
         name = self.best(key)
         rivals = [row for row in self.rows if row.name not in (REFERENCE, name) and key in row.scores]
         first = next((row.scores[key] for row in self.rows if row.name == name), None)
-        goal = {"level": 0.95, "one": 1.0}.get(COLUMNS[key].better)
+        goal = {"level": 0.95, "one": 1.0}.get(columns()[key].better)
         others = [row.scores[key] for row in rivals if row.scores[key].values]
         return name if first is not None and all(_apart(first, other, goal) for other in others) else None
 

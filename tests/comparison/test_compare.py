@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.comparison import compare as module
 from pyro_dropout.comparison import scores
-from pyro_dropout.comparison.columns import COLUMNS, Score, best
+from pyro_dropout.comparison.columns import Score, best, columns
 from pyro_dropout.comparison.probes import between, outside
 from pyro_dropout.references.nuts.nuts import function_rhat
 
@@ -329,10 +329,10 @@ def test_cells() -> None:
     assert Score([1.0, 2.0]).text(2) == "1.50 ± 0.50"
     assert Score([1.0]).text(1) == "1.0"
     assert Score(note="why").text(1) == "why"
-    assert best(COLUMNS["coverage"], {"a": Score([0.99]), "b": Score([0.9])}) == "a"
-    assert best(COLUMNS["log_lik"], {"a": Score([-2.0]), "b": Score([-1.0])}) == "b"
-    assert best(COLUMNS["rmse"], {"a": Score([2.0]), "b": Score([math.nan])}) is None
-    assert best(COLUMNS["parameters"], {"a": Score([2.0]), "b": Score([3.0])}) is None
+    assert best(columns()["coverage"], {"a": Score([0.99]), "b": Score([0.9])}) == "a"
+    assert best(columns()["log_lik"], {"a": Score([-2.0]), "b": Score([-1.0])}) == "b"
+    assert best(columns()["rmse"], {"a": Score([2.0]), "b": Score([math.nan])}) is None
+    assert best(columns()["parameters"], {"a": Score([2.0]), "b": Score([3.0])}) is None
 
 
 def test_points_between_lie_in_the_hole_and_points_outside_do_not() -> None:

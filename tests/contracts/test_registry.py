@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pyro_dropout import registry
+from pyro_dropout.comparison.columns import columns
 from pyro_dropout.guides import GUIDES
 
 ROOT = Path(__file__).parents[2]
@@ -118,3 +119,14 @@ def test_a_new_score_is_a_column_of_comparisons(house: Path) -> None:
         "print(round(found.rows[0].scores['bias'].mean) in (2, 3, 4), found.columns['bias'].heading)\n",
     )
     assert said.split("\n")[-2] == "True bias"
+
+
+def test_a_score_that_comes_later_is_not_lost_and_a_name_is_taken_once() -> None:
+    try:
+        registry.score("late", heading="late", meaning="Nothing.", better="")(lambda prediction, y: 0.0)
+        assert columns()["late"].heading == "late"
+        with pytest.raises(ValueError, match="a score named 'crps' is registered already"):
+            registry.score("crps", heading="", meaning="", better="")(lambda prediction, y: 0.0)
+    finally:
+        registry._SCORES.pop("late", None)
+    assert "late" not in columns()

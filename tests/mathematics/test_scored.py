@@ -25,6 +25,14 @@ X, Y = torch.tensor([[1.0, 0.3], [-0.2, 1.0]]), torch.tensor([1.5, 2.5])
 LOCS, WIDTH = torch.tensor([[[1.8, -1.5]], [[-0.6, 2.1]]]), 0.4
 
 
+def divergence(locs: Tensor, probs: Tensor) -> Tensor:
+    """KL of a mixture of two normals from N(0, 1), by adding up over a grid."""
+    w = torch.linspace(-8, 8, 8001).unsqueeze(-1)
+    log_q = (torch.distributions.Normal(locs, WIDTH).log_prob(w) + probs.log()).logsumexp(-1)
+    log_p = torch.distributions.Normal(0.0, 1.0).log_prob(w[:, 0])
+    return torch.trapezoid(log_q.exp() * (log_q - log_p), w[:, 0])
+
+
 class Case:
     """A row of two weights in a mixture of two, in a plate or not, and the exact gradient of its logits."""
 
@@ -47,9 +55,7 @@ class Case:
 
     def exact(self) -> Tensor:
         probs = self.logits.softmax(-1)
-        expected = pd.kl(
-            pd.RowMixture(LOCS, WIDTH, probs, validate_args=False), dist.Normal(0.0, 1.0), "exact", num_samples=200_000
-        )
+        expected = sum(divergence(LOCS[:, 0, row], probs[row]) for row in (0, 1))
         for first in (0, 1):
             for second in (0, 1):
                 w = torch.stack([LOCS[first, 0, 0], LOCS[second, 0, 1]])
@@ -82,8 +88,8 @@ def test_probabilities_have_the_gradient_of_their_expectation(loss: Any, plated:
         found.append(case.logits.grad.clone())
     seen, truth = torch.stack(found), case.exact()
     error = seen.std(0) / repeats**0.5
-    assert bool(((seen.mean(0) - truth).abs() <= 4.5 * error + 0.01).all()), (seen.mean(0), truth, error)
-    assert (error.max() * 4.5 + 0.01) < 0.6 * truth.abs().max(), "the test sees nothing"
+    assert bool(((seen.mean(0) - truth).abs() <= 4.5 * error).all()), (seen.mean(0), truth, error)
+    assert (error.max() * 4.5) < 0.6 * truth.abs().max(), "the test sees nothing"
 
 
 @pytest.mark.parametrize("plated", [False, True], ids=["alone", "in a plate"])

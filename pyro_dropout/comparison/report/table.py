@@ -9,7 +9,6 @@ from pyro_dropout.comparison.figure import COLOURS
 from pyro_dropout.registry import scores
 
 _GROUPS: dict[str, tuple[str, ...]] = {
-    "Predictions of held-back data": tuple(scores()),
     "Uncertainty away from the data": ("between", "outside"),
     "Distance to the reference": ("d_mean", "d_std", "d_w1"),
     "As an approximation of p(w|y)": ("elbo", "objective", "gap", "khat"),
@@ -22,7 +21,7 @@ def grouped(comparison: Any) -> list[tuple[str, list[str]]]:
     """Return the non-empty columns by group; columns without a group come last."""
     left = list(comparison.columns)
     found = []
-    for title, keys in _GROUPS.items():
+    for title, keys in {"Predictions of held-back data": tuple(scores()), **_GROUPS}.items():
         found.append((title, [key for key in keys if key in left]))
         left = [key for key in left if key not in keys]
     found.append(("Other", left))
