@@ -3,12 +3,22 @@
 Each is a ``typing.Protocol``. A class of your own that has the methods is one; it need not inherit anything.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 Weights = dict[str, Tensor]
+
+# What comes from libraries without types, each under one name that says what it is.
+PyroModel = Callable[..., Any]  # a Pyro model or guide: any callable with sample statements
+Message = dict[str, Any]  # a site of a Pyro trace
+Trace = Any  # a pyro.poutine.Trace
+Distribution = Any  # a distribution of Pyro or torch, with Pyro's methods
+Tree = Any  # a tensor, or tensors in any nest of dicts, lists, tuples and dataclasses
+Axes = Any  # matplotlib's
+Figure = Any  # matplotlib's
+Record = dict[str, Any]  # what a JSON file holds
 
 
 @runtime_checkable

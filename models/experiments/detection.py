@@ -15,7 +15,8 @@ from torch.nn import functional
 
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.judging.decisions.rejection import check_vector
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, check_number, check_pairs
+from pyro_dropout.mathematics.checks import check_count, check_number, check_pairs
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.training.loss.per_example import per_example
 

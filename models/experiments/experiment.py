@@ -17,7 +17,8 @@ import pyro
 import torch
 from matplotlib.figure import Figure
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_device
+from pyro_dropout.mathematics.checks import check_device
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 
 Verdict = Literal["holds", "holds in part", "does not hold"]
 VERDICTS = ("holds", "holds in part", "does not hold")

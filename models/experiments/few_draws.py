@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
 if TYPE_CHECKING:
     import gymnasium

@@ -14,7 +14,8 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import ShapeError, check_count, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.training.loss.per_example import per_example
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyro_dropout.mathematics.errors import ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import ShapeError
 
 
 def running_mean(scores: Any, window: int) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ from pyro_dropout.guides import (
     AutoMultiplicative,
     AutoRowMixture,
 )
-from pyro_dropout.mathematics.errors import check_positive
+from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import DivergedError
 

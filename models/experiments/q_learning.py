@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 
 Array = NDArray[np.float32]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_seed
+from pyro_dropout.mathematics.checks import check_seed
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
 INPUTS, TAU = 5, 25.0  # of every problem: the dimension of x, and the precision of the noise

@@ -48,7 +48,7 @@ def place(device: str | None) -> Any:
     """
     import torch
 
-    from pyro_dropout.mathematics.errors import check_device
+    from pyro_dropout.mathematics.checks import check_device
 
     if device is None or device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from pyro_dropout.comparison.layer_gaps import MUCH, NEGLIGIBLE, LayerGap
+from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.divergence import kl_gap
-from pyro_dropout.mathematics.errors import check_count, check_keep, check_positive
 from pyro_dropout.mathematics.label_entropy import label_entropy
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pyro import poutine
 from torch import nn
 
 from pyro_dropout.generative.model_call import name_of, signature_of
-from pyro_dropout.mathematics.errors import PyroDropoutError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
 
 
 def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], Any]:

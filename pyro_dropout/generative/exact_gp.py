@@ -15,17 +15,9 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
-    SingularError,
-    check_count,
-    check_finite,
-    check_non_negative,
-    check_positive,
-)
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | Tensor

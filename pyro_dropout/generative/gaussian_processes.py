@@ -18,7 +18,8 @@ from pyro_dropout.generative.draws import add_bias, linear, one_for_each_point, 
 from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.registration import buffered, tell_pyro
-from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, ShapeError, check_count, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, ShapeError
 from pyro_dropout.mathematics.finite_rank import Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float

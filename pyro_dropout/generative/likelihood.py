@@ -14,7 +14,8 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_count, describe
+from pyro_dropout.mathematics.checks import check_count, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
 
 class Likelihood(nn.Module):

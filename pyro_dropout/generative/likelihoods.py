@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
 from pyro_dropout.generative.registration import buffered
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_flag, check_positive, describe
+from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 
 __all__ = [
     "Bernoulli",

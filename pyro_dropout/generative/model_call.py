@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from pyro_dropout.generative.likelihoods import Likelihood
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
 
 def is_network(model: Any) -> bool:

@@ -15,7 +15,8 @@ from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
 

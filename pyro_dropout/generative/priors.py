@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.by_name import check_named
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_flag, check_positive
+from pyro_dropout.mathematics.checks import check_flag, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
 # A number for all, a dict by site, or a function of the site's name.
 BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]

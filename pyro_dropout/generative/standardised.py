@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_finite
+from pyro_dropout.mathematics.checks import check_finite
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
 
 class Standardised(nn.Module):

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, per_row, state_key, trained
+from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
+from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.registry import guide
 

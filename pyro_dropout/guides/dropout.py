@@ -19,8 +19,8 @@ from pyro_dropout.guides.base import (
     per_row,
     trained,
 )
+from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import check_keep, check_non_negative
 from pyro_dropout.registry import guide
 
 

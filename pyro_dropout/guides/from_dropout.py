@@ -13,7 +13,8 @@ from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.guides.dropout import AutoDropout
-from pyro_dropout.mathematics.errors import PyroDropoutError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
 
 # Each convolution, with the dropout that drops its input channels whole.
 _CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution
 
 from pyro_dropout.guides.sites import GuideSite
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.quantiles import marginal_quantile
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.mathematics.stacked import Stacked

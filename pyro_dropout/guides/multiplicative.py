@@ -8,8 +8,9 @@ from torch import Tensor
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
 from pyro_dropout.guides.dropout import is_number
+from pyro_dropout.mathematics.checks import check_flag, check_non_negative, check_positive
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
-from pyro_dropout.mathematics.errors import RangeError, check_flag, check_non_negative, check_positive
+from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.registry import guide
 
 

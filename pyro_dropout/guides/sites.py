@@ -18,7 +18,8 @@ from torch import Size, Tensor
 from torch.distributions import biject_to, constraints
 
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_finite
+from pyro_dropout.mathematics.checks import check_finite
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 
 Kind = Literal["weight", "bias", "other"]

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_positive, describe
+from pyro_dropout.mathematics.checks import check_positive, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.moments import Running, block_log_prob, block_sums, is_class
 from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.prediction.prediction import Prediction

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.prediction.predict_fleet import predict_fleet
 from pyro_dropout.training.fleet.fleet import Fleet
 

@@ -14,7 +14,8 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.stacked import Stacked

@@ -11,14 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import (
-    RangeError,
-    ShapeError,
-    check_count,
-    check_finite,
-    check_positive,
-    check_seed,
-)
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_positive, check_seed
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.kernel_frame import Covariance, Number, check_shape, check_values, own_parameters
 from pyro_dropout.mathematics.shapes import Float
 

@@ -13,7 +13,8 @@ from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.errors import ShapeError, check_count, check_finite, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_positive
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | int | Tensor

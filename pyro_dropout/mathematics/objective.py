@@ -14,9 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import (
-    RangeError,
-    ShapeError,
+from pyro_dropout.mathematics.checks import (
     check_finite,
     check_keep,
     check_non_negative,
@@ -24,6 +22,7 @@ from pyro_dropout.mathematics.errors import (
     check_positive,
     describe,
 )
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float, Int
 
 Number = float | Tensor

@@ -13,14 +13,8 @@ from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.errors import (
-    RangeError,
-    ShapeError,
-    SingularError,
-    check_finite,
-    check_non_negative,
-    describe,
-)
+from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
+from pyro_dropout.mathematics.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
 from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout

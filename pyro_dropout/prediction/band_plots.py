@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.moments import base_of, is_normal
 from pyro_dropout.prediction.prediction import Prediction
 

@@ -7,16 +7,8 @@ from torch import Tensor, nn
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
-    check_count,
-    check_finite,
-    check_flag,
-    check_seed,
-    describe,
-)
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_flag, check_seed, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.draws.weight_draws import FunctionDraws, KeptDraws, MeanWeights, PerExample, WholeFunctions
 from pyro_dropout.prediction.moments import Running, Sums, block_sums

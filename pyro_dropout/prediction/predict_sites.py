@@ -16,7 +16,8 @@ from pyro_dropout.generative.observed_sites import (
     sample_sites,
     trace_of,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import MeanWeights, Weights, latent_draws
 from pyro_dropout.prediction.moments import Running, Sums, moments_of
 from pyro_dropout.prediction.site_prediction import SitePrediction

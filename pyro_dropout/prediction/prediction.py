@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_dense
+from pyro_dropout.mathematics.checks import check_dense
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.moments import (
     Sums,

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import ShapeError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import ShapeError
 
 
 @dataclass(repr=False)

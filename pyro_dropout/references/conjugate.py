@@ -12,7 +12,8 @@ import torch
 from torch import Size, Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, check_count, check_finite
+from pyro_dropout.mathematics.checks import check_count, check_finite
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.references.nuts.energy import in_float64, is_network
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.exact_gp import GP, _apart
-from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError, check_count
+from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.shapes import Float
 
 F64 = torch.float64

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError, check_count, check_keep, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
+from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
 

@@ -12,13 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    check_non_negative,
-    check_number,
-    check_positive,
-)
+from pyro_dropout.mathematics.checks import check_non_negative, check_number, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 
 Schedule = Callable[[Tensor], Tensor]
 

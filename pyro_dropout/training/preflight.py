@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from pyro_dropout.generative.likelihoods import Likelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
+from pyro_dropout.mathematics.checks import (
     check_count,
     check_dense,
     check_device,
@@ -25,6 +22,7 @@ from pyro_dropout.mathematics.errors import (
     check_seed,
     describe,
 )
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.training.compile.functional import check_loss
 
 _LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well

@@ -12,7 +12,8 @@ import pyro.infer
 import pyro.optim
 import torch
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
 from pyro_dropout.training.loss.elbo import ELBO

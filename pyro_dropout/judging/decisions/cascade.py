@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.judging.decisions.rejection import check_vector, defer
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_non_negative
+from pyro_dropout.mathematics.checks import check_non_negative
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import checked_targets

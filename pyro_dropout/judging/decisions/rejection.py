@@ -6,13 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
-    check_finite,
-    check_number,
-)
+from pyro_dropout.mathematics.checks import check_finite, check_number
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 
 _F64 = torch.float64

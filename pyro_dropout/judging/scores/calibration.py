@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError, ShapeError, check_count, describe
+from pyro_dropout.mathematics.checks import check_count, describe
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.normal_mixture import (
     check_normal,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.judging.scores.calibration import coverage_error
-from pyro_dropout.mathematics.errors import check_count
+from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.shapes import Float, Int
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, check_seed
+from pyro_dropout.mathematics.checks import check_seed
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together

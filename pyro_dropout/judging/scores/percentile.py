@@ -11,14 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import (
-    PyroDropoutError,
-    RangeError,
-    ShapeError,
-    check_finite,
-    check_non_negative,
-    check_positive,
-)
+from pyro_dropout.mathematics.checks import check_finite, check_non_negative, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
 Kind = Literal["lognormal", "gamma", "empirical"]
 

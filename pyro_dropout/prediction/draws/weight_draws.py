@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.concrete import ConcreteMixture
+from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.protocols import FunctionPosterior, HasMean, Model, Posterior
 from pyro_dropout.training.loss.per_example import per_example

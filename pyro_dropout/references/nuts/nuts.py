@@ -13,7 +13,8 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import trace_of
-from pyro_dropout.mathematics.errors import RangeError, check_count, check_finite
+from pyro_dropout.mathematics.checks import check_count, check_finite
+from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, check_count, check_positive
+from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_dropout.generative.trial_run import modules_of, quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError, describe
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.optimisers import Update
 
 Step = Callable[..., Any]

@@ -17,7 +17,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, check_positive
+from pyro_dropout.mathematics.checks import check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper

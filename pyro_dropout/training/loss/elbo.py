@@ -16,8 +16,9 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, check_count
+from pyro_dropout.mathematics.errors import NotFollowedError, RangeError
 from pyro_dropout.training.loss.attempt import Attempt, is_traced, untraced
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
