@@ -1,22 +1,26 @@
 """The figures of a comparison: bands along one input, calibration, rejection, and scores with their errors."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.comparison.columns import REFERENCE, columns
-from pyro_dropout.comparison.scores import targets_of
 from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import pit
 from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.prediction.band_plots import literal_text
 from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Axes, Figure
+
+if TYPE_CHECKING:
+    from pyro_dropout.comparison.findings import Comparison
 
 # Okabe and Ito's colour-blind-safe palette; from the seventh guide on, lines are dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 GREY = "#6b6b6b"  # of the reference
-_STYLES: tuple[Any, ...] = ("-", "--", ":", "-.")
+_STYLES = ("-", "--", ":", "-.")
 _LEVELS = torch.linspace(0.05, 0.95, 19)
 _TWO_SIDED_99 = 2.5758293035489004  # normal quantile of 0.995
 _MANY = 500  # points beyond which they are drawn as one image
@@ -24,10 +28,10 @@ _CURVE = 200  # points of a curve at most
 _LONG = 24  # letters of a name in a legend
 
 
-def looks(comparison: Any) -> dict[str, tuple[str, Any]]:
+def looks(comparison: "Comparison") -> dict[str, tuple[str, str]]:
     """Return {name: (colour, line style)} for all figures: by position, and grey for the reference."""
     guides = [row.name for row in comparison.rows if row.name != REFERENCE]
-    found: dict[str, tuple[str, Any]] = {REFERENCE: (GREY, "-")}
+    found: dict[str, tuple[str, str]] = {REFERENCE: (GREY, "-")}
     for k, name in enumerate(guides):
         found[name] = (COLOURS[k % len(COLOURS)], _STYLES[k // len(COLOURS) % len(_STYLES)])
     return found
@@ -43,18 +47,17 @@ def short(name: str) -> str:
 
 
 @literal_text()
-def draw_bands(comparison: Any) -> Any:
+def draw_bands(comparison: "Comparison") -> Figure:
     """Draw the predictive mean of every posterior with two bands, on shared axes."""
     import matplotlib.pyplot as plt
 
-    rows = [row for row in comparison.rows if row.curve is not None]
-    # One below the other: a long series needs the width.
-    down = len(rows)
+    curves = comparison.curves
+    down = len(curves)  # one below the other: a long series needs the width
     figure, axes = plt.subplots(
         down, 1, figsize=(10, 1.7 * down + 0.8), sharex=True, sharey=True, squeeze=False, layout="constrained"
     )
-    for ax, row in zip(axes.flat, rows, strict=True):
-        draw_band(ax, comparison, row)
+    for ax, name in zip(axes.flat, curves, strict=True):
+        draw_band(ax, comparison, name)
         ax.spines[["top", "right"]].set_visible(False)
     axes[-1, 0].set_xlabel(comparison.settings.get("x", "x"))
     figure.supylabel(comparison.settings.get("y", "y"), fontsize=10)
@@ -66,10 +69,10 @@ def draw_bands(comparison: Any) -> Any:
     return figure
 
 
-def draw_band(ax: Any, comparison: Any, row: Any) -> None:
+def draw_band(ax: Axes, comparison: "Comparison", name: str) -> None:
     """Draw one posterior's predictive mean, its two bands and the data, with limits common to all posteriors."""
-    x, mean, low, high, std = (part.double() for part in row.curve)
-    colour, _ = looks(comparison)[row.name]
+    x, mean, low, high, std = (part.double() for part in comparison.curves[name])
+    colour, _ = looks(comparison)[name]
     ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="95 % of y")
     ax.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour, alpha=0.4, linewidth=0, label="mean ± 2 epistemic")
     ax.plot(x, mean, color=colour, linewidth=1.2, label="mean")
@@ -80,7 +83,7 @@ def draw_band(ax: Any, comparison: Any, row: Any) -> None:
         *test, "o", color="black", markersize=3, fillstyle="none", markeredgewidth=0.6, label="held back",
         rasterized=many,
     )  # fmt: skip
-    ax.set_title(row.name, fontsize=10, loc="left", pad=3)
+    ax.set_title(name, fontsize=10, loc="left", pad=3)
     spread = float(train[1].max() - train[1].min())
     ax.set_ylim(float(train[1].min()) - 0.35 * spread, float(train[1].max()) + 0.35 * spread)
     ax.margins(x=0)
@@ -89,34 +92,33 @@ def draw_band(ax: Any, comparison: Any, row: Any) -> None:
 # --- calibration ------------------------------------------------------------------------------------------------------
 
 
-def calibration_curve(row: Any, y: Tensor) -> tuple[Tensor, Tensor] | None:
+def calibration_curve(answer: Prediction, y: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return level and coverage, or confidence and accuracy; None for counts."""
-    targets = targets_of(row.answer)
-    if is_normal(targets):
-        off_middle = (pit(row.answer, y).cpu() - 0.5).abs().reshape(-1, 1)  # half the level that just holds y
+    if is_normal(answer.target_distribution):
+        off_middle = (pit(answer, y).cpu() - 0.5).abs().reshape(-1, 1)  # half the level that just holds y
         return _LEVELS, (off_middle <= _LEVELS / 2).double().mean(0)
-    if is_class(targets):
-        bins = reliability(row.answer, y)
+    if is_class(answer.target_distribution):
+        bins = reliability(answer, y)
         kept = bins.count > 0
         return bins.confidence[kept].cpu(), bins.accuracy[kept].cpu()
     return None
 
 
-def draw_calibration(ax: Any, comparison: Any) -> None:
+def draw_calibration(ax: Axes, comparison: "Comparison") -> None:
     """Draw coverage against level, or accuracy against confidence, with the band of calibrated intervals."""
-    rows = [row for row in comparison.rows if row.answer is not None]
-    regression = bool(rows) and is_normal(targets_of(rows[0].answer))
+    answers, y = comparison.answers, comparison.test[1]
+    regression = any(is_normal(answer.target_distribution) for answer in answers.values())
     if regression:
         level = torch.linspace(0, 1, 101, dtype=torch.float64)
-        reach = _TWO_SIDED_99 * (level * (1 - level) / comparison.test[1].numel()).sqrt()
+        reach = _TWO_SIDED_99 * (level * (1 - level) / y.numel()).sqrt()
         band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
         ax.fill_between(level, *band, color="#d9d9d9", linewidth=0, label="99 % band if calibrated")
     ax.plot([0, 1], [0, 1], "--", color="#888888", linewidth=1, label="calibrated")
-    for row in rows:
-        curve = calibration_curve(row, comparison.test[1])
+    for name, answer in answers.items():
+        curve = calibration_curve(answer, y)
         if curve is not None:
-            colour, style = looks(comparison)[row.name]
-            ax.plot(*curve, color=colour, linestyle=style, marker=None if regression else ".", label=short(row.name))
+            colour, style = looks(comparison)[name]
+            ax.plot(*curve, color=colour, linestyle=style, marker=None if regression else ".", label=short(name))
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set_xlabel("level of the central interval" if regression else "confidence")
     ax.set_ylabel("share of targets inside" if regression else "accuracy")
@@ -125,19 +127,17 @@ def draw_calibration(ax: Any, comparison: Any) -> None:
 # --- rejection --------------------------------------------------------------------------------------------------------
 
 
-def rejection_of(row: Any, y: Tensor) -> RejectionCurve:
+def rejection_of(answer: Prediction, y: Tensor) -> RejectionCurve:
     """Return how a posterior's score improves as its most uncertain points are rejected.
 
     For classes the score is accuracy, and points are ordered by entropy; otherwise it is the absolute error of the
     mean, and points are ordered by the predictive standard deviation. Several targets of a point count together.
     """
-    answer = row.answer
 
     def together(each: Tensor) -> Tensor:
-        added: Tensor = answer.per_point(each)
-        return added.reshape(-1)
+        return answer.per_point(each).reshape(-1)
 
-    if is_class(targets_of(answer)):
+    if is_class(answer.target_distribution):
         sure = answer.probs.argmax(-1) if answer.one_of_several else answer.probs > 0.5
         hits = (sure == y.to(sure.device, sure.dtype)).double()
         right = together(hits)
@@ -146,18 +146,18 @@ def rejection_of(row: Any, y: Tensor) -> RejectionCurve:
     return rejection_curve(together(answer.variance).sqrt(), error, higher_is_better=False)
 
 
-def draw_rejection(ax: Any, comparison: Any) -> None:
+def draw_rejection(ax: Axes, comparison: "Comparison") -> None:
     """Draw the error, or the accuracy, of the points that are kept, for every posterior."""
-    rows = [row for row in comparison.rows if row.answer is not None]
-    classes = bool(rows) and is_class(targets_of(rows[0].answer))
-    for row in rows:
-        curve = rejection_of(row, comparison.test[1])
+    answers = comparison.answers
+    classes = any(is_class(answer.target_distribution) for answer in answers.values())
+    for name, answer in answers.items():
+        curve = rejection_of(answer, comparison.test[1])
         few = len(curve.kept) // 20  # the mean of one or two points is mere noise and would set the scale
         at = torch.linspace(few, len(curve.kept) - 1, min(_CURVE, len(curve.kept) - few)).round().long()
-        colour, style = looks(comparison)[row.name]
+        colour, style = looks(comparison)[name]
         kept, score, error = (part.cpu()[at] for part in (curve.kept, curve.score, curve.error))
         ax.fill_between(kept, score - error, score + error, color=colour, alpha=0.12, linewidth=0)
-        ax.plot(kept, score, color=colour, linestyle=style, label=short(row.name))
+        ax.plot(kept, score, color=colour, linestyle=style, label=short(name))
     ax.set_xlim(0, 1)
     ax.set_xlabel("share of points kept, most certain first")
     ax.set_ylabel("accuracy of those kept" if classes else "mean absolute error of those kept")
@@ -167,7 +167,7 @@ def draw_rejection(ax: Any, comparison: Any) -> None:
 
 
 @literal_text()
-def draw_scores(comparison: Any) -> Any:
+def draw_scores(comparison: "Comparison") -> Figure:
     """Draw calibration curves next to the main scores, with standard errors over seeds."""
     import matplotlib.pyplot as plt
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -10,6 +9,7 @@ from pyro_dropout.comparison.columns import REFERENCE, Column, Score, best, colu
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Figure, PyroModel, Record
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Row:
     name: str
     scores: dict[str, Score] = field(default_factory=dict)
     note: str = ""
-    trained: list[tuple[Any, Any]] = field(default_factory=list)
+    trained: list[tuple[PyroModel, object]] = field(default_factory=list)
     answer: Prediction | None = None
     curve: tuple[Tensor, ...] | None = None
 
@@ -59,9 +59,19 @@ class Comparison:
     rows: list[Row]
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-    settings: dict[str, Any]
+    settings: Record
     seconds: float
     call: ModelCall | None = None
+
+    @property
+    def answers(self) -> dict[str, Prediction]:
+        """The prediction at the test points, by posterior; without those that could not be scored."""
+        return {row.name: row.answer for row in self.rows if row.answer is not None}
+
+    @property
+    def curves(self) -> dict[str, tuple[Tensor, ...]]:
+        """The bands along one input, by posterior; empty if there are several inputs."""
+        return {row.name: row.curve for row in self.rows if row.curve is not None}
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -112,33 +122,24 @@ class Comparison:
         lines = [["", *names]]
         lines += [[c.heading, *(self.cell(row, key) for row in self.rows)] for key, c in self.columns.items()]
         widths = [max(len(line[i]) for line in lines) for i in range(len(names) + 1)]
-        text = [
-            "  ".join(part.ljust(width) for part, width in zip(line, widths, strict=True)).rstrip() for line in lines
-        ]
+        text = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
         notes = [f"{row.name}: {row.note}" for row in self.rows if row.note]
         return "\n".join([*text, *notes])
 
-    def plot(self) -> Any:
+    def plot(self) -> Figure:
         """Draw predictive bands of all guides on shared axes; with several inputs, calibration curves and scores."""
         from pyro_dropout.comparison.figure import draw_bands, draw_scores
 
-        return draw_bands(self) if any(row.curve is not None for row in self.rows) else draw_scores(self)
+        return draw_bands(self) if self.curves else draw_scores(self)
 
-    def plot_scores(self) -> Any:
+    def plot_scores(self) -> Figure:
         """Draw calibration curves and the main scores with their errors."""
         from pyro_dropout.comparison.figure import draw_scores
 
         return draw_scores(self)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write a self-contained HTML report with table, figures and explanations.
-
-        Args:
-            path: of the report; an existing file is replaced.
-
-        Returns:
-            The path.
-        """
+        """Write a self-contained HTML report with table, figures and explanations; an existing file is replaced."""
         from pyro_dropout.comparison.report.page import page
 
         path = Path(path)

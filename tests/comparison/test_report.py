@@ -26,8 +26,8 @@ from pyro_dropout.comparison.columns import Score
 from pyro_dropout.comparison.figure import calibration_curve, looks, rejection_of
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.layer_gaps import LayerGap, judged, layer_gaps, overall
-from pyro_dropout.comparison.report.page import findings, page
-from pyro_dropout.comparison.report.text import again, facts, gap_table, khat_lines, plain_findings
+from pyro_dropout.comparison.report.page import page
+from pyro_dropout.comparison.report.text import again, facts, findings, gap_table, khat_lines, plain_findings
 from pyro_dropout.comparison.scores import Exam
 from tests.comparison.sample_comparison import HOSTILE, SETTINGS, regression, scored, series, small_model, smooth
 
@@ -319,15 +319,15 @@ def test_the_rule_says_what_it_cannot() -> None:
 
 def test_the_calibration_curve_is_coverage(found: Comparison) -> None:
     y = found.test[1]
-    levels, shares = calibration_curve(found.rows[0], y)  # type: ignore[misc]
+    levels, shares = calibration_curve(found.answers["dropout"], y)  # type: ignore[misc]
     for k in (0, 9, 18):
-        low, high = found.rows[0].answer.interval(float(levels[k]))  # type: ignore[union-attr]
+        low, high = found.answers["dropout"].interval(float(levels[k]))
         assert float(shares[k]) == pytest.approx(float(((y >= low) & (y <= high)).double().mean()))
 
 
 def test_the_rejection_curve_keeps_the_surest(found: Comparison) -> None:
-    answer: Any = found.rows[0].answer
-    curve = rejection_of(found.rows[0], found.test[1])
+    answer = found.answers["dropout"]
+    curve = rejection_of(found.answers["dropout"], found.test[1])
     error, doubt = (part.flatten().double().numpy() for part in ((answer.mean - found.test[1]).abs(), answer.std))
     half = np.argsort(doubt)[: len(doubt) // 2]
     assert float(curve.score[len(half) - 1]) == pytest.approx(error[half].mean(), rel=1e-5)
@@ -351,7 +351,8 @@ def test_other_targets_have_their_own_curves(kind: str) -> None:
     row = scored(
         "mean field", pd.AutoMeanField, exam, lambda: pd.BayesianNet(nn.Linear(2, width), likelihood=likelihood), (0, 1)
     )
-    text = page(Comparison([row], exam.train, exam.test, {"seeds": 2}, 1.0))
+    compared = Comparison([row], exam.train, exam.test, {"seeds": 2}, 1.0)
+    text = page(compared)
     alts = [str(each["alt"]) for each in Reader(text).all("img")]
     assert 'id="predictions"' not in text  # two inputs
     if kind == "counts":
@@ -359,7 +360,7 @@ def test_other_targets_have_their_own_curves(kind: str) -> None:
     else:
         assert alts[0].startswith("Accuracy against confidence: mean field ")
         assert alts[1].startswith("Accuracy of the points kept")
-        right = rejection_of(row, y).score[-1]
+        right = rejection_of(compared.answers["mean field"], y).score[-1]
         assert float(right) == pytest.approx(row.scores["accuracy"].values[0])
 
 

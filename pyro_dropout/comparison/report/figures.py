@@ -2,14 +2,13 @@
 
 import base64
 import contextlib
-import html
 import io
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pyro_dropout.comparison.figure import (
     calibration_curve,
@@ -22,11 +21,15 @@ from pyro_dropout.comparison.figure import (
 )
 from pyro_dropout.comparison.gap_figure import draw_layer_gaps
 from pyro_dropout.comparison.layer_gaps import LayerGap
-from pyro_dropout.comparison.scores import targets_of
+from pyro_dropout.comparison.report.table import minus
 from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.protocols import Axes, Figure
 
-_FONT = 'system-ui, -apple-system, "Segoe UI", "Noto Sans", "DejaVu Sans", sans-serif'
-_LOOK: dict[str, Any] = {
+if TYPE_CHECKING:
+    from pyro_dropout.comparison.findings import Comparison
+
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"  # inside a quoted attribute
+_LOOK: dict[str, object] = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": "#888888",
     "axes.labelcolor": "#333333", "xtick.color": "#555555", "ytick.color": "#555555", "legend.frameon": False,
     "legend.fontsize": 9, "lines.linewidth": 1.5, "figure.facecolor": "none", "axes.facecolor": "none",
@@ -51,26 +54,24 @@ class Picture:
     alt: str
     caption: str = ""
 
-    def markup(self) -> str:
-        """Return the figure as HTML with the image embedded."""
-        data = base64.b64encode(self.svg.encode()).decode()
-        words = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
-        image = f'<img alt="{html.escape(self.alt)}" src="data:image/svg+xml;base64,{data}">'
-        return f"<figure>{image}{words}</figure>"
+    @property
+    def data(self) -> str:
+        """The image in base64, to be embedded."""
+        return base64.b64encode(self.svg.encode()).decode()
 
 
-def band_pictures(comparison: Any) -> list[Picture]:
+def band_pictures(comparison: "Comparison") -> list[Picture]:
     """Return the predictive bands of every posterior, one image each; none if there are several inputs."""
     found = []
-    for row in (row for row in comparison.rows if row.curve is not None):
+    for name, curve in comparison.curves.items():
         with _drawing(4.8, 2.6) as (ax, done):
-            draw_band(ax, comparison, row)
-            ax.set_title(row.name, fontsize=11, loc="left", pad=5, color="#222222")
+            draw_band(ax, comparison, name)
+            ax.set_title(name, fontsize=11, loc="left", pad=5, color="#222222")
             ax.set_xlabel(str(comparison.settings.get("x", "x")))
             ax.set_ylabel(str(comparison.settings.get("y", "y")))
-        x, _, low, high, std = (part.double() for part in row.curve)
+        x, _, low, high, std = (part.double() for part in curve)
         alt = (
-            f"Predictive mean of {row.name} with its bands, for inputs from {x[0]:.4g} to {x[-1]:.4g}: the band that"
+            f"Predictive mean of {name} with its bands, for inputs from {x[0]:.4g} to {x[-1]:.4g}: the band that"
             f" should contain 95 % of y is between {(high - low).min():.3g} and {(high - low).max():.3g} wide, the"
             f" epistemic standard deviation between {std.min():.3g} and {std.max():.3g}."
         )
@@ -78,19 +79,20 @@ def band_pictures(comparison: Any) -> list[Picture]:
     return found
 
 
-def calibration_picture(comparison: Any) -> Picture | None:
+def calibration_picture(comparison: "Comparison") -> Picture | None:
     """Return coverage against level, or accuracy against confidence; None if there is neither."""
-    rows = [row for row in comparison.rows if row.answer is not None]
-    curves = {row.name: calibration_curve(row, comparison.test[1]) for row in rows}
-    if not any(curves.values()):
+    answers = comparison.answers
+    found = {name: calibration_curve(answer, comparison.test[1]) for name, answer in answers.items()}
+    curves = {name: curve for name, curve in found.items() if curve is not None}
+    if not curves:
         return None
-    regression = is_normal(targets_of(rows[0].answer))
+    regression = any(is_normal(answer.target_distribution) for answer in answers.values())
     with _drawing(4.8, 4.4) as (ax, done):
         draw_calibration(ax, comparison)
         _legend_below(ax)
     parts = []
     for name, curve in curves.items():
-        if curve is not None and len(curve[0]):
+        if len(curve[0]):
             said, happened = (100 * float(part[-1]) for part in curve)
             parts.append(f"{name} {happened:.0f} % at {said:.0f} %")
     what = "Coverage of central intervals against their level" if regression else "Accuracy against confidence"
@@ -102,18 +104,19 @@ def calibration_picture(comparison: Any) -> Picture | None:
     return Picture(done(), f"{what}: {', '.join(parts)}.", caption)
 
 
-def rejection_picture(comparison: Any) -> Picture | None:
+def rejection_picture(comparison: "Comparison") -> Picture | None:
     """Return the score of the points kept as the most uncertain are rejected; None if nothing was predicted."""
-    rows = [row for row in comparison.rows if row.answer is not None]
-    if not rows or len(comparison.test[0]) < 2:
+    answers = comparison.answers
+    if not answers or len(comparison.test[0]) < 2:
         return None
     with _drawing(4.8, 4.4) as (ax, done):
         draw_rejection(ax, comparison)
         _legend_below(ax)
-    ratios = [(row.name, rejection_of(row, comparison.test[1]).ratio) for row in rows]
-    shares = [(name, f"{100 * ratio:.0f} %".replace("-", "−")) for name, ratio in ratios if math.isfinite(ratio)]
-    gains = ", ".join(f"{name} {share}" for name, share in shares)
-    what = "Accuracy" if is_class(targets_of(rows[0].answer)) else "Mean absolute error"
+    ratios = {name: rejection_of(answer, comparison.test[1]).ratio for name, answer in answers.items()}
+    shares = {name: f"{100 * ratio:.0f} %" for name, ratio in ratios.items() if math.isfinite(ratio)}
+    gains = ", ".join(f"{name} {minus(share)}" for name, share in shares.items())
+    classes = any(is_class(answer.target_distribution) for answer in answers.values())
+    what = "Accuracy" if classes else "Mean absolute error"
     caption = (
         "If the uncertainty is informative, the curve improves towards the left, where only the most certain points are"
         " kept; if it is not, the curve is flat."
@@ -124,7 +127,7 @@ def rejection_picture(comparison: Any) -> Picture | None:
     return Picture(done(), alt, caption)
 
 
-def gap_picture(comparison: Any, layers: dict[str, list[LayerGap]]) -> Picture | None:
+def gap_picture(comparison: "Comparison", layers: dict[str, list[LayerGap]]) -> Picture | None:
     """Return the gap of every layer with the limits of the rule; None if no layer has a gap."""
     found = [
         (name, looks(comparison)[name][0], layer)
@@ -145,7 +148,7 @@ def gap_picture(comparison: Any, layers: dict[str, list[LayerGap]]) -> Picture |
 
 
 @contextlib.contextmanager
-def _drawing(width: float, height: float) -> Iterator[Any]:
+def _drawing(width: float, height: float) -> Iterator[tuple[Axes, Callable[[], str]]]:
     """Yield axes to draw on, and a function that returns the finished drawing as SVG."""
     import matplotlib.style
     from matplotlib.figure import Figure
@@ -159,22 +162,18 @@ def _drawing(width: float, height: float) -> Iterator[Any]:
         svg.append(_svg(figure))
 
 
-def _svg(figure: Any) -> str:
+def _svg(figure: Figure) -> str:
     """Return a figure as a small SVG: coordinates are cut to hundredths of a point, and fonts are the reader's."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<text\b[^>]*>", lambda tag: re.sub(r"(font: [\d.]+px) [^;\"]*", _with_font, tag[0]), text)
+    text = re.sub(r"<text\b[^>]*>", lambda tag: re.sub(r"(font: [\d.]+px) [^;\"]*", rf"\1 {_FONT}", tag[0]), text)
     return re.sub(r"<(?:path|use)\b[^>]*>", lambda tag: re.sub(r"(-?\d+\.\d\d)\d+", r"\1", tag[0]), text)
 
 
-def _with_font(found: re.Match[str]) -> str:
-    return f"{found[1]} {html.escape(_FONT)}"
-
-
-def _legend_below(ax: Any) -> None:
+def _legend_below(ax: Axes) -> None:
     handles, labels = ax.get_legend_handles_labels()
     if handles:
         columns = 2 if len(handles) > 2 and max(map(len, labels)) < 24 else 1
