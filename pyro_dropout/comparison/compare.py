@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,34 +14,43 @@ from tqdm.auto import tqdm
 from pyro_dropout.comparison.columns import REFERENCE, Score
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.model_source import source_of
-from pyro_dropout.comparison.scores import Exam, collect, count_parameters
+from pyro_dropout.comparison.scores import Exam, collect
 from pyro_dropout.comparison.site_exam import SiteExam
-from pyro_dropout.comparison.trained import as_a_fleet, each_in_its_store
+from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
 from pyro_dropout.generative.model_call import ModelCall, is_network
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_pairs, check_positive, check_seed, describe
+from pyro_dropout.mathematics.checks import (
+    check_choice,
+    check_count,
+    check_finite,
+    check_pairs,
+    check_positive,
+    check_seed,
+    describe,
+)
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.snapshot import forked
+from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.svi import Compile, check_compile
 
 Data = tuple[Tensor, Tensor]
-Source = Callable[[int], Any]
+MakeGuide = Callable[..., PyroModel]  # a function of the model
 
 
 def compare(
-    model: Any,
-    guides: Mapping[str, Callable[[Any], Any]] | Sequence[Callable[[Any], Any]],
-    train: Any,
-    test: Any,
+    model: object,
+    guides: Mapping[str, MakeGuide] | Sequence[MakeGuide],
+    train: object,
+    test: object,
     *,
-    reference: Any = None,
+    reference: object = None,
     seeds: int | Sequence[int] = 3,
     steps: int = 2000,
     lr: float = 0.01,
     batch_size: int | None = None,
     samples: int = 500,
-    loss: Any = None,
+    loss: object = None,
     compile: Compile = "auto",
     progress: bool = True,
     labels: Mapping[str, str] | None = None,
@@ -102,7 +112,7 @@ def compare(
         raise PyroDropoutError(f"labels must be a dict such as {{'title': ...}}; got {describe(labels)}.")
     source, first = source_of(model, numbers[0], train)
     exam = _exam(first, train, test, samples)
-    options: Any = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
+    options: Record = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
     bar = tqdm(total=len(named) + (reference is not None), disable=not progress, unit="posterior", desc="compare")
     rows: list[Row] = []
     if reference is not None:
@@ -112,46 +122,31 @@ def compare(
         bar.update()
     for name, make in named.items():
         bar.set_postfix_str(name)
-        rows.append(_row(name, source, make, numbers, exam, options, progress))
+        rows.append(_row(name, partial(_built, source, make), numbers, exam, options, progress))
         bar.update()
     bar.close()
-    settings = {"seeds": len(numbers), **options, "samples": samples, "reference": _described(reference)}
     data = (exam.train, exam.test)
-    settings |= {"which_seeds": numbers, "device": str(data[0][0].device), "when": time.strftime("%Y-%m-%d %H:%M %z")}
-    settings |= {"model": str(first), **(labels or {})}
+    settings = {
+        "seeds": len(numbers), **options, "samples": samples, "reference": _described(reference),
+        "which_seeds": numbers, "device": str(data[0][0].device), "when": time.strftime("%Y-%m-%d %H:%M %z"),
+        "model": str(first), **(labels or {}),
+    }  # fmt: skip
     call = exam.call if isinstance(exam, SiteExam) else None
-    return Comparison(rows, data[0], data[1], settings, time.perf_counter() - start, call)
+    return Comparison(rows, *data, settings, time.perf_counter() - start, call)
 
 
 # --- one row ------------------------------------------------------------------------------------------------------
 
 
-def _row(
-    name: str,
-    source: Source,
-    make: Callable[[Any], Any],
-    seeds: list[int],
-    exam: Exam | SiteExam,
-    options: Any,
-    progress: bool,
-) -> Row:
+def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, options: Record, progress: bool) -> Row:
     """Fit and score one guide; errors are recorded in the row's note."""
-
-    def build(seed: int) -> tuple[Any, Any]:
-        own = source(seed)
-        torch.manual_seed(seed)
-        return own, make(own)
-
     row = Row(name)
     started = time.perf_counter()
     try:
-        train = each_in_its_store if isinstance(exam, SiteExam) else as_a_fleet
+        train = partial(one_by_one, own_store=True) if isinstance(exam, SiteExam) else as_a_fleet
         row.trained, each, lost = train(build, seeds, exam.call, options, progress)
-    except DivergedError as cause:
-        row.note = f"diverged: {cause}"
-        return row
     except Exception as cause:
-        row.note = f"failed: {type(cause).__name__}: {cause}"
+        row.note = f"diverged: {cause}" if isinstance(cause, DivergedError) else f"failed: {_told(cause)}"
         return row
     spent = time.perf_counter() - started
     if lost:
@@ -161,12 +156,15 @@ def _row(
     try:
         _score(row, exam)
     except Exception as cause:
-        row.note = " ".join(filter(None, [row.note, f"not scored: {type(cause).__name__}: {cause}"]))
+        row.note = f"{row.note} not scored: {_told(cause)}".lstrip()
         row.scores = {}
         return row
-    row.scores["us"] = Score([each])
-    row.scores["seconds"] = Score([spent])
+    row.scores |= {"us": Score([each]), "seconds": Score([spent])}
     return row
+
+
+def _told(cause: Exception) -> str:
+    return f"{type(cause).__name__}: {cause}"
 
 
 def _score(row: Row, exam: Exam | SiteExam) -> None:
@@ -175,22 +173,28 @@ def _score(row: Row, exam: Exam | SiteExam) -> None:
     for model, guide in row.trained:
         scores, answer = exam.answers(model, guide)
         row.answer = answer if row.answer is None else row.answer
-        found.append({**scores, "parameters": count_parameters(guide)})
+        parameters = sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
+        found.append({**scores, "parameters": parameters})
         try:
             bounds, reasons = exam.bounds(model, guide)
         except Exception as cause:  # a custom guide may predict well without a computable ELBO
             bounds, reasons = {}, {"elbo": "not computed"}
-            row.note = " ".join(filter(None, [row.note, f"no ELBO: {type(cause).__name__}: {cause}"]))
+            row.note = f"{row.note} no ELBO: {_told(cause)}".lstrip()
         found[-1] |= bounds
         notes |= reasons
     row.scores = collect(found, notes)
     row.curve = exam.curve(row.answer, *row.trained[0])
 
 
-def _reference_row(reference: Any, model: Any, exam: Exam | SiteExam, progress: bool) -> Row:
+def _built(source: Callable[[int], PyroModel], make: MakeGuide, seed: int) -> tuple[PyroModel, PyroModel]:
+    model = source(seed)
+    torch.manual_seed(seed)
+    return model, make(model)
+
+
+def _reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, progress: bool) -> Row:
     if isinstance(reference, str):
-        if reference != "nuts":
-            raise RangeError(f"reference must be 'nuts' or a posterior that predict takes; got {reference!r}.")
+        check_choice("reference", reference, ["nuts"], "a posterior that predict takes")
         reference = nuts(model, *exam.call.args, progress=progress, **exam.call.kwargs)
     row = Row(REFERENCE, trained=[(model, reference)])
     scores, row.answer = exam.answers(model, reference)
@@ -213,7 +217,7 @@ def _numbers(seeds: int | Sequence[int]) -> list[int]:
     return list(range(seeds))
 
 
-def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
+def _named(guides: object) -> dict[str, MakeGuide]:
     if not isinstance(guides, Mapping):
         if not isinstance(guides, Sequence) or isinstance(guides, str):
             raise PyroDropoutError(
@@ -233,38 +237,31 @@ def _named(guides: Any) -> dict[str, Callable[[Any], Any]]:
     return dict(guides)
 
 
-def _exam(model: Any, train: Any, test: Any, samples: int) -> Exam | SiteExam:
+def _exam(model: PyroModel, train: object, test: object, samples: int) -> Exam | SiteExam:
     """Return the exam for every posterior; raise before training if the data do not fit the model."""
-    if not is_network(model):
-        exam = SiteExam(_arguments("train", model, train), _arguments("test", model, test), samples)
-        exam.check()
-        return exam
-    for name, data in (("train", train), ("test", test)):
-        _check_data(name, data)
-        _check_targets(name, model, data)
-    return Exam(tuple(train), tuple(test), samples)
+    if is_network(model):
+        return Exam(_pair("train", model, train), _pair("test", model, test), samples)
+    exam = SiteExam(_arguments("train", model, train), _arguments("test", model, test), samples)
+    exam.check()
+    return exam
 
 
-def _arguments(name: str, model: Any, data: Any) -> ModelCall:
+def _arguments(name: str, model: PyroModel, data: object) -> ModelCall:
     if not isinstance(data, tuple | list | Mapping):
         raise ShapeError(
             f"{name} must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
             f" {type(data).__name__}."
         )
-    named = isinstance(data, Mapping)
-    call = ModelCall(model, () if named else tuple(data), dict(data) if named else {})
+    call = ModelCall(model, (), dict(data)) if isinstance(data, Mapping) else ModelCall(model, tuple(data))
     return call.with_num_data(only_if_needed=True)
 
 
-def _check_data(name: str, data: Any) -> None:
+def _pair(name: str, model: Any, data: object) -> Data:
+    """Return (x, y); raise before training if they are no such pair, or do not fit the network."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
-    check_pairs(name, *data)
-
-
-def _check_targets(name: str, model: Any, data: Data) -> None:
-    """Raise before training if the targets do not fit the model's outputs."""
     x, y = data
+    check_pairs(name, x, y)
     if x.is_floating_point():
         check_finite(f"{name}: x", x)
     with torch.no_grad(), poutine.block(), forked(x.device):
@@ -277,7 +274,8 @@ def _check_targets(name: str, model: Any, data: Data) -> None:
         model.likelihood.check_values(f, targets)
     except RangeError as cause:
         raise RangeError(f"{name}: {cause}") from None
+    return x, y
 
 
-def _described(reference: Any) -> str:
+def _described(reference: object) -> str:
     return "none" if reference is None else reference if isinstance(reference, str) else type(reference).__name__

@@ -8,13 +8,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.json_values import plain
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 
 MARK = "comparison.json"  # only a folder with this file is overwritten
 PAGE, TABLE, FIGURES, POSTERIORS = "report.html", "table.csv", "figures", "posteriors"
@@ -64,9 +64,11 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
         _write_table(comparison, beside / TABLE)
         _write_figures(comparison, beside / FIGURES)
         complaints = _write_posteriors(comparison, beside / POSTERIORS, samples, seed)
-        (beside / MARK).write_text(
-            json.dumps(plain(_settings(comparison)), indent=1, ensure_ascii=False, allow_nan=False) + "\n", "utf-8"
-        )
+        settings = {key: value for key, value in comparison.settings.items() if key not in ("loss", "model")}
+        seconds = round(comparison.seconds, 1)
+        record = plain({"settings": settings, "seconds": seconds, "scores": scores_of(comparison)})
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        (beside / MARK).write_text(f"{text}\n", "utf-8")
         files = sorted(str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file())
         _put(beside, folder, files)
     return files, complaints
@@ -125,9 +127,9 @@ def _write_figures(comparison: Comparison, folder: Path) -> None:
 
     folder.mkdir()
     drawn = {}
-    if any(row.curve is not None for row in comparison.rows):
+    if comparison.curves:
         drawn["bands"] = comparison.plot()
-    if any(row.answer is not None for row in comparison.rows):
+    if comparison.answers:
         drawn["scores"] = comparison.plot_scores()
     for name, figure in drawn.items():
         figure.savefig(folder / f"{name}.png", dpi=150)
@@ -152,14 +154,9 @@ def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: 
     return complaints
 
 
-def _settings(comparison: Comparison) -> dict[str, Any]:
-    plain = {key: value for key, value in comparison.settings.items() if key not in ("loss", "model")}
-    return {"settings": plain, "seconds": round(comparison.seconds, 1), "scores": scores_of(comparison)}
-
-
-def scores_of(comparison: Comparison) -> dict[str, Any]:
+def scores_of(comparison: Comparison) -> Record:
     """Return the scores as plain numbers, {posterior: {score: {mean, error, values}}}, and any notes."""
-    found: dict[str, Any] = {}
+    found: Record = {}
     for row in comparison.rows:
         found[row.name] = {
             key: {"mean": score.mean, "error": score.error, "values": score.values}

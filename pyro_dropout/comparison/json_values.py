@@ -3,10 +3,9 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> object:
     """Return a value that JSON can hold; NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}

@@ -6,7 +6,7 @@ negligible in an ELBO; a whole nat, a factor e in the evidence, is not.
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -71,12 +71,13 @@ def judged(gap: float) -> Verdict:
     return "yes" if gap <= NEGLIGIBLE else "training" if gap <= MUCH else "no"
 
 
-def layer_gaps(guide: Any) -> list[LayerGap]:
+def layer_gaps(guide: object) -> list[LayerGap]:
     """Return one entry for each site that is a mixture over rows; none for a guide without such a posterior."""
-    if not callable(getattr(guide, "posterior", None)) or not callable(getattr(guide, "mean", None)):
+    posterior, mean = getattr(guide, "posterior", None), getattr(guide, "mean", None)
+    if not callable(posterior) or not callable(mean):
         return []
     with evaluating(guide):
-        found = [(site, guide.posterior(site)) for site in guide.mean()]
+        found = [(site, posterior(site)) for site in mean()]
         return [_line(site, q) for site, q in found if isinstance(q, RowMixture) and _is_weight(q)]
 
 

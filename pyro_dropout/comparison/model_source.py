@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from inspect import Parameter
 
 import pyro
 import torch
@@ -13,9 +13,10 @@ from torch import nn
 from pyro_dropout.generative.model_call import name_of, signature_of
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel
 
 
-def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], Any]:
+def source_of(model: object, seed: int, train: object) -> tuple[Callable[[int], PyroModel], PyroModel]:
     """Return a function of the seed that returns models, and the model of the first seed.
 
     A function that returns a callable when called with a seed is taken to return models. Any other function that can
@@ -39,14 +40,15 @@ def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], 
     if isinstance(model, nn.Module):
         return lambda number: _copied(model, number), _copied(model, seed)
 
-    def made(number: int) -> Any:
+    def made(number: int) -> PyroModel:
         torch.manual_seed(number)
-        return model(number)
+        found: PyroModel = model(number)
+        return found
 
     try:
         with warnings.catch_warnings(), pyro.get_param_store().scope(), poutine.block():
             warnings.simplefilter("ignore")
-            first: Any = made(seed)
+            first: PyroModel | None = made(seed)
         failure = f"it returns {type(first).__name__}, which is not a model"
     except Exception as cause:  # a model that was called with a number instead of its data
         first, failure = None, f"it raises {type(cause).__name__}: {cause}"
@@ -60,13 +62,11 @@ def source_of(model: Any, seed: int, train: Any) -> tuple[Callable[[int], Any], 
     return lambda number: model, model
 
 
-def _takes(model: Any, train: Any) -> bool:
+def _takes(model: PyroModel, train: object) -> bool:
     """Return whether a model's signature accepts these arguments; ``num_data`` may be missing."""
     known = signature_of(model)
-    if known is None:
-        return True
-    if not isinstance(train, tuple | list | Mapping):
-        return True  # another error, reported elsewhere
+    if known is None or not isinstance(train, tuple | list | Mapping):
+        return True  # data of another kind are refused elsewhere
     try:
         bound = known.bind_partial(**train) if isinstance(train, Mapping) else known.bind_partial(*train)
     except TypeError:
@@ -75,14 +75,12 @@ def _takes(model: Any, train: Any) -> bool:
     return set(missing) <= {"num_data"}
 
 
-def _needed(parameter: Any) -> bool:
-    return parameter.default is parameter.empty and parameter.kind not in (
-        parameter.VAR_POSITIONAL,
-        parameter.VAR_KEYWORD,
-    )
+def _needed(parameter: Parameter) -> bool:
+    starred = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    return parameter.default is parameter.empty and not starred
 
 
-def _copied(model: nn.Module, seed: int) -> Any:
+def _copied(model: nn.Module, seed: int) -> nn.Module:
     """Return a copy of the model for a seed, with its layers reinitialised."""
     torch.manual_seed(seed)
     own = copy.deepcopy(model)

@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_dropout import registry
 from pyro_dropout.comparison.columns import Score
@@ -19,9 +18,9 @@ from pyro_dropout.mathematics.errors import SingularError
 from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import PyroModel
 
 _GRID = 400  # points of a curve
-
 _TAIL = 200  # least number of draws, for the tail of the importance ratios
 _UNDEFINED = "undefined, σ = 0"  # for the whole guide, or for a point-mass site
 
@@ -49,56 +48,51 @@ class Exam:
         """The training data as arguments of a network."""
         return ModelCall(None, self.train)
 
-    def predict(self, model: Any, posterior: Any, x: Tensor) -> Prediction:
+    def predict(self, model: PyroModel, posterior: object, x: Tensor) -> Prediction:
         """Predict with shared draws (one function for all points), which every posterior supports."""
-        own: Any = {"samples": self.samples, "shared": True, "seed": self.seed, "keep_samples": True}
-        found: Prediction = predict(model, posterior, x, **own)
+        found: Prediction = predict(
+            model, posterior, x, samples=self.samples, shared=True, seed=self.seed, keep_samples=True
+        )
         return found
 
-    def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], Prediction]:
+    def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], Prediction]:
         """Return the scores that need predictions only, and the prediction at the test points."""
         x, y = self.test
-        found = self.predict(model, posterior, x)
-        found_scores = held_out_scores(found, y)
+        answer = self.predict(model, posterior, x)
+        scores = held_out_scores(answer, y)
         here = self._doubt(model, posterior, self.train[0])
-        found_scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
-        found_scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
-        if self.reference is not None and not isinstance(found.likelihood, Poisson):
-            apart = predictive_distance(found, self.reference)
-            found_scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
-        return found_scores, found
+        scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
+        scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
+        if not isinstance(answer.likelihood, Poisson):
+            scores |= distances(answer, self.reference)
+        return scores, answer
 
-    def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
+    def bounds(self, model: PyroModel, guide: object) -> tuple[dict[str, float], dict[str, str]]:
         """Return the scores that need the guide's density, and why some of them do not exist."""
         return bounds_of(ModelCall(model, self.train), guide, self.samples, self.seed)
 
-    def curve(self, answer: Any, model: Any, posterior: Any) -> tuple[Tensor, ...] | None:
+    def curve(self, answer: Prediction | None, model: PyroModel, posterior: object) -> tuple[Tensor, ...] | None:
         """Return the bands along one input; None for several inputs or targets, or for classes."""
         x = self.train[0]
-        if x.dim() == 2 and x.shape[1] == answer.mean.shape[1] == 1 and is_normal(targets_of(answer)):
-            everything = torch.cat([x, self.test[0]])
-            low, high = float(everything.min()), float(everything.max())
-            margin = 0.12 * (high - low)
-            grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
-            found = self.predict(model, posterior, grid)
-            parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
-            return tuple(part.detach().cpu().squeeze(-1) for part in parts)
-        return None
+        if answer is None or x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1:
+            return None
+        if not is_normal(answer.target_distribution):
+            return None
+        everything = torch.cat([x, self.test[0]])
+        low, high = float(everything.min()), float(everything.max())
+        margin = 0.12 * (high - low)
+        grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)
+        found = self.predict(model, posterior, grid)
+        parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
+        return tuple(part.detach().cpu().squeeze(-1) for part in parts)
 
-    def _doubt(self, model: Any, posterior: Any, x: Tensor) -> float:
+    def _doubt(self, model: PyroModel, posterior: object, x: Tensor) -> float:
         """Return the mean epistemic standard deviation at some points."""
         return float(self.predict(model, posterior, x[:500]).epistemic.sum(-1).sqrt().mean()) + 1e-12
 
 
-def bounds_of(call: ModelCall, guide: Any, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:
-    """Return the scores of a guide that need its density, and why some of them do not exist.
-
-    Args:
-        call: the model with the training data.
-        guide: the guide.
-        samples: draws for each of them.
-        seed: of the draws.
-    """
+def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the scores of a guide that need its density, and why some of them do not exist."""
     report = elbo_report(call.model, guide, *call.args, samples=min(100, samples), seed=seed, **call.kwargs)
     scores = {"objective": report.objective}
     notes = {}
@@ -113,9 +107,12 @@ def bounds_of(call: ModelCall, guide: Any, samples: int, seed: int) -> tuple[dic
     return scores, notes
 
 
-def targets_of(prediction: Prediction) -> Any:
-    """Return p(y | f) of a prediction, for its kind."""
-    return prediction.target_distribution
+def distances(answer: Prediction, reference: Prediction | None) -> dict[str, float]:
+    """Return the scores that compare a prediction with the reference's; none if there is no reference."""
+    if reference is None:
+        return {}
+    apart = predictive_distance(answer, reference)
+    return {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
 
 
 def held_out_scores(prediction: Prediction, y: Tensor) -> dict[str, float]:
@@ -138,11 +135,6 @@ def off_level(held: float, count: int, level: float = 0.95) -> str:
     if abs(held - level) <= 2.6 * (level * (1 - level) / count) ** 0.5:
         return ""
     return "narrow" if held < level else "wide"
-
-
-def count_parameters(guide: Any) -> int:
-    """Return the number of trained parameters of a guide."""
-    return sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
 
 
 def collect(each: Iterable[dict[str, float]], notes: dict[str, str]) -> dict[str, Score]:

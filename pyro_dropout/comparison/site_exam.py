@@ -1,7 +1,6 @@
 """The scores of a Pyro model that is not a network, from its observed sites at the test data."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyro
 import torch
@@ -9,17 +8,17 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from pyro_dropout.comparison.probes import between, outside
-from pyro_dropout.comparison.scores import bounds_of, held_out_scores
+from pyro_dropout.comparison.scores import bounds_of, distances, held_out_scores
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
 from pyro_dropout.judging.scores.crps import crps
-from pyro_dropout.judging.scores.distance import predictive_distance
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.prediction.snapshot import forked
+from pyro_dropout.protocols import Message, PyroModel
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class SiteExam:
                 f"train and test must be data of the same sites; got {sorted(names[0])} and {sorted(names[1])}."
             )
 
-    def answers(self, model: Any, posterior: Any) -> tuple[dict[str, float], SitePrediction | None]:
+    def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], SitePrediction | None]:
         """Return the scores that need predictions only and, if one site is observed, its prediction."""
         call = replace(self.asked, model=model)
         found = self._predicted(posterior, call)
@@ -81,26 +80,23 @@ class SiteExam:
         answer = found[name]
         if bool(seen[name].all()):
             scores |= _site_scores(answer, value_of(site), self.seed)
-        scores |= self._away(model, posterior)
-        if self.reference is not None:
-            apart = predictive_distance(answer, self.reference)
-            scores |= {"d_mean": apart.mean, "d_std": apart.std, "d_w1": apart.wasserstein}
-        return scores, answer
+        return scores | self._away(model, posterior) | distances(answer, self.reference), answer
 
-    def bounds(self, model: Any, guide: Any) -> tuple[dict[str, float], dict[str, str]]:
+    def bounds(self, model: PyroModel, guide: object) -> tuple[dict[str, float], dict[str, str]]:
         """Return the scores that need the guide's density, and why some of them do not exist."""
         return bounds_of(replace(self.call, model=model), guide, self.samples, self.seed)
 
-    def curve(self, answer: Any, model: Any, posterior: Any) -> None:
+    def curve(self, answer: object, model: PyroModel, posterior: object) -> None:
         """Return None: the model does not say which argument is the input."""
         return
 
-    def _predicted(self, posterior: Any, call: ModelCall) -> dict[str, SitePrediction]:
-        own: Any = {"samples": self.samples, "seed": self.seed, "keep_samples": True}
-        found = predict(call.model, posterior, *call.args, **own, **call.kwargs)
+    def _predicted(self, posterior: object, call: ModelCall) -> dict[str, SitePrediction]:
+        found = predict(
+            call.model, posterior, *call.args, samples=self.samples, seed=self.seed, keep_samples=True, **call.kwargs
+        )
         return found if isinstance(found, dict) else {found.site: found}
 
-    def _away(self, model: Any, posterior: Any) -> dict[str, float]:
+    def _away(self, model: PyroModel, posterior: object) -> dict[str, float]:
         """Return the epistemic std between and outside the data over that at them, if the first argument is 2-D."""
         call = replace(self.call, model=model)
         x = next(iter(call.args), None)
@@ -121,7 +117,7 @@ class SiteExam:
             return {}
 
 
-def _data(call: ModelCall) -> dict[str, Any]:
+def _data(call: ModelCall) -> dict[str, Message]:
     """Return the observed sites of a call, leaving random states and parameters unchanged."""
     with torch.no_grad(), forked(torch.device("cpu")), pyro.get_param_store().scope():
         return observed_sites(trace_of(call))
@@ -133,7 +129,7 @@ def _numbered(call: ModelCall) -> tuple[Tensor, Tensor]:
     return torch.arange(max(1, len(y) if y.dim() else 1)), y
 
 
-def _seen(site: Any, like: Tensor) -> Tensor:
+def _seen(site: Message, like: Tensor) -> Tensor:
     """Return which points of a site are not masked."""
     mask = site["mask"]
     return torch.ones_like(like, dtype=torch.bool) if mask is None else torch.as_tensor(mask).expand(like.shape)
@@ -147,6 +143,5 @@ def _site_scores(answer: SitePrediction, y: Tensor, seed: int) -> dict[str, floa
         return found
     low, high = answer.interval(0.95)
     inside = (y.to(low) >= low) & (y.to(high) <= high)
-    return found | {
-        "crps": float(crps(answer, y, "sample", seed=seed).mean()), "coverage": float(inside.double().mean())
-    }  # fmt: skip
+    sampled = float(crps(answer, y, "sample", seed=seed).mean())
+    return found | {"crps": sampled, "coverage": float(inside.double().mean())}

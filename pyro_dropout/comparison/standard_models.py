@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.protocols import Model, PyroModel
 from pyro_dropout.registry import guides, resolve_guide
 
 Data = tuple[Tensor, Tensor]
@@ -32,7 +32,7 @@ class Waves(nn.Linear):
         return torch.sin(super().forward(x))
 
 
-def wave_model(train: Data, width: int = 100, tau: float = 20.0) -> Any:
+def wave_model(train: Data, width: int = 100, tau: float = 20.0) -> Standardised:
     """Return a network of waves for a series with a fast period, in the units of its data."""
     x, y = train
     net = nn.Sequential(Waves(x.shape[1], width), nn.Linear(width, y.shape[1]))
@@ -40,22 +40,22 @@ def wave_model(train: Data, width: int = 100, tau: float = 20.0) -> Any:
     return Standardised(model, x, y)
 
 
-def regression_model(train: Data, width: int = 50) -> Any:
+def regression_model(train: Data, width: int = 50) -> Standardised:
     """Return a network with one hidden layer of ReLU and a learned precision, in the units of its data."""
     x, y = train
     net = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, y.shape[1]))
     return Standardised(BayesianNet(net, likelihood=Gaussian(10.0, learn=True)), x, y)
 
 
-def kept(model: Any, learned: bool = False) -> Callable[[str], float]:
+def kept(model: Model, learned: bool = False) -> Callable[[str], float]:
     """Return the probability of keeping a row, by site: a layer's only input is not dropped, unless that is learned."""
     return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else 1 - _DROP
 
 
-def standard_guide(name: str) -> Callable[[Any], Any]:
+def standard_guide(name: str) -> Callable[[Model], PyroModel]:
     """Return what builds the guide of this name for a model of this file."""
     entry = resolve_guide(name)
     return lambda model: entry.make(model, kept(model, entry.learns_keep))
 
 
-GUIDES: dict[str, Callable[[Any], Any]] = {name: standard_guide(name) for name in guides()}
+GUIDES = {name: standard_guide(name) for name in guides()}

@@ -7,27 +7,30 @@ training runs of a function that calls ``pyro.param``. Here each training run ha
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
+from pyro.params.param_store import StateDict
 from torch import nn
 
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.history import DivergedError
 
-Build = Callable[[int], tuple[Any, Any]]
-Trained = tuple[list[tuple[Any, Any]], float, int]
+Build = Callable[[int], tuple[PyroModel, PyroModel]]
+Pairs = list[tuple[PyroModel, object]]  # models, each with its guide
+Trained = tuple[Pairs, float, int]
 
 
-def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Any, progress: bool) -> Trained:
+def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool) -> Trained:
     """Train networks side by side.
 
     Args:
@@ -50,37 +53,31 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Any, pr
         raise
     except PyroDropoutError:  # what cannot form a fleet, such as BatchNorm, is trained one by one
         return one_by_one(build, seeds, call, options, progress)
-    good = [pair for pair, bad in zip(fleet, history.diverged.tolist(), strict=True) if not bad]
+    good: Pairs = [pair for pair, bad in zip(fleet, history.diverged.tolist(), strict=True) if not bad]
     return good, 1e6 * history.seconds / history.steps / len(seeds), len(seeds) - len(good)
 
 
-def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Any, progress: bool) -> Trained:
-    """Train any models one after another; arguments and results are those of ``as_a_fleet``."""
-    good, spent = [], []
+def one_by_one(
+    build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool, own_store: bool = False
+) -> Trained:
+    """Train any models one after another, on request each with its own param store; otherwise as ``as_a_fleet``."""
+    good: Pairs = []
+    spent = []
     for seed in seeds:
-        model, guide = build(seed)
-        try:
-            history = fit(model, guide, *call.args, progress=progress, seed=seed, **options, **call.kwargs)
-        except DivergedError:
-            continue
+        scope: AbstractContextManager[StateDict | None] = pyro.get_param_store().scope() if own_store else nullcontext()
+        with scope as state:
+            model, guide = build(seed)
+            try:
+                history = fit(model, guide, *call.args, progress=progress, seed=seed, **options, **call.kwargs)
+            except DivergedError:
+                continue
+            learned = own_store and _has_parameters(replace(call, model=model))
+        if state is not None:
+            model = Owned(model, state) if learned else model
+            unique = isinstance(guide, SiteGuide)  # guides of this package have unique names already
+            guide = guide if unique or not state["params"] else Owned(guide, state)
         good.append((model, guide))
         spent.append(1e6 * history.seconds / history.steps)
-    return good, sum(spent) / len(spent) if spent else math.nan, len(seeds) - len(good)
-
-
-def each_in_its_store(build: Build, seeds: list[int], call: ModelCall, options: Any, progress: bool) -> Trained:
-    """Train any Pyro models, each with its own param store; otherwise as ``as_a_fleet``."""
-    good: list[tuple[Any, Any]] = []
-    spent: list[float] = []
-    for seed in seeds:
-        with pyro.get_param_store().scope() as state:
-            pairs, each, _ = one_by_one(build, [seed], call, options, progress)
-            said = [_says_parameters(replace(call, model=model)) for model, _ in pairs]
-        good += [
-            (Owned(model, state) if own else model, owned(guide, state))
-            for (model, guide), own in zip(pairs, said, strict=True)
-        ]
-        spent += [each] * len(pairs)
     return good, sum(spent) / len(spent) if spent else math.nan, len(seeds) - len(good)
 
 
@@ -92,14 +89,14 @@ class Owned(nn.Module):
         state: the store's state at the end of training.
     """
 
-    def __init__(self, part: Any, state: Any) -> None:
+    def __init__(self, part: PyroModel, state: StateDict) -> None:
         super().__init__()
         if isinstance(part, nn.Module):
             self.part = part
         self._state = state
         self.__wrapped__ = (part,)  # in a tuple, so that it is not registered twice
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         """Run it, with its own parameters."""
         with pyro.get_param_store().scope(self._state):
             return self.__wrapped__[0](*args, **kwargs)
@@ -109,13 +106,7 @@ class Owned(nn.Module):
         return repr(self.__wrapped__[0])
 
 
-def owned(guide: Any, state: Any) -> Any:
-    """Return a guide with its own parameters; guides of this package have unique names already."""
-    ours = isinstance(guide, SiteGuide)
-    return guide if ours or not state["params"] else Owned(guide, state)
-
-
-def _says_parameters(call: ModelCall) -> bool:
+def _has_parameters(call: ModelCall) -> bool:
     """Return whether a model has parameters in Pyro's param store."""
     with torch.no_grad(), quietly(call.model), poutine.block():
         trace = poutine.trace(call.model, param_only=True).get_trace(*call.args, **call.kwargs)
