@@ -1,7 +1,6 @@
 """The columns of a comparison (heading, meaning, which direction is better) and the cells."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyro_dropout.registry import scores
@@ -25,40 +24,28 @@ class Column:
     better: str = ""
     digits: int = 2
 
+    def badness(self, value: float) -> float:
+        """Return a number that is smaller the better the value is."""
+        goal = {"one": 1.0, "level": 0.95}.get(self.better)
+        return abs(value - goal) if goal is not None else -value if self.better == "more" else value
 
+
+_BETWEEN = "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1."
+_OBJECTIVE = "The training loss: nll + KL in the paper's form. Not a bound, and at σ = 0 defined only up to a constant."
+_MEAN = "Distance of the predictive mean from the reference's, in the reference's standard deviations."
+_STD = "Distance of the logarithm of the predictive standard deviation from the reference's."
+_W1 = "1-Wasserstein distance of the predictive distribution from the reference's, in the units of y."
 _OTHERS: dict[str, Column] = {
-    "between": Column(
-        "in-between",
-        "Epistemic standard deviation in the widest gaps of the data, divided by that at the data; should exceed 1.",
-        "",
-        2,
-    ),
-    "outside": Column("outside", "The same at three times the data's distance from their centre.", "", 2),
+    "between": Column("in-between", _BETWEEN),
+    "outside": Column("outside", "The same at three times the data's distance from their centre."),
     "elbo": Column("ELBO", "Evidence lower bound with the exact KL, in nats over the training data.", "more", 1),
-    "objective": Column(
-        "large-K objective",
-        "The training loss: nll + KL in the paper's form. Not a bound, and at σ = 0 defined only up to a constant.",
-        "",
-        1,
-    ),
-    "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats.", "", 2),
-    "khat": Column("k̂", "Pareto shape of the importance ratios to the true posterior: usable below 0.7.", "", 2),
-    "d_mean": Column(
-        "mean off",
-        "Distance of the predictive mean from the reference's, in the reference's standard deviations.",
-        "less",
-        3,
-    ),
-    "d_std": Column(
-        "std. off", "Distance of the logarithm of the predictive standard deviation from the reference's.", "less", 3
-    ),
-    "d_w1": Column(
-        "W₁",
-        "1-Wasserstein distance of the predictive distribution from the reference's, in the units of y.",
-        "less",
-        3,
-    ),
-    "parameters": Column("parameters", "Number of trained parameters.", "", 0),
+    "objective": Column("large-K objective", _OBJECTIVE, digits=1),
+    "gap": Column("gap", "What the large-K form leaves out of the KL, E[H(z|w)], in nats."),
+    "khat": Column("k̂", "Pareto shape of the importance ratios to the true posterior: usable below 0.7."),
+    "d_mean": Column("mean off", _MEAN, "less", 3),
+    "d_std": Column("std. off", _STD, "less", 3),
+    "d_w1": Column("W₁", _W1, "less", 3),
+    "parameters": Column("parameters", "Number of trained parameters.", digits=0),
     "us": Column("µs a step", "Time of one training step of one network, without compilation.", "less", 0),
     "seconds": Column("seconds", "Time of all training and compilation, all seeds together.", "less", 1),
 }
@@ -100,13 +87,7 @@ class Score:
 
 def best(column: Column, cells: dict[str, Score]) -> str | None:
     """Return the name of the best row in a column; None if neither direction is better."""
-    far: dict[str, Callable[[float], float]] = {
-        "more": lambda v: -v,
-        "less": lambda v: v,
-        "one": lambda v: abs(v - 1),
-        "level": lambda v: abs(v - 0.95),
-    }
     known = {name: cell.mean for name, cell in cells.items() if cell.values and math.isfinite(cell.mean)}
-    if column.better not in far or len(known) < 2:
+    if not column.better or len(known) < 2:
         return None
-    return min(known, key=lambda name: far[column.better](known[name]))
+    return min(known, key=lambda name: column.badness(known[name]))

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.comparison.columns import REFERENCE, Score
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.model_source import source_of
-from pyro_dropout.comparison.scores import Exam, collect
+from pyro_dropout.comparison.scores import Exam, bounds_of
 from pyro_dropout.comparison.site_exam import SiteExam
 from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -168,22 +168,24 @@ def _told(cause: Exception) -> str:
 
 
 def _score(row: Row, exam: Exam | SiteExam) -> None:
-    found: list[dict[str, float]] = []
-    notes: dict[str, str] = {}
+    """Fill in the scores of a row; the reference has those of its predictions alone."""
     for model, guide in row.trained:
         scores, answer = exam.answers(model, guide)
         row.answer = answer if row.answer is None else row.answer
-        parameters = sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
-        found.append({**scores, "parameters": parameters})
-        try:
-            bounds, reasons = exam.bounds(model, guide)
-        except Exception as cause:  # a custom guide may predict well without a computable ELBO
-            bounds, reasons = {}, {"elbo": "not computed"}
-            row.note = f"{row.note} no ELBO: {_told(cause)}".lstrip()
-        found[-1] |= bounds
-        notes |= reasons
-    row.scores = collect(found, notes)
-    row.curve = exam.curve(row.answer, *row.trained[0])
+        if row.name != REFERENCE:
+            scores["parameters"] = sum(p.numel() for p in guide.parameters()) if isinstance(guide, nn.Module) else 0
+            try:
+                bounds, reasons = bounds_of(replace(exam.call, model=model), guide, exam.samples, exam.seed)
+            except Exception as cause:  # a custom guide may predict well without a computable ELBO
+                bounds, reasons = {}, {"elbo": "not computed"}
+                row.note = f"{row.note} no ELBO: {_told(cause)}".lstrip()
+            scores |= bounds
+            for name, reason in reasons.items():
+                row.scores.setdefault(name, Score()).note = reason
+        for name, value in scores.items():
+            row.scores.setdefault(name, Score()).values.append(value)
+    if isinstance(exam, Exam) and row.answer is not None:
+        row.curve = exam.curve(row.answer, *row.trained[0])
 
 
 def _built(source: Callable[[int], PyroModel], make: MakeGuide, seed: int) -> tuple[PyroModel, PyroModel]:
@@ -197,9 +199,7 @@ def _reference_row(reference: object, model: PyroModel, exam: Exam | SiteExam, p
         check_choice("reference", reference, ["nuts"], "a posterior that predict takes")
         reference = nuts(model, *exam.call.args, progress=progress, **exam.call.kwargs)
     row = Row(REFERENCE, trained=[(model, reference)])
-    scores, row.answer = exam.answers(model, reference)
-    row.scores = collect([scores], {})
-    row.curve = exam.curve(row.answer, model, reference)
+    _score(row, exam)
     return row
 
 

@@ -94,20 +94,23 @@ class Comparison:
 
     def best(self, key: str) -> str | None:
         """Return the name of the best guide in a column, without the reference."""
-        cells = {row.name: row.scores[key] for row in self.rows if key in row.scores and row.name != REFERENCE}
-        return best(columns()[key], cells)
+        return best(columns()[key], self._cells(key))
 
     def clearly_best(self, key: str) -> str | None:
         """Return the name of the best guide if it leads every other by more than a standard error of the difference.
 
         With one seed there is no standard error, and so no clear lead.
         """
-        name = self.best(key)
-        rivals = [row for row in self.rows if row.name not in (REFERENCE, name) and key in row.scores]
-        first = next((row.scores[key] for row in self.rows if row.name == name), None)
-        goal = {"level": 0.95, "one": 1.0}.get(columns()[key].better)
-        others = [row.scores[key] for row in rivals if row.scores[key].values]
-        return name if first is not None and all(_apart(first, other, goal) for other in others) else None
+        name, cells, column = self.best(key), self._cells(key), columns()[key]
+        if name is None:
+            return None
+        first = cells.pop(name)
+        return name if all(_apart(first, other, column) for other in cells.values()) else None
+
+    def _cells(self, key: str) -> dict[str, Score]:
+        """Return the cells of a column that have a value, by guide."""
+        rows = [row for row in self.rows if key in row.scores and row.name != REFERENCE]
+        return {row.name: row.scores[key] for row in rows if row.scores[key].values}
 
     @property
     def ranking(self) -> list[str]:
@@ -151,9 +154,9 @@ class Comparison:
         return path
 
 
-def _apart(one: Score, other: Score, goal: float | None) -> bool:
-    """Whether two means, or their distances from a goal, differ by more than a standard error of the difference."""
+def _apart(one: Score, other: Score, column: Column) -> bool:
+    """Whether one mean is better or worse by more than a standard error of the difference."""
     if one.error is None or other.error is None:
         return False
-    first, second = ((s.mean if goal is None else abs(s.mean - goal)) for s in (one, other))
-    return bool(abs(first - second) > (one.error**2 + other.error**2) ** 0.5)
+    lead = abs(column.badness(one.mean) - column.badness(other.mean))
+    return bool(lead > (one.error**2 + other.error**2) ** 0.5)

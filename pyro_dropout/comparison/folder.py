@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyro_dropout.comparison.findings import Comparison, Row
+from pyro_dropout.comparison.columns import Score
+from pyro_dropout.comparison.findings import Comparison
 from pyro_dropout.comparison.json_values import plain
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
@@ -38,16 +39,10 @@ def check_folder(folder: Path) -> None:
 
 
 def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) -> tuple[list[str], list[str]]:
-    """Write everything to a temporary folder next to the target, then move it into place.
+    """Write everything to a temporary folder next to the target, then move it into place of an older comparison.
 
-    Args:
-        comparison: the result of ``compare``.
-        folder: the target; created if it does not exist; an older comparison in it is replaced.
-        samples: draws of every guide for ArviZ.
-        seed: of those draws.
-
-    Returns:
-        The names of the files in the folder, and a sentence for each thing that could not be written.
+    ArviZ gets ``samples`` draws of every guide, from ``seed``. Returns the names of the files in the folder, and a
+    sentence for each thing that could not be written.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -111,15 +106,9 @@ def _write_table(comparison: Comparison, path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["posterior", *(name for key in keys for name in (key, f"{key}_error")), "note"])
         for row in comparison.rows:
-            cells = [part for key in keys for part in _numbers(row, key)]
-            writer.writerow([row.name, *cells, row.note])
-
-
-def _numbers(row: Row, key: str) -> tuple[str, str]:
-    score = row.scores.get(key)
-    if score is None or not score.values:
-        return "", ""
-    return f"{score.mean:.8g}", "" if score.error is None else f"{score.error:.8g}"
+            scores = [row.scores.get(key, Score()) for key in keys]
+            numbers = [part for score in scores for part in (score.mean if score.values else None, score.error)]
+            writer.writerow([row.name, *("" if part is None else f"{part:.8g}" for part in numbers), row.note])
 
 
 def _write_figures(comparison: Comparison, folder: Path) -> None:

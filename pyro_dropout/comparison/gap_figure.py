@@ -92,27 +92,15 @@ def plot_kl_gap(
         axes.set_yscale("log")
         axes.set_ylim(_SMALLEST, 1)
         axes.axhline(1e-4, color="0.6", linewidth=0.8)
-        axes.text(
-            x,
-            1.2e-4,
-            "a ten-thousandth of a nat",
-            transform=axes.get_yaxis_transform(),
-            ha=side,
-            color="0.4",
-            fontsize=8,
-        )
+        place = axes.get_yaxis_transform()
+        axes.text(x, 1.2e-4, "a ten-thousandth of a nat", transform=place, ha=side, color="0.4", fontsize=8)
         axes.grid(alpha=0.25)
         axes.legend(frameon=False, fontsize=8)
     return figure
 
 
 def draw_layer_gaps(axes: "Axes", found: Sequence[tuple[str, str, LayerGap]]) -> None:
-    """Draw the gap of every layer next to its upper bound, with the limits of the rule.
-
-    Args:
-        axes: to draw on.
-        found: (name of the guide, its colour, layer), without layers that drop nothing or have σ = 0.
-    """
+    """Draw the gap of every (guide, colour, layer) next to its upper bound, with the limits of the rule."""
     labels = []
     for k, (name, colour, layer) in enumerate(found):
         most, gap = max(layer.entropy, _SMALLEST), max(layer.gap, _SMALLEST)

@@ -77,8 +77,9 @@ def layer_gaps(guide: object) -> list[LayerGap]:
     if not callable(posterior) or not callable(mean):
         return []
     with evaluating(guide):
-        found = [(site, posterior(site)) for site in mean()]
-        return [_line(site, q) for site, q in found if isinstance(q, RowMixture) and _is_weight(q)]
+        mixtures = {site: q for site in mean() if isinstance(q := posterior(site), RowMixture)}
+        # A Gaussian bias, one component over a vector, is not a layer.
+        return [_line(site, q) for site, q in mixtures.items() if len(q.event_shape) >= 2 or q.components > 1]
 
 
 def overall(layers: list[LayerGap]) -> Verdict:
@@ -88,10 +89,6 @@ def overall(layers: list[LayerGap]) -> Verdict:
     if all(layer.verdict == "exact" for layer in layers):
         return "exact"
     return judged(math.fsum(layer.gap for layer in layers))
-
-
-def _is_weight(q: RowMixture) -> bool:
-    return len(q.event_shape) >= 2 or q.components > 1  # a Gaussian bias is not a layer
 
 
 def _line(site: str, q: RowMixture) -> LayerGap:

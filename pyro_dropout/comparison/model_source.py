@@ -19,13 +19,8 @@ from pyro_dropout.protocols import PyroModel
 def source_of(model: object, seed: int, train: object) -> tuple[Callable[[int], PyroModel], PyroModel]:
     """Return a function of the seed that returns models, and the model of the first seed.
 
-    A function that returns a callable when called with a seed is taken to return models. Any other function that can
-    be called with the training data is itself a Pyro model, the same for all seeds.
-
-    Args:
-        model: the argument of ``compare``.
-        seed: the first seed.
-        train: the model's arguments, a tuple or a dict.
+    A function that returns a callable when called with a seed is taken to return models. Every other function that can
+    be called with the training data, a tuple or a dict of arguments, is itself a Pyro model, the same for all seeds.
 
     Example:
         >>> source_of(lambda x, y: None, 0, (1.0, 2.0))[0](7)(1.0, 2.0) is None

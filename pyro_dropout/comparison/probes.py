@@ -25,7 +25,7 @@ def between(x: Tensor, *, seed: int = 0) -> Tensor:
     points = share * flat[first] + (1 - share) * flat[second]
     unit = flat.std(0).clamp_min(1e-12)
     nearest = torch.cat([torch.cdist(part / unit, flat / unit).amin(1) for part in points.split(512)])
-    found = points[nearest.topk(min(_KEPT, _PAIRS)).indices]
+    found = points[nearest.topk(_KEPT).indices]
     return found.reshape(-1, *x.shape[1:]).to(x)
 
 

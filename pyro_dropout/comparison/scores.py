@@ -1,13 +1,11 @@
 """The scores of a comparison: predictions of each posterior, and the cells of its row."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pyro_dropout import registry
-from pyro_dropout.comparison.columns import Score
 from pyro_dropout.comparison.probes import between, outside
 from pyro_dropout.generative.likelihoods import Poisson
 from pyro_dropout.generative.model_call import ModelCall
@@ -67,16 +65,10 @@ class Exam:
             scores |= distances(answer, self.reference)
         return scores, answer
 
-    def bounds(self, model: PyroModel, guide: object) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the scores that need the guide's density, and why some of them do not exist."""
-        return bounds_of(ModelCall(model, self.train), guide, self.samples, self.seed)
-
-    def curve(self, answer: Prediction | None, model: PyroModel, posterior: object) -> tuple[Tensor, ...] | None:
+    def curve(self, answer: Prediction, model: PyroModel, posterior: object) -> tuple[Tensor, ...] | None:
         """Return the bands along one input; None for several inputs or targets, or for classes."""
         x = self.train[0]
-        if answer is None or x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1:
-            return None
-        if not is_normal(answer.target_distribution):
+        if x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1 or not is_normal(answer.target_distribution):
             return None
         everything = torch.cat([x, self.test[0]])
         low, high = float(everything.min()), float(everything.max())
@@ -135,12 +127,3 @@ def off_level(held: float, count: int, level: float = 0.95) -> str:
     if abs(held - level) <= 2.6 * (level * (1 - level) / count) ** 0.5:
         return ""
     return "narrow" if held < level else "wide"
-
-
-def collect(each: Iterable[dict[str, float]], notes: dict[str, str]) -> dict[str, Score]:
-    """Return the cells of a row from the scores of its seeds."""
-    found: dict[str, Score] = {name: Score(note=note) for name, note in notes.items()}
-    for scores in each:
-        for name, value in scores.items():
-            found.setdefault(name, Score()).values.append(value)
-    return found

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from pyro_dropout.comparison.probes import between, outside
-from pyro_dropout.comparison.scores import bounds_of, distances, held_out_scores
+from pyro_dropout.comparison.scores import distances, held_out_scores
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
 from pyro_dropout.judging.scores.crps import crps
@@ -81,14 +81,6 @@ class SiteExam:
         if bool(seen[name].all()):
             scores |= _site_scores(answer, value_of(site), self.seed)
         return scores | self._away(model, posterior) | distances(answer, self.reference), answer
-
-    def bounds(self, model: PyroModel, guide: object) -> tuple[dict[str, float], dict[str, str]]:
-        """Return the scores that need the guide's density, and why some of them do not exist."""
-        return bounds_of(replace(self.call, model=model), guide, self.samples, self.seed)
-
-    def curve(self, answer: object, model: PyroModel, posterior: object) -> None:
-        """Return None: the model does not say which argument is the input."""
-        return
 
     def _predicted(self, posterior: object, call: ModelCall) -> dict[str, SitePrediction]:
         found = predict(

@@ -31,14 +31,7 @@ Trained = tuple[Pairs, float, int]
 
 
 def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool) -> Trained:
-    """Train networks side by side.
-
-    Args:
-        build: returns the model and the guide of a seed.
-        seeds: the seeds.
-        call: the training data as arguments, with any model.
-        options: of ``fit``.
-        progress: show a progress bar.
+    """Train networks side by side, with the training data as arguments and the options of ``fit``.
 
     Returns:
         The (model, guide) pairs that did not diverge, the microseconds per step of one network, and the number of
@@ -82,12 +75,7 @@ def one_by_one(
 
 
 class Owned(nn.Module):
-    """A model or a guide that runs with the param store of its own training.
-
-    Args:
-        part: the model or the guide.
-        state: the store's state at the end of training.
-    """
+    """A model or a guide that runs with the param store of its own training, in its state at the end."""
 
     def __init__(self, part: PyroModel, state: StateDict) -> None:
         super().__init__()

@@ -375,7 +375,7 @@ def test_it_can_be_run_again(found: Comparison) -> None:
     given = {word.arg: ast.literal_eval(word.value) for word in compare.keywords}
     assert given == {"seeds": [3, 8], "steps": 25, "lr": 0.03, "samples": 30, "compile": False}
     assert HOSTILE in [node.value for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Constant)]
-    told = dict(facts(found))
+    told = facts(found)
     assert told["seeds"] == "3, 8"
     assert told["device"].startswith("cpu")
     assert told["time"] == "12 s in total, finished 2024-05-01 12:00 +0000"

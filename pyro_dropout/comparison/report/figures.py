@@ -1,13 +1,13 @@
 """The figures of the report, drawn separately so that they fit a phone, with alternative texts."""
 
 import base64
-import contextlib
 import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from pyro_dropout.comparison.figure import (
@@ -64,19 +64,22 @@ def band_pictures(comparison: "Comparison") -> list[Picture]:
     """Return the predictive bands of every posterior, one image each; none if there are several inputs."""
     found = []
     for name, curve in comparison.curves.items():
-        with _drawing(4.8, 2.6) as (ax, done):
-            draw_band(ax, comparison, name)
-            ax.set_title(name, fontsize=11, loc="left", pad=5, color="#222222")
-            ax.set_xlabel(str(comparison.settings.get("x", "x")))
-            ax.set_ylabel(str(comparison.settings.get("y", "y")))
+        svg = _drawn(4.8, 2.6, partial(_draw_panel, comparison=comparison, name=name), legend=False)
         x, _, low, high, std = (part.double() for part in curve)
         alt = (
             f"Predictive mean of {name} with its bands, for inputs from {x[0]:.4g} to {x[-1]:.4g}: the band that"
             f" should contain 95 % of y is between {(high - low).min():.3g} and {(high - low).max():.3g} wide, the"
             f" epistemic standard deviation between {std.min():.3g} and {std.max():.3g}."
         )
-        found.append(Picture(done(), alt))
+        found.append(Picture(svg, alt))
     return found
+
+
+def _draw_panel(ax: Axes, comparison: "Comparison", name: str) -> None:
+    draw_band(ax, comparison, name)
+    ax.set_title(name, fontsize=11, loc="left", pad=5, color="#222222")
+    ax.set_xlabel(str(comparison.settings.get("x", "x")))
+    ax.set_ylabel(str(comparison.settings.get("y", "y")))
 
 
 def calibration_picture(comparison: "Comparison") -> Picture | None:
@@ -87,21 +90,16 @@ def calibration_picture(comparison: "Comparison") -> Picture | None:
     if not curves:
         return None
     regression = any(is_normal(answer.target_distribution) for answer in answers.values())
-    with _drawing(4.8, 4.4) as (ax, done):
-        draw_calibration(ax, comparison)
-        _legend_below(ax)
-    parts = []
-    for name, curve in curves.items():
-        if len(curve[0]):
-            said, happened = (100 * float(part[-1]) for part in curve)
-            parts.append(f"{name} {happened:.0f} % at {said:.0f} %")
-    what = "Coverage of central intervals against their level" if regression else "Accuracy against confidence"
-    caption = (
-        "Below the diagonal, intervals are too narrow; above it, too wide. The grey band shows what may be chance."
-        if regression
-        else "Below the diagonal, predictions are overconfident; above it, underconfident."
-    )
-    return Picture(done(), f"{what}: {', '.join(parts)}.", caption)
+    svg = _drawn(4.8, 4.4, lambda ax: draw_calibration(ax, comparison))
+    ends = {name: [100 * float(part[-1]) for part in curve] for name, curve in curves.items() if len(curve[0])}
+    parts = ", ".join(f"{name} {happened:.0f} % at {said:.0f} %" for name, (said, happened) in ends.items())
+    if regression:
+        caption = (
+            "Below the diagonal, intervals are too narrow; above it, too wide. The grey band shows what may be chance."
+        )
+        return Picture(svg, f"Coverage of central intervals against their level: {parts}.", caption)
+    caption = "Below the diagonal, predictions are overconfident; above it, underconfident."
+    return Picture(svg, f"Accuracy against confidence: {parts}.", caption)
 
 
 def rejection_picture(comparison: "Comparison") -> Picture | None:
@@ -109,9 +107,7 @@ def rejection_picture(comparison: "Comparison") -> Picture | None:
     answers = comparison.answers
     if not answers or len(comparison.test[0]) < 2:
         return None
-    with _drawing(4.8, 4.4) as (ax, done):
-        draw_rejection(ax, comparison)
-        _legend_below(ax)
+    svg = _drawn(4.8, 4.4, lambda ax: draw_rejection(ax, comparison))
     ratios = {name: rejection_of(answer, comparison.test[1]).ratio for name, answer in answers.items()}
     shares = {name: f"{100 * ratio:.0f} %" for name, ratio in ratios.items() if math.isfinite(ratio)}
     gains = ", ".join(f"{name} {minus(share)}" for name, share in shares.items())
@@ -124,7 +120,7 @@ def rejection_picture(comparison: "Comparison") -> Picture | None:
     if gains:
         caption += f" Share of the gain of a perfect ordering: {gains}."
     alt = f"{what} of the points kept when the most uncertain are rejected. Share of the possible gain: {gains}."
-    return Picture(done(), alt, caption)
+    return Picture(svg, alt, caption)
 
 
 def gap_picture(comparison: "Comparison", layers: dict[str, list[LayerGap]]) -> Picture | None:
@@ -137,29 +133,31 @@ def gap_picture(comparison: "Comparison", layers: dict[str, list[LayerGap]]) -> 
     ]
     if not found:
         return None
-    with _drawing(5.6, 1.5 + 0.42 * len(found)) as (ax, done):
-        draw_layer_gaps(ax, [(short(name), colour, layer) for name, colour, layer in found])
-        _legend_below(ax)
+    drawn = [(short(name), colour, layer) for name, colour, layer in found]
+    svg = _drawn(5.6, 1.5 + 0.42 * len(found), lambda ax: draw_layer_gaps(ax, drawn))
     parts = ", ".join(f"{name} {layer.site} {layer.gap:.2g} of {layer.entropy:.2g}" for name, _, layer in found)
-    return Picture(done(), f"Gap of the large-K form by layer, in nats, with its upper bound: {parts}.")
+    return Picture(svg, f"Gap of the large-K form by layer, in nats, with its upper bound: {parts}.")
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _drawing(width: float, height: float) -> Iterator[tuple[Axes, Callable[[], str]]]:
-    """Yield axes to draw on, and a function that returns the finished drawing as SVG."""
+def _drawn(width: float, height: float, draw: Callable[[Axes], None], legend: bool = True) -> str:
+    """Return a drawing as SVG, with its legend below."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    svg: list[str] = []
     with matplotlib.style.context(["default", _LOOK]), warnings.catch_warnings():
         # Layout is measured in matplotlib's font, which lacks many scripts; the text is rendered in the reader's font.
         warnings.filterwarnings("ignore", message=".*missing from font.*")
         figure = Figure(figsize=(width, height), layout="constrained")
-        yield figure.subplots(), lambda: svg[0]
-        svg.append(_svg(figure))
+        ax = figure.subplots()
+        draw(ax)
+        handles, labels = ax.get_legend_handles_labels()
+        if legend and handles:
+            columns = 2 if len(handles) > 2 and max(map(len, labels)) < 24 else 1
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+        return _svg(figure)
 
 
 def _svg(figure: Figure) -> str:
@@ -171,10 +169,3 @@ def _svg(figure: Figure) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<text\b[^>]*>", lambda tag: re.sub(r"(font: [\d.]+px) [^;\"]*", rf"\1 {_FONT}", tag[0]), text)
     return re.sub(r"<(?:path|use)\b[^>]*>", lambda tag: re.sub(r"(-?\d+\.\d\d)\d+", r"\1", tag[0]), text)
-
-
-def _legend_below(ax: Axes) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    if handles:
-        columns = 2 if len(handles) > 2 and max(map(len, labels)) < 24 else 1
-        ax.figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -16,13 +16,9 @@ from pyro_dropout.comparison.report.table import minus, swatches
 from pyro_dropout.comparison.scores import off_level
 
 if TYPE_CHECKING:
-    from pyro_dropout.comparison.findings import Comparison, Row
+    from pyro_dropout.comparison.findings import Comparison
 
-_PRAISE = {
-    "log_lik": "best test log-likelihood",
-    "rmse": "smallest error of the mean",
-    "accuracy": "highest accuracy",
-}
+_PRAISE = {"log_lik": "best test log-likelihood", "rmse": "smallest error of the mean", "accuracy": "highest accuracy"}
 _CLOSE, _USABLE = 0.5, 0.7  # limits of k̂
 
 
@@ -122,24 +118,29 @@ def khat_lines(comparison: "Comparison") -> list[Markup]:
 # --- how it was made --------------------------------------------------------------------------------------------------
 
 
-def facts(comparison: "Comparison") -> list[tuple[str, str]]:
-    """Return the settings of the run as (name, value)."""
+def facts(comparison: "Comparison") -> dict[str, str]:
+    """Return the settings of the run by name."""
     s = comparison.settings
-    found = [("data", f"{len(comparison.train[0])} training points, {len(comparison.test[0])} held back")]
+    found = {"data": f"{len(comparison.train[0])} training points, {len(comparison.test[0])} held back"}
     if "steps" in s:
         batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
-        found.append(("training", f"Adam, learning rate {s['lr']:g}, {s['steps']} steps of {batch} for each guide"))
-        found.append(("objective", "ELBO(), with the large-K form" if s["loss"] is None else repr(s["loss"])))
-        found.append(("seeds", ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"])))))
-        found.append(("predictions", f"{s['samples']} draws of the weights for each, from seed 0"))
-        found.append(("reference", str(s["reference"])))
-    found.append(("guides", "; ".join(_kind(row) for row in comparison.rows if row.name != REFERENCE)))
+        found |= {
+            "training": f"Adam, learning rate {s['lr']:g}, {s['steps']} steps of {batch} for each guide",
+            "objective": "ELBO(), with the large-K form" if s["loss"] is None else repr(s["loss"]),
+            "seeds": ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"]))),
+            "predictions": f"{s['samples']} draws of the weights for each, from seed 0",
+            "reference": str(s["reference"]),
+        }
+    kinds = {
+        row.name: type(row.trained[0][1]).__name__ if row.trained else "nothing trained" for row in comparison.rows
+    }
+    found["guides"] = "; ".join(f"{name} ({kind})" for name, kind in kinds.items() if name != REFERENCE)
     if "device" in s:
-        found.append(("device", _device(str(s["device"]))))
-    found.append(("time", f"{comparison.seconds:.0f} s in total" + (f", finished {s['when']}" if "when" in s else "")))
-    names = ("pyro-dropout", "torch", "pyro-ppl", "arviz", "numpy")
-    versions = ", ".join(f"{name} {version(name)}" for name in names)
-    return [*found, ("versions", f"{versions}, Python {platform.python_version()}, {platform.system()}")]
+        found["device"] = _device(str(s["device"]))
+    found["time"] = f"{comparison.seconds:.0f} s in total" + (f", finished {s['when']}" if "when" in s else "")
+    versions = [f"{name} {version(name)}" for name in ("pyro-dropout", "torch", "pyro-ppl", "arviz", "numpy")]
+    found["versions"] = ", ".join([*versions, f"Python {platform.python_version()}", platform.system()])
+    return found
 
 
 def again(comparison: "Comparison") -> str:
@@ -158,10 +159,6 @@ def again(comparison: "Comparison") -> str:
         f"found = pd.compare(model, guides, train, test, {given}{reference})\n"
         'found.to_html("comparison.html")'
     )
-
-
-def _kind(row: "Row") -> str:
-    return f"{row.name} ({type(row.trained[0][1]).__name__ if row.trained else 'nothing trained'})"
 
 
 def _device(name: str) -> str:
