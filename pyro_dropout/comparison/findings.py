@@ -142,7 +142,11 @@ class Comparison:
         return draw_scores(self)
 
     def to_html(self, path: str | Path) -> Path:
-        """Write a self-contained HTML report with table, figures and explanations; an existing file is replaced."""
+        """Write a self-contained HTML report with table, figures and explanations, and return its path.
+
+        Args:
+            path: of the report; an existing file is replaced.
+        """
         from pyro_dropout.comparison.report.page import page
 
         path = Path(path)

@@ -26,6 +26,7 @@ from pyro_dropout.comparison.columns import Score
 from pyro_dropout.comparison.figure import calibration_curve, looks, rejection_of
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.layer_gaps import LayerGap, judged, layer_gaps, overall
+from pyro_dropout.comparison.report import rendering
 from pyro_dropout.comparison.report.page import page
 from pyro_dropout.comparison.report.text import again, facts, findings, gap_table, khat_lines, plain_findings
 from pyro_dropout.comparison.scores import Exam
@@ -151,6 +152,13 @@ def test_names_are_text_wherever_they_stand(text: str) -> None:
         words += " ".join(each.text or "" for each in root.iter() if each.tag.endswith("text"))
     assert HOSTILE in words  # a dollar starts no formula
     assert "高さ (m)" in words
+
+
+def test_no_template_switches_escaping_off() -> None:
+    files = sorted((Path(rendering.__file__).parent / "templates").rglob("*.jinja"))
+    assert len(files) > 5
+    assert [file.name for file in files if re.search(r"\|\s*safe\b|autoescape|Markup", file.read_text("utf-8"))] == []
+    assert rendering.sentence("no_khat", name="<i>", reason="a & b") == "<b>&lt;i&gt;</b>: no k̂: a &amp; b."
 
 
 def test_the_same_comparison_makes_the_same_page_and_leaves_no_mark(found: Comparison, text: str) -> None:
