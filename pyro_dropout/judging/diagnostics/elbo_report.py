@@ -6,7 +6,6 @@ leaves E[H(z|w)] out of the KL, so it gives an objective and not a bound; the ga
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -17,9 +16,10 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.diagnostics.inference_data import asked
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.joint_draws import checked_call, joint_draws
 from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.loss.elbo import ELBO
@@ -65,7 +65,7 @@ class ElboReport:
 
 
 def elbo_report(
-    model: Any, guide: Any, *args: Any, samples: int = 100, seed: int | None = None, **kwargs: Any
+    model: PyroModel, guide: object, *args: object, samples: int = 100, seed: int | None = None, **kwargs: object
 ) -> ElboReport:
     """Report the evidence lower bound of a guide with its error, split into fit, KL and gap.
 
@@ -96,9 +96,7 @@ def elbo_report(
     if not callable(guide):
         raise PyroDropoutError(f"guide must be a guide, because its KL is needed; {type(guide).__name__} is not one.")
     call, samples = asked(elbo_report, model, guide, args, kwargs, samples)
-    check_count("samples", samples)
-    if samples < 2:
-        raise RangeError(f"samples must be at least 2, for a standard error; got {samples!r}.")
+    check_count("samples", samples, least=2)
     draws = joint_draws(call, guide, samples, seed)
     surprises = -draws.log_data.flatten()
     if draws.log_q is not None and not isinstance(guide, SiteGuide):
@@ -136,7 +134,7 @@ def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
 
 
 def _divergences(
-    call: ModelCall, guide: Any, methods: list[Method], seeds: range, device: torch.device
+    call: ModelCall, guide: PyroModel, methods: list[Method], seeds: range, device: torch.device
 ) -> list[Tensor]:
     """Return KL(q‖p) by each method: one number if it has a formula, otherwise one for each seed.
 
