@@ -26,15 +26,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
     """Return the noise precision τ under which the targets of a validation set are most probable.
 
-    The draws of the function are kept; only the width of the noise around them is fitted. Apply it with ``with_tau``.
+    It maximises Σ_n log p(y_n | x_n), one τ for all targets. Apply it with ``with_tau``. It is in the units of y;
+    ``Gaussian(tau)`` inside ``Standardised`` needs ``standardised_precision`` of it.
 
     Args:
         prediction: with a ``Gaussian`` likelihood, at the validation points, samples kept.
-        y: their targets, (N, D), in the same units.
-
-    Returns:
-        The τ that maximises Σ_n log p(y_n | x_n), in the units of y; ``Gaussian(tau)`` inside ``Standardised`` needs
-        ``standardised_precision`` of it.
+        y: their targets, (N, D), which should all have the same units.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -68,15 +65,11 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
 def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     """Return the temperature under which the classes of a validation set are most probable.
 
-    Every draw's logits are divided by the temperature before averaging: above 1 the prediction becomes less
-    confident. Apply it with ``tempered``.
+    It maximises Σ_n log p(y_n | x_n), and is found in about 45 passes over the samples. Apply it with ``tempered``.
 
     Args:
         prediction: of classes, at the validation points, samples kept.
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
-
-    Returns:
-        The temperature that maximises Σ_n log p(y_n | x_n), found in about 45 passes over the samples.
 
     Example:
         >>> import torch, pyro_dropout as pd

@@ -65,7 +65,12 @@ class ElboReport:
 
 
 def elbo_report(
-    model: PyroModel, guide: object, *args: object, samples: int = 100, seed: int | None = None, **kwargs: object
+    model: PyroModel | None,
+    guide: object,
+    *args: object,
+    samples: int = 100,
+    seed: int | None = None,
+    **kwargs: object,
 ) -> ElboReport:
     """Report the evidence lower bound of a guide with its error, split into fit, KL and gap.
 
@@ -100,20 +105,24 @@ def elbo_report(
     draws = joint_draws(call, guide, samples, seed)
     surprises = -draws.log_data.flatten()
     if draws.log_q is not None and not isinstance(guide, SiteGuide):
-        return _of_draws(surprises, (draws.log_q - draws.log_prior).flatten())
-    device = place_of([model, guide], call)
-    call = checked_call(call).to(device)
-    with evaluating(model, guide):
-        first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
+        # Without a formula the KL is that of the draws of the nll, and the error is that of their sum.
+        found = [(draws.log_q - draws.log_prior).flatten()] * 2
+        squared_error = _squared_error(surprises + found[0])
+    else:
+        device = place_of([model, guide], call)
         methods: list[Method] = ["large_k"] if draws.why else ["large_k", "exact"]
-        found = _divergences(call, guide, methods, range(first, first + samples), device)
+        with evaluating(model, guide):
+            first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
+            seeds = range(first, first + samples)
+            found = _divergences(checked_call(call).to(device), guide, methods, seeds, device)
+        squared_error = _squared_error(surprises) + _squared_error(found[-1])
     large_k, exact = found[0], found[1] if len(found) > 1 else None
     nll, divergence = float(surprises.mean()), float(large_k.mean())
     whole = None if exact is None else float(exact.mean())
     return ElboReport(
         elbo=None if whole is None else -nll - whole,
         objective=nll + divergence,
-        standard_error=math.sqrt(_squared_error(surprises) + _squared_error(large_k if exact is None else exact)),
+        standard_error=math.sqrt(squared_error),
         nll=nll,
         kl_large_k=divergence,
         kl_exact=whole,
@@ -121,16 +130,6 @@ def elbo_report(
         defined=whole is not None,
         why=draws.why,
     )
-
-
-def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
-    """Return the report of a guide whose KL has no formula here, from log q(w) - log p(w) of the draws of the nll.
-
-    Both terms use the same draws, so the error is that of their sum.
-    """
-    nll, divergence = float(surprises.mean()), float(divergences.mean())
-    error = math.sqrt(_squared_error(surprises + divergences))
-    return ElboReport(-nll - divergence, nll + divergence, error, nll, divergence, divergence, 0.0, True, "")
 
 
 def _divergences(

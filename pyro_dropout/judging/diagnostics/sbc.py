@@ -106,6 +106,8 @@ def sbc(
 ) -> SBC:
     """Check an inference by simulation: fit data drawn from the model, and rank the true values among the draws.
 
+    Ties, which dropout produces, are broken at random.
+
     Args:
         model: a network of this package, or any Pyro model that draws its latent sites from the prior.
         fit: ``fit(model, x, y)`` returns a posterior of the simulated y: a guide, or anything with
@@ -124,9 +126,6 @@ def sbc(
             left unchanged. None takes new random numbers every time.
         progress: show a progress bar.
         kwargs: the model's own keyword arguments.
-
-    Returns:
-        The ranks, with a test and a plot. Ties, which dropout produces, are broken at random.
 
     Example:
         >>> import torch, pyro_dropout as pd
