@@ -91,17 +91,7 @@ class GuideSite:
 def read_site(
     name: str, site: Message, *, guide: str, sites: list[str], row_dim: BySite | None, init: Init, given: bool
 ) -> GuideSite:
-    """Return what a guide knows about a site of its model's trace.
-
-    Args:
-        name: the site's name.
-        site: the site, with the value that it starts from.
-        guide: the name of the guide's class, for messages.
-        sites: the names of all sites.
-        row_dim: which dimension indexes rows, if the user has set it.
-        init: where means start.
-        given: whether the value comes from the user's ``init_loc_fn``.
-    """
+    """Return what a guide knows about a site of its model's trace; ``given``: its value is from ``init_loc_fn``."""
     fn, value, infer = site["fn"], site["value"].detach(), site["infer"]
     if not value.is_floating_point() or fn.support.is_discrete:
         raise PyroDropoutError(

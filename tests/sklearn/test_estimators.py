@@ -303,8 +303,9 @@ def test_fitted_estimators_travel() -> None:
     classifier = DropoutClassifier(**QUICK, guide="low-rank").fit(X, y)
     for copied in (pickle.loads(pickle.dumps(classifier)), copy.deepcopy(classifier)):
         assert np.array_equal(copied.predict_proba(X), classifier.predict_proba(X))
-    with pytest.raises(NotFittedError):
-        clone(classifier).predict(X)
+    for answer in ("predict", "predict_proba", "sample_y"):
+        with pytest.raises(NotFittedError):
+            getattr(clone(classifier), answer)(X)
 
 
 def test_data_frames_bring_their_names() -> None:
@@ -376,6 +377,7 @@ def test_a_grid_search_over_guides_gives_the_same_beside_others(backend: str) ->
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("unchecked_shapes")
 def test_a_bad_setting_is_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(pd.PyroDropoutError, match=words):
         DropoutRegressor(**{**QUICK, **settings}).fit(*plane())
