@@ -118,7 +118,7 @@ def is_number(value: float | Tensor, number: float) -> bool:
     """Whether ``value`` is known to be ``number``: a plain number or a single tensor element, not one for each row."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.requires_grad and float(value) == number
-    return value == number
+    return bool(value == number)
 
 
 def _smooth(model: PyroModel, keep: Callable[[str], float]) -> AutoDropout:

@@ -7,7 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_choice, check_count, check_keep, check_level, check_positive
+from pyro_dropout.mathematics.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_keep,
+    check_level,
+    check_positive,
+)
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
@@ -67,9 +74,10 @@ def kept_rows(value: object, layers: int) -> float | tuple[float, ...]:
 
 def check_estimator_settings(settings: Record) -> None:
     """Raise an error for the first invalid setting of an estimator."""
-    for name, allowed in (("guide", guide_names()), ("activation", tuple(ACTIVATIONS))):
-        if not isinstance(settings[name], str) or settings[name] not in allowed:
-            raise RangeError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {settings[name]!r}.")
+    # A grid of parameters may hold numpy's True and False.
+    settings = {name: bool(value) if isinstance(value, np.bool_) else value for name, value in settings.items()}
+    check_choice("guide", settings["guide"], guide_names())
+    check_choice("activation", settings["activation"], ACTIVATIONS)
     for name in ("max_steps", "batch_size", "samples", "patience"):
         check_count(name, settings[name])
     for name in ("learning_rate", "length_scale"):
@@ -80,7 +88,6 @@ def check_estimator_settings(settings: Record) -> None:
     else:
         check_positive("tau", tau)
     for name in ("early_stopping", "refit", "warm_start"):
-        if not isinstance(settings[name], bool | np.bool_):
-            raise RangeError(f"{name} must be True or False; got {settings[name]!r}.")
+        check_flag(name, settings[name])
     check_level("validation_fraction", settings["validation_fraction"])
     check_choice("compile", settings["compile"], ("auto", True, False))

@@ -41,17 +41,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything needed to build a network and its posterior before training.
-
-    Attributes:
-        inputs: number of features.
-        outputs: number of targets or classes.
-        hidden: the widths of the hidden layers.
-        activation: their non-linearity, by name.
-        length_scale: of the prior.
-        guide: the posterior, by name.
-        keep: probability that a row is kept: a number, or one for each weight layer.
-        classes: whether targets are classes.
+    """Everything needed to build a network and its posterior before training; ``classes``: the targets are classes.
 
     Example:
         >>> import torch
