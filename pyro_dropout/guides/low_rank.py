@@ -13,8 +13,8 @@ from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide,
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
-from pyro_dropout.mathematics.no_density import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import LOG_2PI
+from pyro_dropout.mathematics.no_density import is_placeholder
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.registry import guide
 
 
@@ -86,7 +86,7 @@ class NetBlock(LowRankNormal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return this site's share of the joint log density of the last draw; the shares add up."""
-        if drawn_per_data_point(value) is not None:
+        if is_placeholder(value):
             return super().log_prob(value)
         if self._draw is None or self._draw.value() is not value:
             raise PyroDropoutError(

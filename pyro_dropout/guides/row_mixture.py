@@ -10,7 +10,7 @@ from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
 from pyro_dropout.mathematics.checks import check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.registry import guide
 
 

@@ -115,6 +115,13 @@ def check_count(name: str, value: object, least: int = 1) -> None:
         raise RangeError(f"{name} must be a whole number of at least {least}; got {value!r}.")
 
 
+def check_whole(name: str, value: object) -> None:
+    """Raise unless every element of ``value`` is at least 1 and whole, of any type: ``455.0`` is whole."""
+    number = check_number(name, value)
+    if not _holds((number >= 1) & (number < float("inf")) & (number // 1 == number)):
+        raise RangeError(f"{name} must be a whole number of at least 1; got {describe(value)}.")
+
+
 def check_choice(name: str, value: object, choices: Iterable[object], otherwise: str = "") -> None:
     """Raise unless ``value`` is one of ``choices``; ``otherwise`` names what else the caller accepts, in words.
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_negative, check_positive
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float
 
 __all__ = ["BernoulliMixture", "MultiplicativeNormal", "RowMixture"]

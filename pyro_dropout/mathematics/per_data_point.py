@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
-from pyro_dropout.mathematics.no_density import MARK, drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import RowMixture
-
-__all__ = ["Layer", "Lookup", "PerDataPoint", "drawn_per_data_point"]
+from pyro_dropout.mathematics.no_density import MARK
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -211,6 +209,11 @@ class PerDataPoint:
         if self._whole is None:
             self._whole = self.q.rsample((count,))
         return self._whole
+
+
+def drawn_per_data_point(value: object) -> PerDataPoint | None:
+    """Return the recipe behind a placeholder for weights drawn per data point, or None for any other value."""
+    return getattr(value, MARK, None)
 
 
 class Layer:

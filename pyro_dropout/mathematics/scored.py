@@ -14,7 +14,7 @@ from pyro.ops.provenance import detach_provenance
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.no_density import drawn_per_data_point
+from pyro_dropout.mathematics.no_density import is_placeholder
 
 _WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
 _NEAR = 12  # stack frames to search for the loss that called
@@ -62,7 +62,7 @@ class Scored:
             return super().score_parts(x, *args, **kwargs)  # type: ignore[misc]
         _refuse_losses_without_scores()
         log_prob = self.log_prob(x)  # type: ignore[attr-defined]
-        if drawn_per_data_point(x) is not None:
+        if is_placeholder(x):
             return ScoreParts(log_prob, log_prob, log_prob)  # nonzero, so a loss that reads it raises
         if not self.drew(detach_provenance(x)):
             return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type] # as Pyro does for draws without rsample

@@ -1,12 +1,13 @@
 """The distance between two predictions at the same points, such as a guide's and a reference's."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.mixture_quantiles import mixture_cdf
 from pyro_dropout.prediction.moments import base_of, is_class, is_normal
 from pyro_dropout.prediction.normal_mixture import check_prediction
 from pyro_dropout.prediction.prediction import Prediction
@@ -143,12 +144,5 @@ def between_mixtures(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tens
     total = torch.zeros_like(low)
     for k in range(1, _GRID):  # at both ends F and G are the same
         at = low + k * step
-        total += (_below(a, at) - _below(b, at)).abs()
+        total += (mixture_cdf(*a, at) - mixture_cdf(*b, at)).abs()
     return total * step
-
-
-def _below(mixture: Any, at: Tensor) -> Tensor:
-    """Return the probability below ``at``, (...)."""
-    loc, scale = mixture
-    found: Tensor = torch.special.ndtr((at - loc) / scale).mean(0)
-    return found

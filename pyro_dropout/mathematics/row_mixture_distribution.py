@@ -16,7 +16,7 @@ from torch.distributions import constraints
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
-from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
+from pyro_dropout.mathematics.no_density import is_placeholder, no_density
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.scored import Draw, Scored
 from pyro_dropout.mathematics.shapes import Float, Int
@@ -323,7 +323,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
-        if self.lenient and (self.singular or drawn_per_data_point(value) is not None):
+        if self.lenient and (self.singular or is_placeholder(value)):
             lead = value.shape[: value.dim() - len(self.event_shape)]
             return no_density(self.locs, torch.broadcast_shapes(lead, self.batch_shape), self.site)
         if self.singular:
