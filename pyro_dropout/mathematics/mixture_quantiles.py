@@ -64,8 +64,5 @@ def mixture_quantile(loc: Tensor, scale: Tensor, level: float, probs: Tensor | N
 
 def marginal_quantile(q: RowMixture, level: float) -> Tensor:
     """Return the ``level`` quantile of each weight separately, in the event's shape."""
-    variance = q.scale.square()
-    added = q.factor_variance()
-    if added is not None:
-        variance = variance + q.from_rows(added)
-    return mixture_quantile(q.locs, variance.sqrt().expand(q.locs.shape), level, q.per_row(q.probs.mT)).to(q.like)
+    scale = q.component_variance().sqrt().expand(q.locs.shape)
+    return mixture_quantile(q.locs, scale, level, q.per_row(q.probs.mT)).to(q.like)
