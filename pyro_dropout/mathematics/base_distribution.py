@@ -10,13 +10,6 @@ def base_distribution(p: Distribution, *wrappers: type) -> Distribution:
 
     Which ones may be ignored depends on the use: a mask changes a density but not a mean, and an expansion changes the
     batch shape.
-
-    Example:
-        >>> import torch
-        >>> from pyro.distributions import Normal
-        >>> from pyro_dropout.mathematics.base_distribution import base_distribution
-        >>> base_distribution(Normal(torch.zeros(3), 1.0).to_event(1))
-        Normal(loc: torch.Size([3]), scale: torch.Size([3]))
     """
     while any(isinstance(p, kind) for kind in (Independent, *wrappers)):
         p = p.base_dist

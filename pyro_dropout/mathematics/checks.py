@@ -91,8 +91,9 @@ def check_finite(name: str, value: object) -> None:
 
 def check_pairs(name: str, x: object, y: object) -> None:
     """Raise unless inputs and targets are dense tensors with the same number of points, at least one."""
-    got = [f"{len(part)} points" if isinstance(part, Tensor) and part.dim() else type(part).__name__ for part in (x, y)]
-    if got[0] != got[1] or not got[0].endswith(" points") or got[0] == "0 points":
+    n, m = (len(part) if isinstance(part, Tensor) and part.dim() else None for part in (x, y))
+    if n != m or not n:
+        got = [type(part).__name__ if size is None else f"{size} points" for part, size in ((x, n), (y, m))]
         allowed = "tensors with the same number of points, at least one"
         raise ShapeError(f"{name} must be {allowed}; got {got[0]} and {got[1]}.")
     for part, value in (("x", x), ("y", y)):
@@ -120,16 +121,7 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 
 def check_choice(name: str, value: object, choices: Iterable[object], otherwise: str = "") -> None:
-    """Raise unless ``value`` is one of ``choices``; ``otherwise`` names what else the caller accepts, in words.
-
-    Example:
-        >>> from pyro_dropout.mathematics.checks import check_choice
-        >>> try:
-        ...     check_choice("per", "column", ("row", "weight"), "a function")
-        ... except ValueError as mistake:
-        ...     print(mistake)
-        per must be 'row', 'weight' or a function; got 'column'.
-    """
+    """Raise unless ``value`` is one of ``choices``; ``otherwise`` names what else the caller accepts, in words."""
     listed = list(choices)
     if any(value is choice or (type(value) is type(choice) and value == choice) for choice in listed):
         return

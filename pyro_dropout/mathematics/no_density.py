@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import SingularError
 
+Kwargs = Mapping[str, object] | None
 MARK = "_pyro_dropout_per_data_point"
 # Operations that Pyro applies to every log density of a trace, whether or not the loss reads it.
 _IN_PASSING = {"sum", "mul", "__mul__", "__rmul__", "expand", "reshape", "detach", "clone", "dim", "size", "numel"}
@@ -25,11 +26,7 @@ class NoDensity(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
+        cls, func: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Kwargs = None
     ) -> object:
         name = getattr(func, "__name__", "")
         if name in _QUESTIONS or name == "__get__":

@@ -174,7 +174,7 @@ def dropout_objective(
 ) -> Float[Tensor, ""]:
     """What dropout training minimises: (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖², with the softmax loss for classes.
 
-    For tests and teaching, where the whole objective should be in one place.
+    A scalar, differentiable in ``y_hat`` and ``weights``; for tests and teaching.
 
     Equation: eq3.
 
@@ -185,9 +185,6 @@ def dropout_objective(
         weights: the W_i, and the biases if they decay too: a dict by name, or an iterable of tensors.
         weight_decays: the λ_i ≥ 0, as ``weight_decay`` gives them: one number for all, an iterable in the
             order of ``weights``, or a dict with the same keys.
-
-    Returns:
-        A scalar tensor, differentiable in ``y_hat`` and ``weights``.
 
     Example:
         >>> import torch, pyro_dropout as pd

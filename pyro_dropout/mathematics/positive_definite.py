@@ -78,26 +78,12 @@ def _swept(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """Return log det of positive definite matrices; the gradient is their inverse, and there is no second gradient.
-
-    Args:
-        matrix: positive definite, (..., n, n).
-
-    Returns:
-        The log determinants, (...).
-    """
+    """Return log det of positive definite matrices; the gradient is their inverse, and there is no second gradient."""
     result: Tensor = _LogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return result
 
 
 def gram_log_det(directions: Float[Tensor, "*batch K R"]) -> Float[Tensor, "*batch"]:
-    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient.
-
-    Args:
-        directions: A, (..., K, R).
-
-    Returns:
-        The log determinants, (...).
-    """
+    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient."""
     result: Tensor = _GramLogDet.apply(directions)[0]  # type: ignore[no-untyped-call]
     return result

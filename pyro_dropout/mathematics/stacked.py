@@ -16,14 +16,6 @@ class Stacked(Scored):
     Args:
         parts: the distributions, each without a batch, in the order of the elements of ``batch_shape``.
         batch_shape: how they are laid out.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.mathematics.distributions import BernoulliMixture
-        >>> from pyro_dropout.mathematics.stacked import Stacked
-        >>> q = Stacked([BernoulliMixture(torch.full((2, 3), k), keep=0.9, scale=0.1) for k in (1.0, 2.0)], (2,))
-        >>> q.batch_shape, q.event_shape, q.sample((5,)).shape, q.log_prob(q.sample()).shape
-        (torch.Size([2]), torch.Size([2, 3]), torch.Size([5, 2, 2, 3]), torch.Size([2]))
     """
 
     def __init__(self, parts: Sequence[Distribution], batch_shape: Sequence[int]) -> None:
