@@ -136,7 +136,7 @@ class PerDataPoint:
         """Return the products with V_r∘η_r: R of them, or L·R where each component has its own factor."""
         parts = []
         for r in range(cov_factor.shape[-1]):
-            for label, factor in enumerate(cov_factor[..., r]):
+            for label, factor in enumerate(cov_factor[..., r].unbind()):
                 rows = eta[..., r] * self.masks[label] if len(cov_factor) > 1 else eta[..., r]
                 parts.append(self._part(x, layer, self.q.from_rows(factor), rows))
         return parts
@@ -145,7 +145,7 @@ class PerDataPoint:
         """Return a draw of the product with σ∘ε."""
         q = self.q
         # A low-rank part with a coefficient for each weight is independent noise too.
-        variances = q.component_variance() if q.row_dim is None else q.scale.square()
+        variances = (q.component_variance() if q.row_dim is None else q.scale.square()).unbind()
         masks = self.masks if len(variances) > 1 else [None]
         if not layer.positions and not self.reused:
             self._uses += 1
