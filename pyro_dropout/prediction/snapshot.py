@@ -2,15 +2,17 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.training.compile.functional import Parameters
+from pyro_dropout.generative.trial_run import modules_of
 
 RandomState = tuple[Tensor, Tensor | None]
+Module = TypeVar("Module", bound=nn.Module)
 
 _PIECE = 2**20  # numbers that a checksum processes at once
 
@@ -35,7 +37,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def forked(device: torch.device) -> Any:
+def forked(device: torch.device) -> AbstractContextManager[None]:
     """Restore the generators' states on exit."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -50,42 +52,36 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluating(*roots: Any) -> Iterator[None]:
+def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
-    modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-    modes = [module.training for module in modules]
+    modes = [(module, module.training) for module in modules_of(*roots)]
     try:
-        for module in modules:
+        for module, _ in modes:
             module.training = False
         with torch.no_grad():
             yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes:
             module.training = mode
 
 
-def frozen(module: nn.Module) -> Any:
+def frozen(module: Module) -> Module:
     """Return a copy that training does not change; it works for tensors with a gradient history too."""
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
-def fingerprint(model: Any, posterior: Any, run: Any, x: Tensor) -> list[Any]:
-    """Return numbers that change when a parameter, a buffer or ``x`` changes, in whatever way.
+def fingerprint(tensors: Iterable[Tensor]) -> list[object]:
+    """Return numbers that change when a tensor changes, in whatever way.
 
     They are computed from the values: an assignment to ``.data`` does not change torch's version counters.
     """
-    found = Parameters(model, posterior, run, (x[:1],), {}).by_name
-    tensors = {id(value): value for value in (*found.values(), x)}
-    for root in (model, posterior):
-        if isinstance(root, nn.Module):
-            tensors.update({id(value): value for value in (*root.parameters(), *root.buffers())})
-    shapes = [(tuple(value.shape), value.dtype, value.device) for value in tensors.values()]
-    sums = [checksum(value.detach()).to("cpu") for value in tensors.values()]
-    return [shapes, torch.stack(sums).tolist()]
+    each = list({id(tensor): tensor for tensor in tensors}.values())
+    shapes = [(tuple(value.shape), value.dtype, value.device) for value in each]
+    return [shapes, torch.stack([_checksum(value.detach()).to("cpu") for value in each]).tolist()]
 
 
-def checksum(value: Tensor) -> Tensor:
+def _checksum(value: Tensor) -> Tensor:
     """Return a whole number computed from all bits of a tensor: Σ bitsᵢ·(2i + 1) modulo 2⁶⁴.
 
     Odd factors have inverses, so any change of a single number changes the sum, however small it is.

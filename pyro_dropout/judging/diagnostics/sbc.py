@@ -19,9 +19,9 @@ from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, 
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.draws.weight_draws import Weights, WholeFunctions, latent_draws
+from pyro_dropout.prediction.draws.weight_draws import WholeFunctions, latent_draws
 from pyro_dropout.prediction.snapshot import evaluating, forked, seed_generators
-from pyro_dropout.protocols import Posterior
+from pyro_dropout.protocols import Posterior, Weights
 from pyro_dropout.training.fit import place_of
 
 Quantities = Callable[[Weights, Any], dict[str, Tensor]]

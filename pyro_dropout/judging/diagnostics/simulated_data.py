@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from pyro_dropout.generative.model_call import ModelCall, name_of, signature_of
 from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.prediction.draws.weight_draws import Weights
+from pyro_dropout.protocols import Weights
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,8 @@ from torch import Tensor
 from pyro_dropout.mathematics.checks import check_count, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
-from pyro_dropout.prediction.normal_mixture import (
-    check_normal,
-    checked_targets,
-    fast_quantile,
-    mixture_cdf,
-    normal_pieces,
-    together,
-)
+from pyro_dropout.prediction.moments import mixture_quantile
+from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, mixture_cdf, normal_pieces, together
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import score
 
@@ -155,7 +149,7 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
     width = torch.zeros(len(asked), dtype=_F64)
     for _, loc, scale in normal_pieces(prediction):
         for k, level in enumerate(asked):
-            ends = (fast_quantile(loc, scale, tail) for tail in ((1 + level) / 2, (1 - level) / 2))
+            ends = (mixture_quantile(loc, scale, tail) for tail in ((1 + level) / 2, (1 - level) / 2))
             width[k] += (next(ends) - next(ends)).sum().item()
     inside = torch.tensor([_inside(where, level) for level in asked], dtype=_F64)
     return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width / where.numel(), where.numel())
