@@ -10,8 +10,8 @@ from pyro_dropout.comparison.scores import targets_of
 from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import pit
 from pyro_dropout.judging.scores.class_calibration import reliability
-from pyro_dropout.prediction.band_plots import literal_text
 from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.prediction.plot_style import literal_text
 
 # Okabe and Ito's colour-blind-safe palette; from the seventh guide on, lines are dashed.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
