@@ -20,21 +20,14 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
-from pyro_dropout.prediction.snapshot import (
-    RandomState,
-    evaluating,
-    fingerprint,
-    forked,
-    random_state,
-    seeded,
-    set_random_state,
-)
-from pyro_dropout.protocols import Tree, Weights
+from pyro_dropout.prediction.snapshot import RandomState, evaluating, fingerprint, forked, seeded
+from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.out_of_memory import unless_out_of_memory
 
 Result = TypeVar("Result")
+Reduce = Callable[..., Result]  # outputs (T, N, D) of a block, and what belongs to its N points -> its result
 
 _CPU_ROWS = 8192  # more rows do not make a row faster
 _CUDA_ROWS = 2**20
@@ -75,10 +68,13 @@ class Block:
             yield from Block(self.drawn, *parts).within(rows)
 
 
+Receive = Callable[[Block, Result], None]
+
+
 def run_blocks(
     blocks: list[Block],
     run: Callable[[Block], Result],
-    receive: Callable[[Block, Result], None],
+    receive: Receive[Result],
     device: torch.device,
     prepare: Callable[[Block], None] = lambda block: None,
 ) -> list[Block]:
@@ -95,11 +91,11 @@ def run_blocks(
     while todo:
         block = todo.popleft()
         prepare(block)
-        before = random_state(device)
+        before = RandomState(device)
         # A single row cannot be halved, so torch's error is raised.
         result = run(block) if block.rows == 1 else unless_out_of_memory(functools.partial(run, block))
         if result is None:
-            set_random_state(before, device)
+            before.restore()
             # What did not fit once will not fit later: the remaining blocks are split too.
             todo = deque(part for each in (block, *todo) for part in each.within(block.rows // 2))
             continue
@@ -137,28 +133,13 @@ class Walk:
 
     # --- the two passes -----------------------------------------------------------------------------------------------
 
-    def first(
-        self,
-        label: str,
-        reduce: Callable[..., Result],
-        receive: Callable[[Block, Result], None],
-        progress: bool = False,
-    ) -> None:
-        """Run all blocks, and pass every result to ``receive``; for each point the draws come in order.
-
-        Args:
-            label: what is computed, to tell compiled blocks apart.
-            reduce: makes a result from the outputs of a block, (T, N, D).
-            receive: is given each block with its result.
-            progress: whether to show a bar.
-        """
+    def first(self, label: str, reduce: Reduce[Result], receive: Receive[Result], progress: bool = False) -> None:
+        """Run all blocks, and pass every result to ``receive``; ``label`` tells compiled blocks apart."""
         with seeded(self.seed, self.x.device):
-            self._start = random_state(self.x.device)
-            self._blocks = self._walk(label, reduce, receive, (), progress)
+            self._start = RandomState(self.x.device)
+            self._blocks = self._walk(label, reduce, receive, [], progress)
 
-    def again(
-        self, label: str, reduce: Callable[..., Result], receive: Callable[[Block, Result], None], *of_points: Tensor
-    ) -> None:
+    def again(self, label: str, reduce: Reduce[Result], receive: Receive[Result], *of_points: Tensor) -> None:
         """Run the same blocks with the same draws; ``reduce`` is also given the rows of ``of_points`` at the points."""
         if self._start is None or self._fingerprint() != self._print:
             raise PyroDropoutError(
@@ -166,20 +147,15 @@ class Walk:
                 " they were not kept. Call predict() again, or use keep_samples=True."
             )
         with forked(self.x.device):
-            set_random_state(self._start, self.x.device)
-            self._walk(label, reduce, receive, of_points, False)
+            self._start.restore()
+            self._walk(label, reduce, receive, list(of_points), False)
 
     def remember(self) -> None:
         """Record the values of all parameters, so that a second pass can check that they are the same."""
         self._print = self._fingerprint()
 
     def _walk(
-        self,
-        label: str,
-        reduce: Callable[..., Result],
-        receive: Callable[[Block, Result], None],
-        of_points: tuple[Tensor, ...],
-        progress: bool,
+        self, label: str, reduce: Reduce[Result], receive: Receive[Result], of_points: list[Tensor], progress: bool
     ) -> list[Block]:
         held: slice | None = None
         weights: Weights = {}
@@ -194,8 +170,7 @@ class Walk:
             own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
             inputs = [each[block.points] for each in (self.x, *of_points)]
             if self.compile:
-                found: Result = self._compiled(label, reduce, block.count, own, inputs)
-                return found
+                return self._compiled(label, reduce, block.count, own, inputs)
             return reduce(self.weights.outputs(own, inputs[0], block.count), *inputs[1:])
 
         def pass_on(block: Block, result: Result) -> None:
@@ -217,13 +192,13 @@ class Walk:
         return Parameters(self.weights.model, self.weights.posterior, self.weights, (self.x[:1],), {})
 
     def _compiled(
-        self, label: str, reduce: Callable[..., Tree], count: int, weights: Weights, inputs: list[Tensor]
-    ) -> Tree:
+        self, label: str, reduce: Reduce[Result], count: int, weights: Weights, inputs: list[Tensor]
+    ) -> Result:
         values = self._parameters.values
         key = (label, count, *((each.shape, each.dtype) for each in inputs))
         if key not in self._programs:
 
-            def run(values: list[Tensor], weights: Weights, x: Tensor, *of_points: Tensor) -> Tree:
+            def run(values: list[Tensor], weights: Weights, x: Tensor, *of_points: Tensor) -> Result:
                 with unvalidated(), poutine.block(), self._parameters.replaced(values):
                     return reduce(self.weights.outputs(weights, x, count), *of_points)
 
@@ -236,7 +211,8 @@ class Walk:
                 raise PyroDropoutError(
                     f"this model or posterior cannot be compiled for prediction: {cause} Use compile=False."
                 ) from cause
-        return self._programs[key](values, weights, *inputs)
+        found: Result = self._programs[key](values, weights, *inputs)
+        return found
 
     # --- before the first step ----------------------------------------------------------------------------------------
 

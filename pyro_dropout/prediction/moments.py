@@ -44,15 +44,13 @@ def moments_of(p: Distribution) -> Sums:
     For classes also "surprise", the entropy, and "votes", the most probable one, as indicators.
     """
     base = base_of(p)
-    several, coins = isinstance(base, Categorical), isinstance(base, Bernoulli)
-    if several:  # the mean of its targets is that of their indicators
-        means = base.probs.to(F64)
-        found = {"mean": means, "noise": means * (1 - means)}
-    else:
-        found = {"mean": p.mean.to(F64), "noise": p.variance.to(F64)}
-    if several or coins:
-        found["surprise"] = base.entropy().to(F64)
-        found["votes"] = (base.logits > 0) if coins else _votes(base.logits)
+    if isinstance(base, Categorical):  # the mean of its targets is that of their indicators
+        means, best = base.probs.to(F64), base.logits.argmax(-1, keepdim=True)
+        votes = best == torch.arange(base.logits.shape[-1], device=best.device)
+        return {"mean": means, "noise": means * (1 - means), "surprise": base.entropy().to(F64), "votes": votes}
+    found = {"mean": p.mean.to(F64), "noise": p.variance.to(F64)}
+    if isinstance(base, Bernoulli):
+        found |= {"surprise": base.entropy().to(F64), "votes": base.logits > 0}
     return found
 
 
@@ -81,30 +79,20 @@ def block_sums(likelihood: Likelihood, f: Tensor) -> Sums:
     return sums | {name: value.sum(0) for name, value in each.items()}
 
 
-def _votes(logits: Tensor) -> Tensor:
-    """Return which class each draw votes for, as indicators."""
-    best = logits.argmax(-1, keepdim=True)
-    return best == torch.arange(logits.shape[-1], device=best.device)
-
-
 def block_log_prob(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     """Return logsumexp_t log p(y | f_t) of a block of draws, (N,)."""
     each: Tensor = likelihood.distribution(f).log_prob(y)
     return torch.logsumexp(each.to(F64), 0)
 
 
-def block_outer(likelihood: Likelihood, f: Tensor, mean: Tensor) -> Tensor:
-    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws, (N, D, D)."""
-    apart = likelihood.distribution(f).mean.to(F64) - mean
+def block_outer(p: Distribution, mean: Tensor) -> Tensor:
+    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws with p(y | f), (N, D, D)."""
+    apart = p.mean.to(F64) - mean
     return torch.einsum("t...i,t...j->...ij", apart, apart)
 
 
 class Running:
-    """The sums of all draws so far, for every data point.
-
-    Args:
-        points: how many data points there are; unused if all are added together, by an ellipsis.
-    """
+    """The sums of all draws so far, for ``points`` data points; their number is unused if all are added together."""
 
     def __init__(self, points: int) -> None:
         self.points = points

@@ -13,10 +13,10 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, check_see
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.draws.weight_draws import PerExample
-from pyro_dropout.prediction.moments import F64, Running, Sums, block_log_prob, block_sums
+from pyro_dropout.prediction.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import evaluating, frozen, seeded
-from pyro_dropout.protocols import Likelihood
+from pyro_dropout.protocols import Distribution, Likelihood
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -42,6 +42,7 @@ class FleetPrediction(Prediction):
         (torch.Size([3, 5, 1]), torch.Size([3, 5]), torch.Size([3]))
     """
 
+    _made_by = "predict_fleet"
     likelihoods: tuple[Likelihood, ...] = ()
     targets: Tensor | None = None
     given: Tensor | None = None
@@ -51,17 +52,14 @@ class FleetPrediction(Prediction):
         replicas, points = self._sums["mean"].shape[:2]
         return f"FleetPrediction({replicas} replicas, {points} points, {self._count} draws, {self.family})"
 
-    @property
-    def samples(self) -> Tensor:
-        """The outputs of every draw, (T, E, n, D), if ``predict_fleet`` was called with ``keep_samples=True``."""
-        if self._samples is None:
-            raise PyroDropoutError("samples were not kept; call predict_fleet(..., keep_samples=True).")
-        return self._samples
+    def pieces(self) -> Iterator[Points]:
+        """Yield the replicas, one by one: their noise may differ."""
+        return iter(range(self.samples.shape[1]))
 
-    def _blocks(self) -> Iterator[tuple[int, Likelihood, Tensor]]:
-        """Yield each replica with its own likelihood, whose noise may differ from the others', and its samples."""
-        samples = self.samples
-        return ((e, likelihood, samples[:, e]) for e, likelihood in enumerate(self.likelihoods))
+    def distribution_at(self, points: Points) -> Distribution:
+        """Return p(y | f) of every draw of one replica, (T, n, D)."""
+        assert isinstance(points, int)
+        return self.likelihoods[points].distribution(self.samples[:, points])
 
     def log_prob(self, y: Tensor | None = None) -> Tensor:
         """Return log p(y | x) of each replica and point, (E, N), for the targets that ``predict_fleet`` was given."""

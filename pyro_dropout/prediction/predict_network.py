@@ -69,7 +69,8 @@ def predict_network(model: PyroModel, posterior: object, x: Tensor, asked: Reque
 
 def shares_draws(posterior: object, asked: Request) -> bool:
     """Whether all points share each draw, which is then a whole function."""
-    return asked.shared or not callable(posterior) or bool(getattr(posterior, "whole_functions", False))
+    kept = isinstance(posterior, HasDraws)
+    return asked.shared or kept or not callable(posterior) or bool(getattr(posterior, "whole_functions", False))
 
 
 def walk_of(model: PyroModel, posterior: object, x: Tensor, asked: Request) -> Walk:

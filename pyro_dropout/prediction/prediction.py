@@ -56,6 +56,8 @@ class Prediction:
         True
     """
 
+    _made_by = "predict"
+
     def __init__(
         self,
         likelihood: Likelihood | Distribution,
@@ -125,14 +127,17 @@ class Prediction:
             return indicator_covariance(mean).to(self._like)
         found = torch.diag_embed(self._sums["noise"] / self._count)
         if self._walk is None:
-            for points, likelihood, f in self._blocks():
-                found[points] += block_outer(likelihood, f, mean[points]) / self._count
+            for points in self.pieces():
+                found[points] += block_outer(self.distribution_at(points), mean[points]) / self._count
         else:
+
+            def reduce(f: Tensor, mean: Tensor) -> Tensor:
+                return block_outer(self._likelihood.distribution(f), mean)
 
             def receive(block: Block, outer: Tensor) -> None:
                 found[block.points] += outer / self._count
 
-            self._walk.again("covariance", functools.partial(block_outer, self._likelihood), receive, mean)
+            self._walk.again("covariance", reduce, receive, mean)
         return found.to(self._like)
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
@@ -141,7 +146,7 @@ class Prediction:
     def samples(self) -> Tensor:
         """The model's outputs in every draw, (T, N, outputs), before the likelihood."""
         if self._samples is None:
-            raise PyroDropoutError("the samples were not kept; call predict(..., keep_samples=True).")
+            raise PyroDropoutError(f"the samples were not kept; call {self._made_by}(..., keep_samples=True).")
         return self._samples
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -171,8 +176,8 @@ class Prediction:
         if not is_normal(self.target_distribution):
             raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self.family}.")
         low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
-        for points, likelihood, f in self._blocks():
-            parts = normal_parts(likelihood.distribution(f))
+        for points in self.pieces():
+            parts = normal_parts(self.distribution_at(points))
             for end, tail in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
                 end[points] = mixture_quantile(*parts, tail).to(self._like)
         return low, high
@@ -246,10 +251,6 @@ class Prediction:
         return checked
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
-
-    def _blocks(self) -> Iterator[tuple[Points, Likelihood, Tensor]]:
-        """Yield some points, the likelihood there, and the samples there, (T, points, outputs)."""
-        return ((points, self._likelihood, self.samples[:, points]) for points in self.pieces())
 
     def distribution_at(self, points: Points) -> Distribution:
         """Return p(y | f) of every draw at some points, (T, points, D)."""

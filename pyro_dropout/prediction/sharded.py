@@ -21,14 +21,7 @@ _ROWS = 2**18  # in one forward pass on a GPU, where all ranks must draw weights
 
 
 class Shards:
-    """Which rank has which points or draws, and how their results are combined.
-
-    Args:
-        group: the ranks.
-        shard: what is divided.
-        points: how many points there are.
-        samples: how many draws.
-    """
+    """Which rank has which points or draws, and how their results are combined."""
 
     def __init__(self, group: Group, shard: Shard, points: int, samples: int) -> None:
         self.group, self.shard, self.points, self.samples = group, shard, points, samples
@@ -89,13 +82,7 @@ class Shards:
 
 
 class ShardedPrediction(Prediction):
-    """A prediction whose samples were not kept: whatever needs them must be called on all ranks.
-
-    Args:
-        own: this rank's prediction.
-        shards: which rank has what.
-        sums: over all draws.
-    """
+    """A prediction whose samples were not kept: whatever needs them must be called on all ranks."""
 
     def __init__(self, own: Prediction, shards: Shards, sums: Sums) -> None:
         super().__init__(own.likelihood, sums, shards.samples, own._like, None, None)
@@ -129,15 +116,7 @@ class ShardedPrediction(Prediction):
 
 
 def predict_together(model: PyroModel, posterior: object, x: Tensor, asked: Request, shard: Shard) -> Prediction:
-    """Return the prediction that all ranks make together, on all of them.
-
-    Args:
-        model: the model.
-        posterior: its posterior, with the same parameters on all ranks.
-        x: all points.
-        asked: the options.
-        shard: what the ranks divide.
-    """
+    """Return the prediction that all ranks make together, on all of them; they have the same parameters."""
     _check_divisible(posterior, shard)
     group = join(x.device)
     # Whether samples are kept depends on their total size, not on that of a rank's share.
@@ -149,8 +128,7 @@ def predict_together(model: PyroModel, posterior: object, x: Tensor, asked: Requ
     shards = Shards(group, shard, len(x), asked.samples)
     base = group.one_seed(asked.seed)
     if shard == "points" and shares_draws(posterior, asked):
-        chunk = _ROWS if x.is_cuda and asked.chunk is None else asked.chunk
-        mine = replace(asked, seed=base, chunk=chunk)
+        mine = replace(asked, seed=base, chunk=asked.chunk or (_ROWS if x.is_cuda else None))
     else:
         mine = replace(asked, seed=group.seed(base))
     points, _ = shards.own_points(group.rank)

@@ -14,17 +14,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.moments import (
-    F64,
-    Points,
-    Sums,
-    base_of,
-    indicator_covariance,
-    is_class,
-    is_normal,
-    mixture_quantile,
-    normal_parts,
-)
+from pyro_dropout.prediction.moments import F64, Points, Sums, base_of, indicator_covariance, is_class, is_normal
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Distribution
 
@@ -128,17 +118,14 @@ class SitePrediction(Prediction):
 
         With normal noise they are quantiles of the mixture of normals, and otherwise those of the samples.
         """
+        if is_normal(self.target_distribution):
+            return super().interval(level)
         check_level("level", level)
         if is_class(self.target_distribution):
             raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self.family}; use probs.")
-        tails = ((1 - level) / 2, (1 + level) / 2)
-        if is_normal(self.target_distribution):
-            parts = normal_parts(self.distribution_at(...))
-            low, high = (mixture_quantile(*parts, tail) for tail in tails)
-        else:
-            drawn = self.samples.to(F64).sort(0).values
-            low, high = (_between(drawn, tail) for tail in tails)
-        return low.to(self._like), high.to(self._like)
+        drawn = self.samples.to(F64).sort(0).values
+        low, high = (_between(drawn, tail).to(self._like) for tail in ((1 - level) / 2, (1 + level) / 2))
+        return low, high
 
     # --- the interface for scores -------------------------------------------------------------------------------------
 

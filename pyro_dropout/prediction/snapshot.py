@@ -11,22 +11,23 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.trial_run import modules_of
 
-RandomState = tuple[Tensor, Tensor | None]
 Module = TypeVar("Module", bound=nn.Module)
 
 _PIECE = 2**20  # numbers that a checksum processes at once
 
 
-def random_state(device: torch.device) -> RandomState:
-    """Return the states of torch's generators on the CPU and on ``device``."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+class RandomState:
+    """The states of torch's generators on the CPU and on ``device``, as they are now."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cpu = device, torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
-def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Restore the generators' states."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+    def restore(self) -> None:
+        """Put the generators back into these states."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -82,10 +83,7 @@ def fingerprint(tensors: Iterable[Tensor]) -> list[object]:
 
 
 def _checksum(value: Tensor) -> Tensor:
-    """Return a whole number computed from all bits of a tensor: Σ bitsᵢ·(2i + 1) modulo 2⁶⁴.
-
-    Odd factors have inverses, so any change of a single number changes the sum, however small it is.
-    """
+    """Return Σ bitsᵢ·(2i + 1) modulo 2⁶⁴: odd factors have inverses, so a change of one number changes the sum."""
     flat = value.contiguous().reshape(-1)
     bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=value.device)

@@ -15,19 +15,13 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.prediction.draws.weight_draws import latent_draws, latent_sites
-from pyro_dropout.protocols import HasDensity, Message, Posterior, PyroModel, Trace, Weights
+from pyro_dropout.protocols import HasDensity, Message, Posterior, PyroModel, Weights
 
 F64 = torch.float64
 
 
 def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tuple[Weights, Tensor | None, str]:
-    """Return ``samples`` draws, (samples, ...), with their log density or the reason why there is none.
-
-    Args:
-        call: the model and its arguments, which a guide is called with too.
-        posterior: a guide, or anything with ``sample_weights(n)``.
-        samples: how many draws.
-    """
+    """Return ``samples`` draws of a guide, called as the model is, with their log density or why there is none."""
     if not callable(posterior):
         if not isinstance(posterior, Posterior):
             raise PyroDropoutError(
@@ -55,7 +49,7 @@ def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tupl
     return weights, density, ""
 
 
-def _singularity(probes: list[Trace]) -> str:
+def _singularity(probes: list[poutine.Trace]) -> str:
     """Return why a guide has no density, from two of its traces; empty if it has one."""
     for name, site in latent_sites(probes[0]).items():
         q = site["fn"]
@@ -65,17 +59,17 @@ def _singularity(probes: list[Trace]) -> str:
                 " a set of volume zero."
             )
         # A mapped draw is a Delta too, but changes from one trace to the next.
-        if isinstance(q, Delta) and torch.equal(site["value"], probes[1].nodes[name]["value"]):
+        if isinstance(q, Delta) and torch.equal(site["value"], latent_sites(probes[1])[name]["value"]):
             return f"the guide has no density at site {name!r}: it is a point, not a distribution."
     return ""
 
 
-def _proper(trace: Trace) -> dict[str, Message]:
+def _proper(trace: poutine.Trace) -> dict[str, Message]:
     """Return the latent sites that are also the model's: auxiliary ones are the guide's alone."""
     return {name: site for name, site in latent_sites(trace).items() if not site["infer"].get("is_auxiliary")}
 
 
-def _plain(trace: Trace) -> bool:
+def _plain(trace: poutine.Trace) -> bool:
     """Whether no site is in a plate or represents another site."""
     sites = latent_sites(trace)
     return len(sites) == len(_proper(trace)) and not any(site["cond_indep_stack"] for site in sites.values())

@@ -42,7 +42,7 @@ class Weighed:
 
 
 def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
-    """Run the model once for each draw, and read its log densities and data from the trace.
+    """Run a model once for each of S draws, and read its log densities and data from the trace.
 
     Args:
         call: the model and its arguments, data included.

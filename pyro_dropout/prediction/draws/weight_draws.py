@@ -19,17 +19,7 @@ from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.protocols import (
-    FunctionPosterior,
-    HasDraws,
-    HasMean,
-    Message,
-    Model,
-    Posterior,
-    PyroModel,
-    Trace,
-    Weights,
-)
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, HasMean, Message, Model, Posterior, PyroModel, Weights
 from pyro_dropout.training.loss.per_example import per_example
 
 # Draws of one forward pass that flip the signs of one noise tensor share its magnitude; many passes average it out.
@@ -38,19 +28,13 @@ _PASSES_WITH_FLIPS = 256
 MOST_NUMBERS = 2**26
 
 
-def latent_sites(trace: Trace) -> dict[str, Message]:
+def latent_sites(trace: poutine.Trace) -> dict[str, Message]:
     """Return the latent sites of a guide's trace."""
     return {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
 
 
 def latent_draws(posterior: object, count: int, call: ModelCall) -> Weights:
-    """Return ``count`` draws of all latent sites of a posterior, {site: (count, ...)}.
-
-    Args:
-        posterior: a guide, or anything with ``sample_weights(n)``.
-        count: how many draws.
-        call: the arguments that a guide is called with.
-    """
+    """Return ``count`` draws of all latent sites, {site: (count, ...)}; a guide is called as the model is."""
     if isinstance(posterior, Posterior):
         return posterior.sample_weights(count)
     assert callable(posterior)
@@ -69,12 +53,7 @@ def checked_outputs(f: object, count: int) -> Tensor:
 
 
 class WeightDraws(ABC):
-    """How a posterior's weights are put into a model.
-
-    Args:
-        model: the model.
-        posterior: its posterior.
-    """
+    """A way to put a posterior's weights into a model."""
 
     def __init__(self, model: PyroModel, posterior: object) -> None:
         self.model, self.posterior = model, posterior
