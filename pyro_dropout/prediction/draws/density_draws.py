@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.prediction.draws.weight_draws import latent_draws, latent_sites
@@ -25,8 +26,8 @@ def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tupl
     if not callable(posterior):
         if not isinstance(posterior, Posterior):
             raise PyroDropoutError(
-                "posterior must be a guide, a Fleet, or have sample_weights(n) or weights; got"
-                f" {type(posterior).__name__}."
+                "posterior must be a guide, a fleet or draws with their weights, as nuts gives; got"
+                f" {describe(posterior)}."
             )
         weights = posterior.sample_weights(samples)
         if isinstance(posterior, HasDensity):

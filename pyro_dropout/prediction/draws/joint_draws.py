@@ -17,7 +17,7 @@ from pyro_dropout.prediction.draws.density_draws import draws_with_density
 from pyro_dropout.prediction.draws.network_draws import weigh_network
 from pyro_dropout.prediction.draws.traced_draws import Weighed, weigh_traces
 from pyro_dropout.prediction.snapshot import evaluating, seeded
-from pyro_dropout.protocols import HasWeights, Posterior, Weights
+from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -62,11 +62,6 @@ def joint_draws(
     check_seed(seed)
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(call.model, posterior)]
     calls = [checked_call(ModelCall(model, call.args, call.kwargs)) for model, _ in pairs]
-    for _, q in pairs:
-        if not (callable(q) or isinstance(q, (HasWeights, Posterior))):
-            raise PyroDropoutError(
-                f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
-            )
     parts = [part for pair in pairs for part in pair]
     device = place_of(parts, call)
     with evaluating(*parts):
