@@ -7,8 +7,7 @@ torch runs these layers in one kernel that takes a single set of weights. Writte
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +36,8 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
             for recipe in recipes:
                 if recipe is not None:
                     recipe.reused = True  # one draw is used at every step of a sequence
-            run = _ATTENTION if isinstance(module, nn.MultiheadAttention) else _RECURRENT[_family(module)]
-            module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
+            # The instance's own attribute shadows the method until the context ends.
+            module.__dict__["forward"] = functools.partial(_written_out_forward(module), module)
             changed.append(module)
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole encoder layer
@@ -49,8 +48,10 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _family(module: nn.Module) -> str:
-    return "cell" if isinstance(module, nn.RNNCellBase) else "layer"
+def _written_out_forward(module: nn.Module) -> Callable[..., object]:
+    if isinstance(module, nn.MultiheadAttention):
+        return _run_attention
+    return _run_cell if isinstance(module, nn.RNNCellBase) else _run_layer
 
 
 def _step(module: nn.Module, x: Tensor, state: tuple[Tensor, ...], parts: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -73,7 +74,9 @@ def _step(module: nn.Module, x: Tensor, state: tuple[Tensor, ...], parts: list[T
     return (squash(from_x + from_h),)
 
 
-def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
+def _run_cell(
+    module: nn.RNNCellBase, x: Tensor, hx: Tensor | tuple[Tensor, ...] | None = None
+) -> Tensor | tuple[Tensor, ...]:
     """Run an RNNCell, LSTMCell or GRUCell."""
     if x.dim() != 2:
         raise NotFollowedError("per-data-point draws need input (N, features) in recurrent cells.")
@@ -85,7 +88,9 @@ def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
     return state if isinstance(module, nn.LSTMCell) else state[0]
 
 
-def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
+def _run_layer(
+    module: nn.RNNBase, x: object, hx: Tensor | tuple[Tensor, ...] | None = None
+) -> tuple[Tensor, Tensor | tuple[Tensor, ...]]:
     """Run an RNN, LSTM or GRU of any number of layers, in one or both directions."""
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise NotFollowedError("per-data-point draws need recurrent input (N, T, features), not packed or unbatched.")
@@ -119,7 +124,7 @@ def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
 
 
 def _run_attention(
-    module: Any,
+    module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -138,12 +143,13 @@ def _run_attention(
     heads, width = module.num_heads, module.head_dim
     q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in (q, k, v))
     scores = q @ k.mT / math.sqrt(width)
-    if attn_mask is not None:
-        mask = attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (-1, heads))
-        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if attn_mask is not None and attn_mask.dim() != 2:
+        attn_mask = attn_mask.unflatten(0, (-1, heads))
     if key_padding_mask is not None:
-        mask = key_padding_mask[:, None, None, :]
-        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        key_padding_mask = key_padding_mask[:, None, None, :]
+    for mask in (attn_mask, key_padding_mask):
+        if mask is not None:
+            scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = F.dropout(scores.softmax(-1), module.dropout, module.training)
     out = F.linear((weights @ v).transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
     if not need_weights:
@@ -151,7 +157,7 @@ def _run_attention(
     return out, weights.mean(1) if average_attn_weights else weights
 
 
-def _projections(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+def _projections(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
     """Return queries, keys and values; one matrix may hold all three maps, and is then applied to each input."""
     if module._qkv_same_embed_dim:
         whole = {
@@ -163,7 +169,3 @@ def _projections(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tupl
         raise NotFollowedError("per-data-point draws do not cover attention with kdim or vdim and a random bias.")
     maps = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
     return tuple(F.linear(t, w, b) for t, w, b in zip((query, key, value), maps, biases, strict=True))
-
-
-_RECURRENT = {"cell": _run_cell, "layer": _run_layer}
-_ATTENTION = _run_attention

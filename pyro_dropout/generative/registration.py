@@ -8,7 +8,6 @@ of this process has registered was loaded, and takes precedence, as in Pyro.
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pyro
 import torch
@@ -20,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyro_dropout.mathematics.errors import ShapeError
 
 # The parameters in the store that a model or guide of this process has registered.
-_TOLD: Any = WeakIdKeyDictionary()
+_TOLD = WeakIdKeyDictionary()
 # The name of each owner, and the next number to try for each kind.
 _NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 _NEXT: dict[str, int] = {}
@@ -72,7 +71,7 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
         for name, value in trained.items():
             _say_locally(f"{prefix}.{name}", value)
         return
-    store: Any = pyro.get_param_store()
+    store = pyro.get_param_store()
     for name, value in trained.items():
         full = f"{prefix}.{name}"
         present = store._params.get(full)
@@ -110,7 +109,7 @@ def _taken_over(owner: nn.Module, full: str, value: Tensor, loaded: Tensor) -> n
     return parameter
 
 
-def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[str, nn.Parameter | None], str]]:
     """Return where modules hold a parameter: a dictionary, and the key there; tied parameters have several places."""
     return [
         (module._parameters, key) for module in modules for key, held in module._parameters.items() if held is value

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.protocols import Likelihood
 from pyro_dropout.training.compile.functional import Parameters
 
 RandomState = tuple[Tensor, Tensor | None]
@@ -64,10 +65,10 @@ def evaluating(*roots: Any) -> Iterator[None]:
             module.training = mode
 
 
-def frozen(module: nn.Module) -> Any:
+def frozen(likelihood: Likelihood) -> Likelihood:
     """Return a copy that training does not change; it works for tensors with a gradient history too."""
-    tensors = (*module.parameters(), *module.buffers())
-    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
+    tensors = (*likelihood.parameters(), *likelihood.buffers()) if isinstance(likelihood, nn.Module) else ()
+    return copy.deepcopy(likelihood, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def fingerprint(model: Any, posterior: Any, run: Any, x: Tensor) -> list[Any]:
