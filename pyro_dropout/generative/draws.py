@@ -44,11 +44,7 @@ def one_for_each_point(
 
     Where weights are drawn for each data point inside the layers, P draws become P copies of every data point. Other
     weights are returned as they are, and the result has the sample dimensions that broadcasting gives it.
-
-    Args:
-        weights: by site, with sample dimensions in front.
-        dimensions: the number of each weight's own dimensions, by site.
-        x: inputs, (N, ...).
+    ``dimensions`` are how many each weight has of its own; those in front of them are of samples.
     """
     recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
     if all(recipe is None for recipe in recipes.values()):

@@ -103,11 +103,12 @@ class DeepGP(nn.Module):
         likelihood: Likelihood | None = None,
     ) -> None:
         super().__init__()
+        check_count("in_features", in_features)
+        check_count("out_features", out_features)
         if not isinstance(widths, list | tuple) or not widths:
             raise RangeError(f"widths must be a list of at least one number of units; got {widths!r}.")
-        counts = [("in_features", in_features), ("out_features", out_features), *(("widths", each) for each in widths)]
-        for name, count in counts:
-            check_count(name, count)
+        for width in widths:
+            check_count("widths", width)
         check_choice("space", space, ("weight", "function"))
         check_choice("scaling", scaling, ("features", "prior"))
         check_positive("jitter", jitter)
@@ -232,8 +233,7 @@ class FiniteRankGP(DeepGP):
         scaling: Where the √(1/K) is: in the "features", with W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
         mean: Mean function, added to f; any callable from (N, Q) to (N, D).
         output_bias: Whether f has its own bias, the site b_out.
-        jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
-            than there are units. A guide that ignores the correlations in F needs far more than the default.
+        jitter: Variance added to F in function space, as in `DeepGP`.
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:

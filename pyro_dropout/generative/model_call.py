@@ -72,19 +72,12 @@ def takes(model: object, name: str) -> bool:
 
 
 def check_keywords(door: Callable[..., object], model: object, kwargs: Iterable[str]) -> None:
-    """Raise if a keyword is neither an option of a public function nor a parameter of the model.
-
-    Args:
-        door: the public function, whose keyword-only parameters are its options.
-        model: the model.
-        kwargs: the names that were given and are not options.
-    """
+    """Raise if a keyword is neither an option (a keyword-only parameter) of a public function nor one of the model."""
     known = signature_of(model)
     if known is None or any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
         return
-    options = [
-        name for name, each in inspect.signature(door).parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    own = inspect.signature(door).parameters
+    options = [name for name, each in own.items() if each.kind is each.KEYWORD_ONLY]
     for name in kwargs:
         if name not in known.parameters:
             close = get_close_matches(name, [*options, *known.parameters], n=1, cutoff=0.5)
@@ -170,8 +163,7 @@ class ModelCall:
     def with_num_data(self, only_if_needed: bool = False) -> "ModelCall":
         """Return the call with N as ``num_data``, where the model has such a parameter and it was not given.
 
-        Args:
-            only_if_needed: whether to leave a parameter that has a default at its default.
+        With ``only_if_needed``, a parameter that has a default keeps it.
         """
         known = signature_of(self.model)
         if known is None or "num_data" not in known.parameters or "num_data" in self._bound(known.bind_partial):
@@ -215,12 +207,7 @@ def call_of(
 ) -> ModelCall:
     """Return the model call that a public function was given; raise an error for an unknown keyword.
 
-    Args:
-        door: the public function.
-        model: the model.
-        args: its arguments after the model and the posterior.
-        kwargs: keywords that are not its options. Data given as x and y become positional for a model that names its
-            data otherwise.
+    Data given as x and y become positional for a model that names its data otherwise.
     """
     places = [name for name in ("x", "y") if name in kwargs]
     if places and not args and signature_of(model) and not any(takes(model, name) for name in kwargs):

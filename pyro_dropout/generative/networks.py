@@ -20,7 +20,7 @@ from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.protocols import Distribution, Likelihood
+from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
@@ -75,9 +75,9 @@ class BayesianNet(nn.Module):
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
 
-    def sample_sites(self) -> dict[str, Tensor]:
+    def sample_sites(self) -> Weights:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""
-        weights: dict[str, Tensor] = {}
+        weights: Weights = {}
         for name, site in self.sites.items():
             infer: Any = {"kind": site.kind, "row_dim": site.row_dim, "reused": site.uses > 1, "fan_in": site.fan_in}
             infer["init"] = self._parameter(name)
@@ -88,7 +88,7 @@ class BayesianNet(nn.Module):
         """Return the ordinary parameters of the network, which are trained and have no posterior."""
         return {name: value for name, value in self.net.named_parameters() if name not in self.sites}
 
-    def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
@@ -96,13 +96,12 @@ class BayesianNet(nn.Module):
             weights, x, batch = one_for_each_point(weights, dimensions, x)
             f = self._run(weights, x)
             return f.reshape(*batch, -1, f.shape[-1])
-        plain: dict[str, Tensor] = {}
+        plain: Weights = {}
         batches: list[Size] = []
         for name, value in weights.items():
-            shape = self._parameter(name).shape
-            batches.append(sample_dimensions(value.shape[: value.dim() - len(shape)]))
-            single = value.shape == shape  # left as it is: a view would be another tensor
-            plain[name] = value if single else value.reshape(batches[-1] + shape)
+            whole = value.shape[: value.dim() - self._parameter(name).dim()]
+            batches.append(sample_dimensions(whole))
+            plain[name] = value.reshape(batches[-1] + value.shape[len(whole) :]) if whole else value
         batch = torch.broadcast_shapes(*batches)
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
@@ -124,7 +123,7 @@ class BayesianNet(nn.Module):
             if name not in self.sites:
                 raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
-    def _run(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _run(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
             with written_out(self.net, weights):
@@ -139,7 +138,7 @@ class BayesianNet(nn.Module):
             raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
         return f
 
-    def _vectorised(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
+    def _vectorised(self, weights: Weights, x: Tensor, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""
         flat = {
             name: value.expand(batch + self._parameter(name).shape).flatten(0, len(batch) - 1)
@@ -162,7 +161,7 @@ class BayesianNet(nn.Module):
         )
 
 
-def _call(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> object:
+def _call(net: nn.Module, weights: Weights, x: Tensor) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
     if torch._C._get_tracing_state() is None:
         return functional_call(net, weights, (x,))
@@ -170,7 +169,7 @@ def _call(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> object:
         return net(x)
 
 
-def _wrong_with(x: object, weights: dict[str, Tensor], net: nn.Module, cause: Exception) -> PyroDropoutError | None:
+def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
     """Return an error that says what is wrong with x; None if x is not at fault."""
     if not isinstance(x, Tensor):
         return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")

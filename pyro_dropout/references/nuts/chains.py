@@ -62,14 +62,9 @@ class Plan:
 def run_chains(
     energies: Energies, starts: Array, plan: Plan, seed: int, tick: Callable[[], None] = lambda: None
 ) -> list[ChainResult]:
-    """Run one chain from each row of ``starts``, with one call of ``energies`` per leapfrog step of all chains.
+    """Run one chain from each row of ``starts``, (chains, d), with one call of ``energies`` per step of all chains.
 
-    Args:
-        energies: of one position for each chain.
-        starts: (chains, d).
-        plan: settings of each chain.
-        seed: of the chains' random numbers.
-        tick: called after each draw of each chain.
+    ``tick`` is called after each draw of each chain.
     """
     chains = [ChainResult() for _ in starts]
     randoms = [np.random.default_rng([seed, number]) for number in range(len(starts))]
@@ -130,8 +125,7 @@ def _with_first_step(walker: Walker, point: Point) -> Asks[Walker]:
         start = walker.refreshed(point)
         end = yield from walker.leap(start, 1)
         short = start.total - end.total > _LIKELY
-        if growing is None:
-            growing = short
+        growing = short if growing is None else growing
         if short != growing:
             break
         step = step * 2 if growing else step / 2

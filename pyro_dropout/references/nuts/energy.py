@@ -6,6 +6,7 @@ all weights; a constrained site, such as a scale, is transformed to the real lin
 
 import copy
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
@@ -52,7 +53,7 @@ class Energy:
         sites = self._sites()
         self._types = dict.fromkeys(sites, F64)
         self._transforms = {name: biject_to(site["fn"].support) for name, site in sites.items()}
-        self._free = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}
+        self._shapes = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}
         self._prior: Normal | None = None
         if has_gaussian_prior(self.model) and set(sites) == set(self.model.sites):
             widths = [self.model.prior_of(name).stddev.reshape(-1) for name in sites]
@@ -77,18 +78,15 @@ class Energy:
         found: Array = flat.clamp(-1e3, 1e3).numpy()  # a scale drawn from its prior may be zero
         return found
 
+    def parts(self, z: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name of each site and its part of positions (*batch, d), (*batch, *shape), unconstrained."""
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        for (name, shape), part in zip(self._shapes.items(), z.split(sizes, -1), strict=True):
+            yield name, part.reshape(z.shape[:-1] + shape)
+
     def weights(self, z: Tensor) -> Weights:
         """Return the weights {site: (*batch, *shape)} at positions (*batch, d)."""
-        parts = z.split([shape.numel() for shape in self._free.values()], -1)
-        return {
-            name: self._transforms[name](part.reshape(z.shape[:-1] + shape).to(self._types[name]))
-            for (name, shape), part in zip(self._free.items(), parts, strict=True)
-        }
-
-    @property
-    def shapes(self) -> dict[str, torch.Size]:
-        """The shapes of the sites in unconstrained space, in the order of a position."""
-        return dict(self._free)
+        return {name: self._transforms[name](part.to(self._types[name])) for name, part in self.parts(z)}
 
     def _sites(self) -> dict[str, Message]:
         """Return the latent sites of a trace."""
@@ -169,9 +167,8 @@ class Energy:
         total = z.new_zeros(())
         for site in sample_sites(capture.trace).values():
             total = total - scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
-        parts = z.split([shape.numel() for shape in self._free.values()])
-        for (name, shape), part in zip(self._free.items(), parts, strict=True):
-            change = self._transforms[name].log_abs_det_jacobian(part.reshape(shape), weights[name])
+        for name, part in self.parts(z):
+            change = self._transforms[name].log_abs_det_jacobian(part, weights[name])
             total = total - _sum_rightmost(change, change.dim())
         return total
 

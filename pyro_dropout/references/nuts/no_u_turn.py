@@ -142,17 +142,9 @@ class Walker:
                 or _turns(first.right.p, second.right.p, second.sum_p + first.right.p)
             )
         )
-        return _Tree(
-            first.left,
-            second.right,
-            new.chosen if takes else old.chosen,
-            _log_add(old.log_weight, new.log_weight),
-            sum_p,
-            old.acceptance + new.acceptance,
-            old.leaves + new.leaves,
-            turning,
-            new.diverged,
-        )
+        chosen, log_weight = new.chosen if takes else old.chosen, _log_add(old.log_weight, new.log_weight)
+        acceptance, leaves = old.acceptance + new.acceptance, old.leaves + new.leaves
+        return _Tree(first.left, second.right, chosen, log_weight, sum_p, acceptance, leaves, turning, new.diverged)
 
 
 def _turns(left: Array, right: Array, sum_p: Array) -> bool:

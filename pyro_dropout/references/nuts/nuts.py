@@ -138,8 +138,7 @@ def _disagreement(
     values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
     if values is not None:
         return float(posterior.rhat_of(values).max()), "the values that the model returns"
-    parts = z.split([shape.numel() for shape in energy.shapes.values()], -1)
-    each = {name: float(posterior.rhat_of(part).max()) for name, part in zip(energy.shapes, parts, strict=True)}
+    each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
     worst = max(each, key=lambda name: each[name])
     return each[worst], f"site {worst!r}"
 
