@@ -17,9 +17,9 @@ from pyro_dropout.comparison.scores import Exam, collect, count_parameters
 from pyro_dropout.comparison.site_exam import SiteExam
 from pyro_dropout.comparison.trained import as_a_fleet, each_in_its_store
 from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_pairs, check_positive, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.snapshot import forked
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.svi import Compile, check_compile
@@ -267,7 +267,7 @@ def _check_targets(name: str, model: Any, data: Data) -> None:
     x, y = data
     if x.is_floating_point():
         check_finite(f"{name}: x", x)
-    with torch.no_grad(), poutine.block(), forked(x.device):
+    with torch.no_grad(), poutine.block(), forked():
         try:
             f = model(x)
             targets = model.likelihood.checked(f, y)

@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import nn
 
+from pyro_dropout.generative.random_state import forked
+
 
 @contextlib.contextmanager
 def quietly(*modules: Any) -> Iterator[None]:
     """Restore random states and the buffers of ``modules`` on leaving the context."""
     buffers = [buffer for module in modules_of(*modules) for buffer in module._buffers.values() if buffer is not None]
     kept = [buffer.detach().clone() for buffer in buffers]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
+    with forked():
         try:
             yield
         finally:

@@ -17,11 +17,11 @@ from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.random_state import forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import PerExample, Weights, WholeFunctions
-from pyro_dropout.prediction.snapshot import evaluating, fingerprint, forked, random_state, seeded
-from pyro_dropout.prediction.snapshot import set_random_state as put_back
+from pyro_dropout.prediction.snapshot import evaluating, fingerprint
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
 
@@ -89,7 +89,7 @@ class Walk:
         compile: bool,
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
-        self._start: Any = None
+        self._start = random_state()
         self._print: Any = None
         self._programs: dict[Any, Program] = {}
         with self._trial():
@@ -105,18 +105,18 @@ class Walk:
     def first(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], progress: bool = False) -> None:
         """Run all blocks, and pass every result to ``receive``; for each point the draws come in order."""
         with seeded(self.seed, self.x.device):
-            self._start = random_state(self.x.device)
+            self._start = random_state()
             self._blocks = self._walk(label, reduce, receive, (), progress)
 
     def again(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], *of_points: Tensor) -> None:
-        """Run the same blocks with the same draws; torch's generators are restored on exit."""
+        """Run the same blocks with the same draws; the generators are restored on exit."""
         if self._fingerprint() != self._print:
             raise PyroDropoutError(
                 "the model, the posterior or x has changed since predict(), so its draws cannot be repeated, and"
                 " they were not kept. Call predict() again, or use keep_samples=True."
             )
-        with forked(self.x.device):
-            put_back(self._start, self.x.device)
+        with forked():
+            set_random_state(self._start)
             self._walk(label, reduce, receive, of_points, False)
 
     def remember(self) -> None:
@@ -151,7 +151,7 @@ class Walk:
 
     def _tried(self, block: Block, label: str, reduce: Reduce, weights: Weights, of_points: tuple[Tensor, ...]) -> Any:
         """Return a block's result; None, with random states restored, if memory runs out."""
-        before = random_state(self.x.device)
+        before = random_state()
         first = block.drawn.start
         own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
         inputs = [each[block.points] for each in (self.x, *of_points)]
@@ -163,7 +163,7 @@ class Walk:
             if block.rows == 1:
                 raise
         # Only here is the traceback released, which holds the tensors of the failed pass.
-        put_back(before, self.x.device)
+        set_random_state(before)
         if self.x.is_cuda:
             torch.cuda.empty_cache()
         return None
@@ -203,7 +203,7 @@ class Walk:
     @contextmanager
     def _trial(self) -> Iterator[None]:
         """Within this context a run has no side effects on random states or networks."""
-        with forked(self.x.device), evaluating(self.weights.model, self.weights.posterior):
+        with forked(), evaluating(self.weights.model, self.weights.posterior):
             yield
 
     def _outputs_of(self, x: Tensor, count: int = 1) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a prediction depends on besides its arguments: random states, the mode of networks, values of parameters."""
+"""What a prediction depends on besides its arguments: the mode of networks, values of parameters."""
 
 import contextlib
 import copy
@@ -10,43 +10,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.training.compile.functional import Parameters
 
-RandomState = tuple[Tensor, Tensor | None]
-
 _PIECE = 2**20  # numbers that a checksum processes at once
-
-
-def random_state(device: torch.device) -> RandomState:
-    """Return the states of torch's generators on the CPU and on ``device``."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Restore the generators' states."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the two generators; ``torch.manual_seed`` would also seed those of all other devices."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
-def forked(device: torch.device) -> Any:
-    """Restore the generators' states on exit."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw random numbers from a seed, and restore the generators' states on exit; without a seed, do nothing."""
-    with forked(device) if seed is not None else contextlib.nullcontext():
-        if seed is not None:
-            seed_generators(int(seed), device)
-        yield
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ from pyro_dropout.training.preflight import (
     check_targets,
     check_watch,
 )
-from pyro_dropout.training.runner import Batches, BesideRun, Run
+from pyro_dropout.training.runner import Batches, TorchOptimiserRun, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
 
@@ -147,7 +147,7 @@ def fit(
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
-    task = _Task(guide, ELBO(per_example="auto") if loss is None else loss, call)
+    task = TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call)
     facts: dict[str, Any] = {"batch": batch, "seed": seed}
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
@@ -239,7 +239,7 @@ def _update(
 
 
 @dataclass
-class _Task:
+class TrainingTask:
     """A model call, a guide and a loss: what a training run fits."""
 
     guide: Any
@@ -251,7 +251,7 @@ class _Task:
         """Model, guide and loss."""
         return self.call.model, self.guide, self.loss
 
-    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> Run:
+    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> TrainingRun:
         """Return a training run of the guide's and the model's parameters, ready to start."""
         whole = batch == (self.call.count or 1)
         first = self.call if whole else self.call.at(slice(0, batch))
@@ -265,12 +265,14 @@ class _Task:
             if isinstance(update, torch.optim.Optimizer):
                 gradients_of = make_gradients(*self.parts, parameters, self._arguments)
                 trained = list(parameters.by_name.values())
-                return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=compile)
+                return TorchOptimiserRun(
+                    gradients_of, trained, update, inputs=buffers, batches=batches, compile=compile
+                )
             step = make_step(*self.parts, parameters, update, self._arguments)
             options: Any = {"inputs": buffers, "batches": batches, "compile": compile}
-            return Run(step, parameters.values, update, write=parameters.write, **options)
+            return TrainingRun(step, parameters.values, update, write=parameters.write, **options)
 
-    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> Run:
+    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> TrainingRun:
         """Return a training run on several ranks: each draws its own masks, and all draw the same batches."""
         base = group.one_seed(seed)
         torch.manual_seed(base)

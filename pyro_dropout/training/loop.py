@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss_record import Ledger
-from pyro_dropout.training.runner import CHAIN, Run
+from pyro_dropout.training.runner import CHAIN, TrainingRun
 
 
 class Watch:
@@ -28,7 +29,7 @@ class Watch:
         self,
         model: Any,
         guide: Any,
-        run: Run,
+        run: TrainingRun,
         data: tuple[Tensor, Tensor],
         patience: int,
         every: int,
@@ -51,7 +52,7 @@ class Watch:
         training = bool(getattr(model, "training", False))
         if training:
             model.eval()
-        with torch.no_grad(), _drawn_apart(self.group.seed(self.seed + step), self.run.t.device):
+        with torch.no_grad(), seeded(self.group.seed(self.seed + step), self.run.t.device):
             sums = self._surprise()
         if training:
             model.train()
@@ -95,7 +96,7 @@ class Watch:
 
 
 def loop(
-    run: Run,
+    run: TrainingRun,
     total: int,
     progress: bool,
     *,
@@ -173,7 +174,7 @@ def loop(
 
 
 @contextlib.contextmanager
-def _published(run: Run) -> Iterator[None]:
+def _published(run: TrainingRun) -> Iterator[None]:
     """Within this context, an interruption (Ctrl-C) leaves the parameters so far in the model and the guide."""
     try:
         yield
@@ -182,7 +183,9 @@ def _published(run: Run) -> Iterator[None]:
         raise
 
 
-def _stop_if_diverged(run: Run, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]) -> None:
+def _stop_if_diverged(
+    run: TrainingRun, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]
+) -> None:
     """Raise an error if a loss since step ``seen`` is not finite; the parameters return to ``good``.
 
     Where a step has several losses, one for each replica, the others continue until all are lost.
@@ -223,7 +226,7 @@ class _Asked:
             raise KeyboardInterrupt
         self.signal = number
 
-    def leave(self, number: int, run: Run, done: int, speaks: bool) -> None:
+    def leave(self, number: int, run: TrainingRun, done: int, speaks: bool) -> None:
         """End the process, after the checkpoint, by a signal that it or another rank received; 0 is none."""
         if not number:
             return
@@ -245,18 +248,6 @@ def _where(keeper: Keeper, done: int) -> str:
         f"its checkpoint could not be written; training can resume from step {keeper.step} (checkpoints in"
         f" {keeper.folder})."
     )
-
-
-@contextlib.contextmanager
-def _drawn_apart(seed: int, device: torch.device) -> Iterator[None]:
-    """Within this context random numbers come from a seed; the generators are restored on exit."""
-    cuda = device.type == "cuda"
-    with torch.random.fork_rng([device] if cuda else []):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed those of other devices too
-        if cuda:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Result = TypeVar("Result")
@@ -58,12 +59,10 @@ def _largest(step: Callable[[int], Any], points: int) -> int | None:
     The quarter is for what a training run needs besides its step: fragmentation, prefetched batches, compiled graphs.
     """
     size = 1 << max(points - 1, 1).bit_length() - 1
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     while size:
-        if devices:
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing where there is no GPU
         try:
-            with torch.random.fork_rng(devices):
+            with forked():
                 step(size + size // 4)
             return size
         except torch.OutOfMemoryError:

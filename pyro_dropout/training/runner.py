@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.optimisers import Update, clock, plain
@@ -54,7 +55,7 @@ class Batches:
         return taken
 
 
-class Run:
+class TrainingRun:
     """One training run: a step of tensors that is taken repeatedly.
 
     Args:
@@ -108,9 +109,8 @@ class Run:
         start = time.perf_counter()
         values, state = tree_unflatten(self.leaves, self._shape)
         index = [] if self._batches is None else [self._batches.rows[..., : self._batches.size].contiguous()]
-        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
         try:
-            with torch.random.fork_rng(devices):
+            with forked():
                 program = Program(self._step, values, state, self.t, self.lr, *self._inputs, *index)
                 if self.t.is_cuda:
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
@@ -195,7 +195,7 @@ class Run:
             self._batches.generator.set_state(tensors["order"])
 
 
-class BesideRun(Run):
+class TorchOptimiserRun(TrainingRun):
     """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients.
 
     Args:

@@ -13,6 +13,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import trace_of
+from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.prediction.draws.joint_draws import checked_call
@@ -88,8 +89,7 @@ def nuts(
     if is_network(model) and call.args[1].is_floating_point():
         check_finite("y", call.args[1])
     began = time.perf_counter()
-    with torch.random.fork_rng(devices=[]), evaluating(model):
-        torch.default_generator.manual_seed(int(seed))
+    with seeded(int(seed), torch.device("cpu")), evaluating(model):
         energy = Energy(call, compile)
         starts = np.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
@@ -156,7 +156,7 @@ def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
     def run(t: int) -> Any:
         return trace_of(call, {name: value[t] for name, value in draws.items()}).nodes["_RETURN"]["value"]
 
-    with evaluating(call.model), torch.random.fork_rng(devices=[]):
+    with evaluating(call.model), forked():
         first, last = run(0), run(total - 1)
         numbers = all(isinstance(f, Tensor) and f.is_floating_point() and f.numel() for f in (first, last))
         if not numbers or first.shape != last.shape or torch.equal(first, last):

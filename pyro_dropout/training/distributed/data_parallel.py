@@ -20,7 +20,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.runner import Batches, BesideRun, Run
+from pyro_dropout.training.runner import Batches, TorchOptimiserRun, TrainingRun
 from pyro_dropout.training.svi import Compile
 
 
@@ -131,7 +131,7 @@ def parallel_run(
     y: Tensor,
     update: Update | torch.optim.Optimizer,
     batch: int,
-) -> Run:
+) -> TrainingRun:
     """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
     Args:
@@ -157,10 +157,10 @@ def parallel_run(
     buffers = (Buffers(model, guide).values,)
     if isinstance(update, torch.optim.Optimizer):
         trained = list(parameters.by_name.values())
-        return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=False)
+        return TorchOptimiserRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=False)
     step = _step(gradients_of, update)
     options: Any = {"inputs": buffers, "batches": batches, "compile": False}
-    return Run(step, parameters.values, update, write=parameters.write, **options)
+    return TrainingRun(step, parameters.values, update, write=parameters.write, **options)
 
 
 def check_parallel(group: Group, batch: int, compile: Compile) -> None:

@@ -31,11 +31,11 @@ from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
 from pyro_dropout.training.preflight import check_how, check_length, check_targets
-from pyro_dropout.training.runner import Batches, Run
+from pyro_dropout.training.runner import Batches, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
 
-class FleetRun(Run):
+class FleetRun(TrainingRun):
     """The training of a fleet.
 
     Attributes:
