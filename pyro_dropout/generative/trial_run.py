@@ -1,8 +1,7 @@
-"""Run a model once to inspect it, without side effects."""
+"""Run a model without side effects on random states, buffers and the modes of its networks."""
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,9 +10,9 @@ from pyro_dropout.generative.random_state import forked
 
 
 @contextlib.contextmanager
-def quietly(*modules: Any) -> Iterator[None]:
-    """Restore random states and the buffers of ``modules`` on leaving the context."""
-    buffers = [buffer for module in modules_of(*modules) for buffer in module._buffers.values() if buffer is not None]
+def quietly(*roots: object) -> Iterator[None]:
+    """Restore random states and the buffers of ``roots`` on leaving the context."""
+    buffers = [buffer for module in modules_of(*roots) for buffer in module._buffers.values() if buffer is not None]
     kept = [buffer.detach().clone() for buffer in buffers]
     with forked():
         try:
@@ -24,7 +23,22 @@ def quietly(*modules: Any) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def modules_of(*roots: Any) -> Iterator[nn.Module]:
+@contextlib.contextmanager
+def evaluating(*roots: object) -> Iterator[None]:
+    """Within this context networks are in evaluation mode and record no gradients."""
+    modules = list(modules_of(*roots))
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def modules_of(*roots: object) -> Iterator[nn.Module]:
     """Yield every submodule of those ``roots`` that are modules."""
     for root in roots:
         if isinstance(root, nn.Module):

@@ -18,10 +18,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.random_state import forked, random_state, seeded, set_random_state
-from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import PerExample, Weights, WholeFunctions
-from pyro_dropout.prediction.snapshot import evaluating, fingerprint
+from pyro_dropout.prediction.snapshot import fingerprint
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
 

@@ -18,7 +18,7 @@ from pyro_dropout.prediction.sharded import Shard, predict_together
 from pyro_dropout.prediction.snapshot import frozen
 from pyro_dropout.protocols import FunctionPosterior, HasDraws, Posterior
 from pyro_dropout.training.distributed.process_group import join
-from pyro_dropout.training.fit import move_to
+from pyro_dropout.training.fit import place_of
 
 Keep = Literal["auto"] | bool
 
@@ -92,7 +92,7 @@ def predict(
     if network:
         x = _points_of(model, args, kwargs)
         _check_points(model, x)
-        x = x.to(move_to(None, [model, posterior]))
+        x = x.to(place_of([model, posterior]))
     else:
         call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)

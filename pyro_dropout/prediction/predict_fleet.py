@@ -13,13 +13,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.random_state import seeded
-from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.draws.weight_draws import PerExample
 from pyro_dropout.prediction.moments import F64, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.snapshot import evaluating, frozen
+from pyro_dropout.prediction.snapshot import frozen
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program, traced
 from pyro_dropout.training.fleet.fleet import Fleet

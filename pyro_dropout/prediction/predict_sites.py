@@ -17,12 +17,12 @@ from pyro_dropout.generative.observed_sites import (
     trace_of,
 )
 from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import MeanWeights, Weights, latent_draws
 from pyro_dropout.prediction.moments import Running, Sums, moments_of
 from pyro_dropout.prediction.site_prediction import SitePrediction
-from pyro_dropout.prediction.snapshot import evaluating
 from pyro_dropout.protocols import HasDraws
 from pyro_dropout.training.fit import place_of
 

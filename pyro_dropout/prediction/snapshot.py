@@ -1,8 +1,6 @@
-"""What a prediction depends on besides its arguments: the mode of networks, values of parameters."""
+"""What a prediction depends on besides its arguments: values of parameters and buffers, copied or summed up."""
 
-import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,21 +9,6 @@ from torch import Tensor, nn
 from pyro_dropout.training.compile.functional import Parameters
 
 _PIECE = 2**20  # numbers that a checksum processes at once
-
-
-@contextlib.contextmanager
-def evaluating(*roots: Any) -> Iterator[None]:
-    """Within this context networks are in evaluation mode and record no gradients."""
-    modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
 
 
 def frozen(module: nn.Module) -> Any:

@@ -16,12 +16,12 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.random_state import forked, seed_generators
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.draws.weight_draws import Weights, WholeFunctions, latent_draws
-from pyro_dropout.prediction.snapshot import evaluating
 from pyro_dropout.protocols import Posterior
 from pyro_dropout.training.fit import place_of
 

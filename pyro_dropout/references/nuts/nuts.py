@@ -14,15 +14,15 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import trace_of
 from pyro_dropout.generative.random_state import forked, seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
-from pyro_dropout.prediction.snapshot import evaluating
 from pyro_dropout.references.nuts.chains import Chain, Plan, run_chains
 from pyro_dropout.references.nuts.energy import Energy
-from pyro_dropout.training.fit import move_to, place_of
+from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.svi import Compile, check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
@@ -121,7 +121,7 @@ def nuts(
 def function_rhat(model: Any, posterior: SampledPosterior, points: Tensor) -> Tensor:
     """Return R-hat of the model's outputs at ``points``, (N, D)."""
     with evaluating(model):
-        points = points.to(move_to(None, [model]))
+        points = points.to(place_of([model]))
         total = posterior.num_chains * posterior.num_draws
         f = WholeFunctions(model, posterior).outputs(posterior.draws_at(torch.arange(total)), points, total)
     return posterior.rhat_of(f.reshape(posterior.num_chains, posterior.num_draws, *f.shape[1:]))

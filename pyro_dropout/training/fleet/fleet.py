@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.mathematics.checks import check_positive
+from pyro_dropout.mathematics.checks import check_pairs, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
@@ -30,7 +30,7 @@ from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
-from pyro_dropout.training.preflight import check_how, check_length, check_targets
+from pyro_dropout.training.preflight import check_duration, check_how, check_targets
 from pyro_dropout.training.runner import Batches, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
@@ -231,7 +231,8 @@ class Fleet:
             ([(2, 1, 2), (2, 1)], (1, 2))
         """
         check_compile(compile)
-        check_length(x, y, steps, epochs, batch_size)
+        check_duration(steps, epochs, batch_size)
+        check_pairs("x and y", x, y)
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
         check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
