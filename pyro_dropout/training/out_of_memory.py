@@ -1,7 +1,7 @@
 """Out-of-memory errors of a training step: a mini-batch that fits is found by trying."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -28,7 +28,7 @@ class OutOfMemoryError(PyroDropoutError):
     """
 
 
-def explained(work: Callable[[], Result], step: Callable[[int], Any], points: int) -> Result:
+def explained(work: Callable[[], Result], step: Callable[[int], object], points: int) -> Result:
     """Run ``work``; torch's out-of-memory error becomes one that names a mini-batch that fits.
 
     Args:
@@ -43,17 +43,16 @@ def explained(work: Callable[[], Result], step: Callable[[int], Any], points: in
     # The failed step's memory is free only here, where the error is no longer referenced.
     found = _largest(step, points)
     if found is None:
-        raise OutOfMemoryError(
-            f"memory runs out in a step of {points} points, and even in one of a single point: {said}. Use a smaller"
-            " network, fewer particles (ELBO(num_particles=...)), or another device."
+        advice = (
+            f", and even in one of a single point: {said}. Use a smaller network, fewer particles"
+            " (ELBO(num_particles=...)), or another device."
         )
-    raise OutOfMemoryError(
-        f"memory runs out in a step of {points} points. A step of {found} was tried and fits: give"
-        f" fit(batch_size={found})."
-    )
+    else:
+        advice = f". A step of {found} was tried and fits: give fit(batch_size={found})."
+    raise OutOfMemoryError(f"memory runs out in a step of {points} points{advice}")
 
 
-def _largest(step: Callable[[int], Any], points: int) -> int | None:
+def _largest(step: Callable[[int], object], points: int) -> int | None:
     """Return the largest power of two below ``points`` that a step can take, with a quarter to spare; None if none can.
 
     The quarter is for what a training run needs besides its step: fragmentation, prefetched batches, compiled graphs.
