@@ -3,25 +3,31 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
-RandomState = tuple[dict[str, object], list[Tensor]]
+
+class RandomState(NamedTuple):
+    """The states of all generators."""
+
+    shared: dict[str, object]  # torch's on the CPU, Python's and numpy's
+    on_gpus: list[Tensor]
 
 
 def random_state() -> RandomState:
     """Return the states of all generators."""
-    return get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return RandomState(get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])
 
 
 def set_random_state(state: RandomState) -> None:
     """Restore the states of all generators."""
-    set_rng_state(state[0])
-    if state[1]:
-        torch.cuda.set_rng_state_all(state[1])
+    set_rng_state(state.shared)
+    if state.on_gpus:
+        torch.cuda.set_rng_state_all(state.on_gpus)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

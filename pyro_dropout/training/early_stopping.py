@@ -22,16 +22,9 @@ _DRAWS = 16  # of the guide of any other model
 
 
 class Watch:
-    """Keeps the parameters under which held-out data were most probable.
+    """Keeps the parameters under which held-out data, the arguments of ``call``, were most probable.
 
-    Args:
-        call: the model with its arguments, held-out data included.
-        guide: the guide.
-        run: the training.
-        patience: how many checks without improvement are allowed.
-        every: steps between checks.
-        seed: for the draws.
-        group: the ranks of the training.
+    It checks every ``every`` steps, and allows ``patience`` checks without improvement.
     """
 
     def __init__(

@@ -23,7 +23,6 @@ from pyro_dropout.training.compile.functional import (
     Parameters,
     loss_and_gradients,
     make_gradients,
-    make_step,
     unvalidated,
 )
 from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
@@ -44,7 +43,7 @@ from pyro_dropout.training.preflight import (
     check_shared,
     check_validation,
 )
-from pyro_dropout.training.runner import Batches, TorchOptimiserRun, TrainingRun
+from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile, check_compile
 
 
@@ -220,17 +219,10 @@ class TrainingTask:
         if not whole:
             device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
             batches = Batches(batch, torch.arange(self.call.count or 1, device=device))
+        gradients_of = make_gradients(*self.parts, parameters, self._arguments)
         buffers = Buffers(self.call.model, self.guide).values
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            if isinstance(update, torch.optim.Optimizer):
-                gradients_of = make_gradients(*self.parts, parameters, self._arguments)
-                trained = list(parameters.by_name.values())
-                return TorchOptimiserRun(
-                    gradients_of, trained, update, inputs=(buffers,), batches=batches, compile=compile
-                )
-            step = make_step(*self.parts, parameters, update, self._arguments)
-            values, write = parameters.values, parameters.write
-            return TrainingRun(step, values, update, write=write, inputs=(buffers,), batches=batches, compile=compile)
+            return make_run(gradients_of, parameters, update, inputs=(buffers,), batches=batches, compile=compile)
 
     def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> TrainingRun:
         """Return a training run on several ranks: each draws its own masks, and all draw the same batches."""

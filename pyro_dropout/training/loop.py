@@ -31,15 +31,9 @@ def loop(
 ) -> History:
     """Take ``total`` steps of a run, with a progress bar.
 
-    Args:
-        run: the training.
-        total: how many steps it has.
-        progress: whether to show the bar.
-        watch: when to stop early.
-        blame: names a site whose term is not finite at the parameters that were published last; "" if there is none.
-        keeper: writes checkpoints, and knows the last one.
-        group: the ranks that take these steps together. They agree on whatever depends on a clock or a signal, because
-            the others would wait for a rank that left alone.
+    ``blame`` names a site whose term is not finite at the parameters that were published last; "" if there is none.
+    The ranks of a group agree on whatever depends on a clock or a signal, because the others would wait for a rank that
+    left alone.
     """
     ledger = Ledger(total)
     if keeper is not None:

@@ -102,8 +102,6 @@ def adam(
     weight_decay: float = 0.0,
     *,
     decoupled: bool = False,
-    schedule: Schedule | None = None,
-    clip_norm: float | None = None,
 ) -> Update:
     """Return Adam, or with ``decoupled`` AdamW."""
     beta1, beta2 = betas
@@ -122,19 +120,10 @@ def adam(
         square = beta2 * state[1] + (1 - beta2) * g * g
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
-    name = "adamw" if decoupled else "adam"
-    return Update(name, lr, 2, apply, numbers, clip_norm=clip_norm, schedule=schedule)
+    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers)
 
 
-def sgd(
-    lr: float = 1e-2,
-    momentum: float = 0.0,
-    weight_decay: float = 0.0,
-    nesterov: bool = False,
-    *,
-    schedule: Schedule | None = None,
-    clip_norm: float | None = None,
-) -> Update:
+def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:
     """Return stochastic gradient descent, optionally with momentum."""
 
     def apply(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -145,8 +134,7 @@ def sgd(
         velocity = momentum * state[0] + g
         return p - lr * (g + momentum * velocity if nesterov else velocity), [velocity]
 
-    slots = 1 if momentum else 0
-    return Update("sgd", lr, slots, apply, lambda lr, t: [lr], clip_norm=clip_norm, schedule=schedule)
+    return Update("sgd", lr, 1 if momentum else 0, apply, lambda lr, t: [lr])
 
 
 def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
@@ -213,14 +201,11 @@ def from_optimiser(optimiser: torch.optim.Optimizer) -> Update | None:
 def named(optim: object, lr: float, schedule: Schedule | None = None, clip_norm: float | None = None) -> Update:
     """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
     check_positive("lr", lr)
-    kind = optim.lower() if isinstance(optim, str) else None
-    if kind == "adam":
-        return adam(lr, schedule=schedule, clip_norm=clip_norm)
-    if kind == "adamw":
-        return adam(lr, weight_decay=1e-2, decoupled=True, schedule=schedule, clip_norm=clip_norm)
-    if kind == "sgd":
-        return sgd(lr, momentum=0.9, schedule=schedule, clip_norm=clip_norm)
-    raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+    kinds = {"adam": adam(lr), "adamw": adam(lr, weight_decay=1e-2, decoupled=True), "sgd": sgd(lr, momentum=0.9)}
+    found = kinds.get(optim.lower()) if isinstance(optim, str) else None
+    if found is None:
+        raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+    return replace(found, schedule=schedule, clip_norm=clip_norm)
 
 
 def chosen(optim: object, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:

@@ -45,16 +45,7 @@ def check_duration(steps: object, epochs: object, batch_size: object) -> None:
 def check_how(
     clip_norm: object, seed: object, device: object, *, lr: object = None, schedule: object = None, loss: object = None
 ) -> None:
-    """Raise an error unless these are valid; those that are None are not checked.
-
-    Args:
-        clip_norm: the largest norm of the gradient.
-        seed: for weight draws and mini-batches.
-        device: where to train.
-        lr: a learning rate that must be one number.
-        schedule: multiplies the learning rate; called once, at step 0.
-        loss: what is minimised; an object whose gradient can be taken.
-    """
+    """Raise an error unless these are valid; None is not checked, and the schedule is called once, at step 0."""
     if isinstance(lr, Tensor) and lr.dim():
         raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
     if callable(schedule):
@@ -141,14 +132,9 @@ def check_shared(call: ModelCall) -> None:
 def check_targets(model: Callable[..., object], x: Tensor, y: Tensor, watched: bool = False) -> None:
     """Raise an error unless a model takes targets, and these fit its outputs; a compiled step cannot check them.
 
-    Training targets that only need to be finite are not checked here: the first step stops at those that are not, and
-    names the site.
-
-    Args:
-        model: a model; if its likelihood is unknown here, only its signature is checked.
-        x: inputs.
-        y: targets.
-        watched: whether these are the validation set, which no step sees.
+    If the model's likelihood is unknown here, only its signature is checked. Training targets that only need to be
+    finite are not checked: the first step stops at those that are not, and names the site. No step sees the validation
+    set, which is ``watched``.
     """
     ModelCall(model, (x, y, len(x))).check_bound()
     likelihood = getattr(model, "likelihood", None)

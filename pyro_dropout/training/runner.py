@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
-from pyro_dropout.training.compile.functional import Gradients, Step
+from pyro_dropout.training.compile.functional import Gradients, Parameters, Step, make_step
 from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import Compile, warn_uncompiled
@@ -188,16 +188,7 @@ class TrainingRun:
 
 
 class TorchOptimiserRun(TrainingRun):
-    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients.
-
-    Args:
-        gradients: (values, *inputs, index) -> (loss, gradients).
-        parameters: the parameters themselves.
-        optimiser: the optimiser of these parameters.
-        inputs: the other inputs of every step: trees of tensors.
-        batches: where mini-batches come from; None for all data at every step.
-        compile: "auto", True or False.
-    """
+    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients."""
 
     def __init__(
         self,
@@ -286,6 +277,23 @@ class TorchOptimiserRun(TrainingRun):
         self._optimiser.load_state_dict({"state": state, "param_groups": groups})
         super().set_state(tensors, rest)
         self._write_back(self.leaves)
+
+
+def make_run(
+    gradients_of: Gradients,
+    parameters: Parameters,
+    update: Update | torch.optim.Optimizer,
+    *,
+    inputs: tuple[Tree, ...],
+    batches: Batches | None,
+    compile: Compile,
+) -> TrainingRun:
+    """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it."""
+    if isinstance(update, torch.optim.Optimizer):
+        trained = list(parameters.by_name.values())
+        return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
+    step, write = make_step(gradients_of, parameters, update), parameters.write
+    return TrainingRun(step, parameters.values, update, write=write, inputs=inputs, batches=batches, compile=compile)
 
 
 def _like(now: object, value: object) -> object:

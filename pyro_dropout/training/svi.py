@@ -167,7 +167,7 @@ def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> 
     else:
         reason = f"{type(cause).__name__}: {first[:300]}"
         cure = " Usual causes: control flow that depends on values (.item(), if tensor > 0)."
-    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
     warnings.warn(
         f"{what} cannot be compiled, and runs eagerly from here on: {reason}.{cure} compile=False silences this;"

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pyro
@@ -40,7 +41,7 @@ def test_updates_are_torchs(update: pd.Update, make: Callable[..., Any]) -> None
 
 
 def test_schedule_and_clipping_act_inside_the_update() -> None:
-    update = sgd(1.0, schedule=inverse_decay(gamma=1.0, power=0.5), clip_norm=1.0)
+    update = replace(sgd(1.0), schedule=inverse_decay(gamma=1.0, power=0.5), clip_norm=1.0)
     values, gradient = [torch.zeros(2)], torch.tensor([3.0, 4.0])
     for taken in (1, 4):
         new, _ = update.step(values, [gradient], update.start(values), *clock(update, values, taken))
@@ -55,7 +56,7 @@ def test_clipping_is_torchs() -> None:
     values = [p.detach().clone() for p in parameters]
     torch.nn.utils.clip_grad_norm_(parameters, 0.7)
     torch.optim.SGD(parameters, 0.1).step()
-    update = sgd(0.1, clip_norm=0.7)
+    update = replace(sgd(0.1), clip_norm=0.7)
     new, _ = update.step(values, gradients, update.start(values), *clock(update, values, 1))
     torch.testing.assert_close(new, [p.detach() for p in parameters], rtol=1e-12, atol=0)
 

@@ -21,14 +21,9 @@ from pyro_dropout.training.optimisers import Update, clock
 class CompiledStep:
     """A compiled step; the optimiser's state stays where Pyro keeps it.
 
-    Args:
-        model: the Pyro model.
-        guide: the Pyro guide.
-        loss: a ``pyro_dropout.ELBO``.
-        optim: a Pyro optimiser.
-        given: the arguments that it is traced with.
-        known: steps for arguments of the same structure, whose surroundings have since changed.
-        fixed: whether the floats among the arguments are part of the structure, because the model reads their values.
+    It is traced with the arguments ``given``. ``known`` are steps for arguments of the same structure, whose
+    surroundings have since changed. ``fixed`` makes the floats among the arguments part of the structure, because the
+    model reads their values.
 
     Attributes:
         changed: what had invalidated the step at the last check; empty if nothing had.
@@ -58,16 +53,16 @@ class CompiledStep:
             raise PyroDropoutError(outside.unwatched)
         state = OptimiserState(optim, trained)
         self._update = state.update if state.steps is not None else None
-        parts, buffers = (model, guide, loss, self.parameters), self.buffers.values
+        gradients_of = make_gradients(model, guide, loss, self.parameters, self._call)
+        buffers = self.buffers.values
         like = [step.program for step in known if step._update is not None]
         if given.floats and not fixed:
             self._check_floats(model, guide, loss, inputs)
         with quietly(model, guide):
             if self._update is None:
-                function = make_gradients(*parts, self._call)
-                self.program = Program(function, values, buffers, *inputs, outside=outside)
+                self.program = Program(gradients_of, values, buffers, *inputs, outside=outside)
             else:
-                step = make_step(*parts, self._update, self._call)
+                step = make_step(gradients_of, self.parameters, self._update)
                 self.t, self.lr = clock(self._update, values, 0)
                 self._slots = state.read(self._update)
                 tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
@@ -125,24 +120,28 @@ class CompiledStep:
 
     def valid(self, given: Arguments) -> bool:
         """Whether the step still matches an eager one: nothing around the model has changed."""
-        if self._fixed and given.floats != self._given.floats:
-            self.changed = "a float among the arguments"
-            return False
-        self.changed = "" if self.parameters.current() else "the parameter store"
-        self._place = None if self.changed else self._outside.changed()
-        self.changed = self._place.name if self._place is not None else self.changed
-        # A CUDA graph reads buffers at the addresses they had when it was captured.
-        if not self.changed and self.chain is not None and self._where() != self._captured:
-            self.changed = "a buffer"
-        if not self.changed and not self.program.fits():
-            self.changed = next(place.name for place, tensor in self.program.lifted)
-        if not self.changed and self._update is not None and not self._same_update():
-            self.changed = "the optimiser's settings"
+        self.changed = self._what_changed(given)
         return not self.changed
 
-    def _same_update(self) -> bool:
+    def _what_changed(self, given: Arguments) -> str:
+        self._place = None
+        if self._fixed and given.floats != self._given.floats:
+            return "a float among the arguments"
+        if not self.parameters.current():
+            return "the parameter store"
+        self._place = self._outside.changed()
+        if self._place is not None:
+            return self._place.name or "the model"
+        # A CUDA graph reads buffers at the addresses they had when it was captured.
+        if self.chain is not None and self._where() != self._captured:
+            return "a buffer"
+        if not self.program.fits():
+            return self.program.lifted[0][0].name
+        if self._update is None:
+            return ""
         now = self._now = self._state.update
-        return now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
+        same = now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
+        return "" if same else "the optimiser's settings"
 
     def step(self, given: Arguments) -> Tensor:
         """Take one step with arguments of the same structure, and return the loss before it."""
@@ -199,6 +198,6 @@ class CompiledStep:
 _NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
 
-def _settings(update: Update | None) -> object:
+def _settings(update: Update) -> object:
     """Return the parts of an update that are compiled into a step; the learning rate is an input."""
-    return None if update is None else (update.name, update.slots, update.options)
+    return update.name, update.slots, update.options

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_dropout.generative.trial_run import modules_of, quietly
-from pyro_dropout.protocols import Trace
+from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.optimisers import Update
 
 Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
@@ -34,15 +34,7 @@ class Loss(Protocol):
 
 
 class Parameters:
-    """The trained tensors of a model and a guide, by their names in Pyro's store.
-
-    Args:
-        model: the Pyro model.
-        guide: the Pyro guide.
-        loss: runs both.
-        args: the model's arguments.
-        kwargs: its keyword arguments.
-    """
+    """The trained tensors of a model and a guide, by their names in Pyro's store; the loss is run once to find them."""
 
     def __init__(
         self, model: object, guide: object, loss: Loss, args: Sequence[object], kwargs: Mapping[str, object]
@@ -161,28 +153,12 @@ def loss_and_gradients(
     return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
 
 
-def make_step(model: object, guide: object, loss: Loss, parameters: Parameters, update: Update, call: Call) -> Step:
-    """Return step(values, state, t, lr, buffers, *inputs) -> (values, state, loss), t the number of the step, from 1.
-
-    ``call`` turns the step's tensor inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting
-    that is changed between two steps is seen by a compiled one.
-    """
-    gradients_of = make_gradients(model, guide, loss, parameters, call)
-
-    def step(
-        values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, buffers: list[Tensor], *inputs: Tensor
-    ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-        value, gradients = gradients_of(values, buffers, *inputs)
-        new_values, new_state = update.step(values, gradients, state, t, lr)
-        for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
-            new_values[k], new_state[k] = values[k], state[k]
-        return new_values, new_state, value
-
-    return step
-
-
 def make_gradients(model: object, guide: object, loss: Loss, parameters: Parameters, call: Call) -> Gradients:
-    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients)."""
+    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients).
+
+    ``call`` turns the tensor inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting that is
+    changed between two steps is seen by a compiled one.
+    """
     places = Buffers(model, guide)
 
     def gradients_of(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -191,3 +167,18 @@ def make_gradients(model: object, guide: object, loss: Loss, parameters: Paramet
             return loss_and_gradients(model, guide, loss, parameters, values, args, kwargs)
 
     return gradients_of
+
+
+def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Step:
+    """Return step(values, state, t, lr, *inputs) -> (values, state, loss), t the number of the step, from 1."""
+
+    def step(
+        values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
+    ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
+        loss, gradients = gradients_of(values, *inputs)
+        new_values, new_state = update.step(values, gradients, state, t, lr)
+        for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
+            new_values[k], new_state[k] = values[k], state[k]
+        return new_values, new_state, loss
+
+    return step

@@ -19,12 +19,7 @@ _SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"),
 
 
 class OptimiserState:
-    """The torch optimisers behind a Pyro optimiser, for some parameters.
-
-    Args:
-        optim: the Pyro optimiser.
-        parameters: the parameters that a step trains.
-    """
+    """The torch optimisers behind a Pyro optimiser, for the parameters that a step trains."""
 
     def __init__(self, optim: PyroOptim, parameters: list[Tensor]) -> None:
         self._parameters = parameters

@@ -131,15 +131,10 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 
 class Chain:
-    """A number of steps captured in one CUDA graph.
+    """A number of compiled steps captured in one CUDA graph.
 
-    Args:
-        step: the compiled step, (values, state, t, lr, *inputs) -> (values, state, loss).
-        values: parameters to start from.
-        state: the optimiser's state.
-        t: the number of the next step, a tensor on the device.
-        lr: the base learning rate, likewise.
-        inputs: for each step of the chain, its tensors; what changes between replays is copied into them.
+    It starts from these parameters, optimiser state, number of the next step and learning rate. ``inputs`` holds the
+    other inputs of each step; what changes between replays is copied into them.
     """
 
     def __init__(

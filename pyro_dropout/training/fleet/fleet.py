@@ -22,7 +22,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeE
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
-from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
+from pyro_dropout.training.compile.functional import Buffers, Parameters, make_gradients, make_step
 from pyro_dropout.training.compile.program import traced
 from pyro_dropout.training.fleet.ranks import train_apart
 from pyro_dropout.training.fleet.replicas import as_pair, check_alike, check_pure, check_settings
@@ -304,8 +304,8 @@ class Fleet:
             y: Tensor,
             index: Tensor,
         ) -> Any:
-            step = make_step(model, guide, loss, parameters, update, lambda: ((x[index], y[index], points), {}))
-            return step(values, state, t, lr, settings)
+            gradients_of = make_gradients(model, guide, loss, parameters, lambda: ((x[index], y[index], points), {}))
+            return make_step(gradients_of, parameters, update)(values, state, t, lr, settings)
 
         first = [value[0] for value in values]
         t = rate.new_ones((), dtype=torch.float32)
