@@ -192,6 +192,15 @@ def test_the_last_step_is_validated_too() -> None:
     assert [step for step, _ in history.validation] == [10, 20, 25]
 
 
+def test_a_check_leaves_every_layer_in_its_mode() -> None:
+    net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    net[1].eval()  # its running means are frozen
+    model, (_, _, x, y) = pd.BayesianNet(net), problem()
+    pd.fit(model, pd.AutoDropout(model), x, y, steps=4, validation=(x, y), check_every=2, **QUIET)
+    assert net[0].training
+    assert not net[1].training
+
+
 @pytest.mark.deep
 def test_what_is_not_a_number_is_no_reason_not_to_compile() -> None:
     """A nan is not equal to itself, and yet two tracings with the same nan are the same."""
