@@ -2,14 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyro
 import torch
 from pyro.poutine.messenger import Messenger
 from pyro.util import get_rng_state, set_rng_state
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from pyro_dropout.generative.trial_run import modules_of
+from pyro_dropout.protocols import Message, PyroModel
 
 
 class Attempt(Messenger):
@@ -17,32 +19,30 @@ class Attempt(Messenger):
 
     A guide that first has to read its model draws random numbers on the way, once. A second run does not, so it starts
     from the random state of the first run's first draw, and gives what one run would have given.
-
-    Args:
-        model: the Pyro model.
-        guide: the Pyro guide.
     """
 
-    def __init__(self, model: Any, guide: Any) -> None:
+    def __init__(self, model: PyroModel, guide: PyroModel) -> None:
         super().__init__()
         self._random = _random_states()
         self._buffers = [
             (module._buffers, key, buffer, buffer.detach().clone())
-            for root in (model, guide)
-            for module in (root.modules() if isinstance(root, nn.Module) else ())
+            for module in modules_of(model, guide)
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
         self._parameters = set(pyro.get_param_store().keys())
         self._reads_its_model = getattr(guide, "prototype_trace", self) is None
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if self._reads_its_model:
             self._random, self._reads_its_model = _random_states(), False
 
     def undo(self) -> None:
         """Restore everything."""
-        _set_random_states(self._random)
+        own, on_gpus = self._random
+        set_rng_state(own)
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
         with torch.no_grad():
             for holder, key, buffer, value in self._buffers:
                 holder[key] = buffer
@@ -64,12 +64,6 @@ def untraced() -> Iterator[None]:
         yield
 
 
-def _random_states() -> tuple[Any, list[Tensor]]:
+def _random_states() -> tuple[dict[str, object], list[Tensor]]:
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     return get_rng_state(), on_gpus
-
-
-def _set_random_states(states: tuple[Any, list[Tensor]]) -> None:
-    set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])
