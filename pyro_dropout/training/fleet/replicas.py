@@ -3,54 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
-
-def check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
-    """Raise an error unless all replicas have the structure of the first one."""
-
-    def structure(pair: tuple[Any, Any]) -> Any:
-        tensors = [(n, tuple(t.shape), t.dtype) for part in pair for n, t in part.state_dict().items()]
-        guide = pair[1]
-        kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
-        # One step is traced for all, so settings that are not tensors (an activation, its slope) must be the same too.
-        layers = [(type(each).__name__, each.extra_repr()) for each in pair[0].modules()]
-        return type(guide).__name__, tensors, kinds, layers
-
-    first = structure(replicas[0])
-    for pair, setting in zip(replicas, settings, strict=True):
-        if structure(pair) != first:
-            raise PyroDropoutError(
-                f"the replica with {setting} differs in structure from the one with {settings[0]}: other shapes, other"
-                " layers, or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
-            )
+Replica = tuple[Any, Any]  # a model and its guide, both modules
 
 
-def check_pure(graph: torch.fx.GraphModule) -> None:
-    """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
-    for node in graph.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable and _is_input(node.args[0]):
-            raise PyroDropoutError(
-                "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
-                " use another normalisation, eval(), or separate training runs."
-            )
-
-
-def _is_input(node: Any) -> bool:
-    """Whether a node is an input of its graph, or shares memory with one: a view, or an in-place result."""
-    while isinstance(node, torch.fx.Node) and node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not any(each.alias_info is not None for each in schema.returns):
-            return False
-        node = node.args[0]
-    return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
-
-
-def check_settings(build: Any, settings: Any) -> None:
+def check_settings(build: object, settings: object) -> None:
     """Raise an error unless ``settings`` gives the arguments of each replica, and ``build`` can be called."""
     if not callable(build) or not isinstance(settings, Mapping):
         raise PyroDropoutError(
@@ -58,11 +18,11 @@ def check_settings(build: Any, settings: Any) -> None:
             f" replica}}; got {type(build).__name__} and {type(settings).__name__}."
         )
     lengths = {name: len(values) if hasattr(values, "__len__") else 0 for name, values in settings.items()}
-    if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
 
 
-def as_pair(built: Any) -> tuple[Any, Any]:
+def as_replica(built: object) -> Replica:
     """Return what ``build`` made; raise if it is not a model and its guide."""
     if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
         raise PyroDropoutError(
@@ -70,3 +30,28 @@ def as_pair(built: Any) -> tuple[Any, Any]:
             f" {type(built).__name__}."
         )
     return built
+
+
+def check_alike(replicas: list[Replica], settings: list[dict[str, object]]) -> None:
+    """Raise an error unless all replicas have the structure of the first one."""
+    first = _structure(replicas[0])
+    for replica, setting in zip(replicas, settings, strict=True):
+        if _structure(replica) != first:
+            raise PyroDropoutError(
+                f"the replica with {setting} differs in structure from the one with {settings[0]}: other shapes, other"
+                " layers, or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
+            )
+
+
+def _structure(replica: Replica) -> tuple[object, ...]:
+    model, guide = replica
+    tensors = [(name, t.shape, t.dtype) for part in replica for name, t in part.state_dict().items()]
+    kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
+    # One step is traced for all, so settings that are not tensors (an activation, its slope) must be the same too.
+    layers = [(type(layer).__name__, layer.extra_repr()) for layer in model.modules()]
+    return type(guide).__name__, tensors, kinds, layers
+
+
+def tensors_in(replica: Replica) -> list[Tensor]:
+    """Return the parameters and the buffers of a replica."""
+    return [tensor for part in replica for tensor in (*part.parameters(), *part.buffers())]
