@@ -5,13 +5,14 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group
@@ -62,6 +63,17 @@ class Checkpoint:
         check_count("keep", self.keep)
 
 
+@runtime_checkable
+class Resumable(Protocol):
+    """A part of a training run with a state: tensors by name, and the rest, which JSON can hold."""
+
+    def state(self) -> tuple[dict[str, Tensor], Record]:
+        """Return the state."""
+
+    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
+        """Restore a state."""
+
+
 class Keeper:
     """Writes a training run's checkpoints, and resumes it from the last one.
 
@@ -82,10 +94,10 @@ class Keeper:
         self,
         checkpoint: str | Path | Checkpoint,
         run: Run,
-        model: Any,
-        guide: Any,
-        facts: Any,
-        watch: Any,
+        model: object,
+        guide: object,
+        facts: Record,
+        watch: Resumable | None,
         group: Group = ALONE,
     ) -> None:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
@@ -163,7 +175,7 @@ class Keeper:
         self._go_back(tensors, facts)
         return [tensors["losses"].to(self.run.t.device)]
 
-    def _last(self) -> tuple[dict[str, Tensor], Any]:
+    def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
         """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
         for path in reversed(self._files()):
             try:
@@ -183,7 +195,7 @@ class Keeper:
         files = [path for path in self._files() if _number(path) <= step]
         return sorted(files, key=lambda path: (path not in self._damaged, _number(path)))
 
-    def _check(self, file: str, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
+    def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":
             raise PyroDropoutError(f"{file} is not a training checkpoint; give another folder.")
         own = {name: value for name, value in tensors.items() if name.startswith(("model.", "guide."))}
@@ -203,14 +215,15 @@ class Keeper:
         if facts["step"] > total:
             raise PyroDropoutError(f"{file} is from step {facts['step']}, beyond the {total} requested.")
 
-    def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def _go_back(self, tensors: dict[str, Tensor], facts: Record) -> None:
         put(tensors, self.model, self.guide)
         self.run.set_state(_under("run.", tensors), facts["run"])
         if self.watch is not None:
             self.watch.set_state(_under("watch.", tensors), facts["watch"])
-        states = _under("rng.", tensors)
-        own = states if self._group.world == 1 else _under(f"{self._group.rank}.", states)
-        _set_random_state(own, self.run.t.device)
+        own = _under("rng." if self._group.world == 1 else f"rng.{self._group.rank}.", tensors)
+        torch.set_rng_state(own["cpu"])
+        if self.run.t.is_cuda and "cuda" in own:
+            torch.cuda.set_rng_state(own["cuda"], self.run.t.device)
         self.step = facts["step"]
 
 
@@ -223,7 +236,7 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _different(theirs: Any, mine: Any, name: str = "") -> list[str]:
+def _different(theirs: object, mine: object, name: str = "") -> list[str]:
     """Return the names under which two trees of facts differ."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
         keys = sorted(theirs.keys() | mine.keys())
@@ -231,16 +244,11 @@ def _different(theirs: Any, mine: Any, name: str = "") -> list[str]:
     return [] if theirs == mine else [name]
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    found = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
-
-
 def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
     """Return the random states of all ranks: by rank and name, or by name alone for a single process."""
-    own = _random_state(device)
+    own = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(device)
     if group.world == 1:
         return own
     return {f"{k}.{name}": each for name, state in own.items() for k, each in enumerate(group.gather(state))}
@@ -248,9 +256,3 @@ def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
 
 def _processes(world: int | None) -> str:
     return "a training run in one process" if world is None else f"a distributed training run on {world} processes"
-
-
-def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

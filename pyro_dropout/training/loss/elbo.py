@@ -8,7 +8,7 @@ import functools
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import pyro.infer
 import torch
@@ -30,6 +30,7 @@ from pyro_dropout.training.loss.site_terms import Term
 PerExample = bool | Literal["auto"]
 
 
+@runtime_checkable
 class Loss(Protocol):
     """What can be trained on: this package's ELBO, or a loss of Pyro's."""
 
