@@ -24,9 +24,15 @@ from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Ke
 from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
 from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
-from pyro_dropout.training.fleet.mapped_step import mapped_step
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
-from pyro_dropout.training.fleet.replicas import Replica, as_replica, check_alike, check_settings, tensors_in
+from pyro_dropout.training.fleet.replicas import (
+    Replica,
+    as_replica,
+    check_alike,
+    check_settings,
+    over_replicas,
+    tensors_in,
+)
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO, Loss
@@ -288,10 +294,11 @@ class Fleet:
 
         values = self.values(parameters)
         batches = None if batch == points else Batches(batch, rows)
-        buffers, t = self.buffers(), rate.new_ones(())
+        buffers, first = self.buffers(), [value[0] for value in values]
         solo = make_step(*self[0], loss, parameters, update, lambda x, y, index: ((x[index], y[index], points), {}))
-        example = (values, update.start(values), t, rate, buffers, x, y, rows[:, :batch])
-        step = mapped_step(solo, self[0], example, shared=(t, x, y))
+        settings = [buffer[0] for buffer in buffers]
+        example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
+        step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
         inputs = (buffers, x, y) if batches is not None else (buffers, x, y, rows)
         run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=compile)
         run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)

@@ -1,11 +1,17 @@
-"""What the replicas of a fleet must have in common: one step is traced for the first, and used by all."""
+"""What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.protocols import Tree
+from pyro_dropout.training.compile.program import traced
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
 
@@ -55,3 +61,51 @@ def _structure(replica: Replica) -> tuple[object, ...]:
 def tensors_in(replica: Replica) -> list[Tensor]:
     """Return the parameters and the buffers of a replica."""
     return [tensor for part in replica for tensor in (*part.parameters(), *part.buffers())]
+
+
+def over_replicas(
+    solo: Callable[..., Tree], example: tuple[Tree, ...], in_dims: tuple[int | None, ...], pair: Replica
+) -> Callable[..., Tree]:
+    """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
+
+    Args:
+        solo: the computation, a function of trees of tensors.
+        example: the first replica's inputs.
+        in_dims: for each input 0, or None if all replicas share it.
+        pair: the first replica, (model, guide).
+    """
+    leaves, shape = tree_flatten(example)
+    outputs: list[TreeSpec] = []
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
+        outputs.append(spec)
+        return result
+
+    with quietly(*pair):
+        graph = traced(flat, leaves)
+    _check_pure(graph)
+    dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
+    mapped = vmap(graph, in_dims=dims, randomness="different")
+    return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+
+
+def _check_pure(graph: torch.fx.GraphModule) -> None:
+    """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable and _is_input(node.args[0]):
+            raise PyroDropoutError(
+                "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
+                " use another normalisation, eval(), or separate training runs."
+            )
+
+
+def _is_input(node: object) -> bool:
+    """Whether a node is an input of its graph, or shares memory with one: a view, or an in-place result."""
+    while isinstance(node, torch.fx.Node) and node.op == "call_function":
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not any(each.alias_info is not None for each in schema.returns):
+            return False
+        node = node.args[0]
+    return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
