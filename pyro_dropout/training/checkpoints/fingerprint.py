@@ -16,17 +16,7 @@ _NO_SETTINGS = ("training", "inplace")  # do not change what a layer computes
 def told_update(update: Update | torch.optim.Optimizer) -> Record:
     """Return what an optimiser does, so that two of a kind with different settings differ.
 
-        For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
-
-    Example:
-            >>> import pyro_dropout as pd
-            >>> from pyro_dropout.training.checkpoints.fingerprint import told_update
-            >>> from pyro_dropout.protocols import Record
-    from pyro_dropout.training.optimisers import named
-            >>> told_update(named("sgd", 0.1)) == told_update(named("sgd", 0.1))
-            True
-            >>> told_update(named("sgd", 0.1)) == told_update(named("sgd", 0.1, schedule=pd.inverse_decay()))
-            False
+    For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
     """
     if isinstance(update, torch.optim.Optimizer):
         groups = {str(k): _options(**group) for k, group in enumerate(update.param_groups)}

@@ -148,13 +148,7 @@ def check_identity(
 ) -> None:
     """Raise an error that lists what differs, unless a file belongs to this model and guide."""
     here, own = tensors_of(model, guide), identity_of(model, guide)
-    kinds = own["kinds"]
-    wrong = [
-        f"{role}: {theirs} in the file, {kinds.get(role)} here"
-        for role, theirs in facts.get("kinds", {}).items()
-        if theirs != kinds.get(role)
-    ]
-    wrong += _only_on_one_side(tensors, here)
+    wrong = _other_values(facts.get("kinds", {}), own["kinds"]) + _only_on_one_side(tensors, here)
     for name in (name for name in here if name in tensors):
         mine, theirs = here[name].detach(), tensors[name]
         if mine.shape != theirs.shape:
@@ -178,6 +172,11 @@ def _only_on_one_side(theirs: Mapping[str, object], mine: Mapping[str, object]) 
     return missing + [f"{name}: only in the file" for name in theirs if name not in mine]
 
 
+def _other_values(theirs: Mapping[str, object], mine: Mapping[str, object], prefix: str = "") -> list[str]:
+    both = (name for name in theirs if name in mine and theirs[name] != mine[name])
+    return [f"{prefix}{name}: {theirs[name]} in the file, {mine[name]} here" for name in both]
+
+
 def _other_layers(theirs: Mapping[str, Record], mine: Mapping[str, Record]) -> list[str]:
     """Describe which layers have another class or other settings."""
     wrong = _only_on_one_side(theirs, mine)
@@ -185,9 +184,8 @@ def _other_layers(theirs: Mapping[str, Record], mine: Mapping[str, Record]) -> l
         there, here = theirs[name], mine[name]
         if there["kind"] != here["kind"]:
             wrong.append(f"{name}: {there['kind']} in the file, {here['kind']} here")
-        else:  # ignore settings that only one version of torch has
-            both = (key for key in there if key in here and there[key] != here[key])
-            wrong += [f"{name}.{key}: {there[key]} in the file, {here[key]} here" for key in both]
+        else:
+            wrong += _other_values(there, here, f"{name}.")  # a setting may be one that only one version of torch has
     return wrong
 
 

@@ -85,9 +85,6 @@ class Keeper:
         facts: what must be the same when the training is resumed; must be JSON.
         watch: early stopping, whose state is saved too.
         group: the ranks of the training. The first one reads and writes for all; each has its own random state.
-
-    Attributes:
-        step: that of the last checkpoint on disk; 0 if there is none.
     """
 
     def __init__(
@@ -105,16 +102,15 @@ class Keeper:
         self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts, watch
         self._time, self._group = time.monotonic(), group
         self._damaged: set[Path] = set()
-        self.step = 0
+        self.step = 0  # that of the last checkpoint on disk
         group.from_first(self._make_folder)
 
     def _make_folder(self) -> tuple[dict[str, Tensor], None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
-            raise PyroDropoutError(
-                f"checkpoint must be a folder; {str(self.folder)!r} cannot be one: {cause.strerror}."
-            ) from None
+            reason = f"{str(self.folder)!r} cannot be one: {cause.strerror}"
+            raise PyroDropoutError(f"checkpoint must be a folder; {reason}.") from None
         return {}, None
 
     def due(self, step: int) -> bool:
@@ -124,20 +120,15 @@ class Keeper:
             return True
         return time.monotonic() - self._time > self.how.seconds
 
-    def write(self, step: int, losses: Tensor) -> bool:
-        """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training.
-
-        Returns:
-            Whether the checkpoint of this step is on disk.
-        """
+    def write(self, step: int, losses: Tensor) -> None:
+        """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training."""
         if step == self.step:
-            return True
+            return
         states = _random_states(self.run.t.device, self._group)
         written = self._group.first and self._written(step, losses, states)
         self._time = time.monotonic()
         if self._group.any(written)[0]:
             self.step = step
-        return self.step == step
 
     def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
         """Write a checkpoint and return whether that succeeded."""
@@ -161,7 +152,9 @@ class Keeper:
             )
             return False
         self._damaged.discard(path)
-        for old in self._past(step)[: -self.how.keep]:
+        past = [file for number, file in self._files() if number <= step]
+        past.sort(key=lambda file: file not in self._damaged)  # what cannot be used goes first, then the oldest
+        for old in past[: -self.how.keep]:
             old.unlink(missing_ok=True)
         return True
 
@@ -177,7 +170,7 @@ class Keeper:
 
     def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
         """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
-        for path in reversed(self._files()):
+        for _, path in reversed(self._files()):
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
@@ -187,13 +180,10 @@ class Keeper:
             return tensors, (path.name, facts)
         return {}, None
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
-
-    def _past(self, step: int) -> list[Path]:
-        """Return the files up to a step: first those that cannot be used, then the others, by age."""
-        files = [path for path in self._files() if _number(path) <= step]
-        return sorted(files, key=lambda path: (path not in self._damaged, _number(path)))
+    def _files(self) -> list[tuple[int, Path]]:
+        """Return the checkpoints in the folder with their steps, by age."""
+        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted((int(name[1]), path) for name, path in named if name)
 
     def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":
@@ -225,11 +215,6 @@ class Keeper:
         if self.run.t.is_cuda and "cuda" in own:
             torch.cuda.set_rng_state(own["cuda"], self.run.t.device)
         self.step = facts["step"]
-
-
-def _number(path: Path) -> int:
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else 0
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

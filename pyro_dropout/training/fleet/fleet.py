@@ -12,7 +12,6 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -25,14 +24,7 @@ from pyro_dropout.training.compile.functional import Buffers, Parameters, make_s
 from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
-from pyro_dropout.training.fleet.replicas import (
-    Replica,
-    as_replica,
-    check_alike,
-    check_settings,
-    over_replicas,
-    tensors_in,
-)
+from pyro_dropout.training.fleet.replicas import Replica, build_replicas, over_replicas, tensors_in
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO, Loss
@@ -92,11 +84,7 @@ class Fleet:
     def __init__(
         self, build: Callable[..., object], settings: Mapping[str, Sequence[object]], *, progress: bool = False
     ) -> None:
-        check_settings(build, settings)
-        self.settings = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
-        built = [build(**setting) for setting in tqdm(self.settings, disable=not progress, unit="replica")]
-        self._replicas = [as_replica(each) for each in built]
-        check_alike(self._replicas, self.settings)
+        self.settings, self._replicas = build_replicas(build, settings, progress)
 
     def __len__(self) -> int:
         return len(self._replicas)

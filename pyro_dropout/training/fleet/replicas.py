@@ -1,12 +1,13 @@
 """What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from tqdm.auto import tqdm
 
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -16,8 +17,10 @@ from pyro_dropout.training.compile.program import traced
 Replica = tuple[Any, Any]  # a model and its guide, both modules
 
 
-def check_settings(build: object, settings: object) -> None:
-    """Raise an error unless ``settings`` gives the arguments of each replica, and ``build`` can be called."""
+def build_replicas(
+    build: Callable[..., object], settings: Mapping[str, Sequence[object]], progress: bool
+) -> tuple[list[dict[str, object]], list[Replica]]:
+    """Return the settings of each replica and the replicas; raise an error unless all have the same structure."""
     if not callable(build) or not isinstance(settings, Mapping):
         raise PyroDropoutError(
             "a fleet needs build, a function that makes one replica, and settings, {argument: one value for each"
@@ -26,27 +29,25 @@ def check_settings(build: object, settings: object) -> None:
     lengths = {name: len(values) if hasattr(values, "__len__") else 0 for name, values in settings.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
+    rows = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
+    replicas = [_checked(build(**row)) for row in tqdm(rows, disable=not progress, unit="replica")]
+    first = _structure(replicas[0])
+    for replica, row in zip(replicas, rows, strict=True):
+        if _structure(replica) != first:
+            raise PyroDropoutError(
+                f"the replica with {row} differs in structure from the one with {rows[0]}: other shapes, other layers,"
+                " or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
+            )
+    return rows, replicas
 
 
-def as_replica(built: object) -> Replica:
-    """Return what ``build`` made; raise if it is not a model and its guide."""
+def _checked(built: object) -> Replica:
     if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
         raise PyroDropoutError(
             "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
             f" {type(built).__name__}."
         )
     return built
-
-
-def check_alike(replicas: list[Replica], settings: list[dict[str, object]]) -> None:
-    """Raise an error unless all replicas have the structure of the first one."""
-    first = _structure(replicas[0])
-    for replica, setting in zip(replicas, settings, strict=True):
-        if _structure(replica) != first:
-            raise PyroDropoutError(
-                f"the replica with {setting} differs in structure from the one with {settings[0]}: other shapes, other"
-                " layers, or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
-            )
 
 
 def _structure(replica: Replica) -> tuple[object, ...]:

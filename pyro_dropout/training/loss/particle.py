@@ -34,22 +34,17 @@ class Particle(Messenger):
         kl_samples: draws for the parts that have no closed form.
         orders: for each site of the model, which rows of it belong to which draws for each data point; None where all
             points share the draw.
-
-    Attributes:
-        model_trace: the model's run with the draw.
-        divergences: the terms of latent sites, and of auxiliary ones, by name.
-        surprises: the terms of observed sites.
     """
 
-    model_trace: Trace
+    model_trace: Trace  # the model's run with the draw
 
     def __init__(
         self, guide_trace: Trace, kl: Method, kl_samples: int, orders: Mapping[str, Mapping[str, Order]] | None
     ) -> None:
         super().__init__()
         self.guide_trace, self.orders, self._by_point = guide_trace, orders or {}, orders is not None
-        self.divergences: dict[str, Term] = {}
-        self.surprises: list[Term] = []
+        self.divergences: dict[str, Term] = {}  # of latent and auxiliary sites
+        self.surprises: list[Term] = []  # of observed sites
         self._kl, self._kl_samples = kl, kl_samples
         self._places = {name: place for place, name in enumerate(_samples(guide_trace))}
         self._latest = -1  # the position in the guide of the latest site that the model has sampled
