@@ -46,9 +46,10 @@ class Particle(Messenger):
         self.divergences: dict[str, Term] = {}  # of latent and auxiliary sites
         self.surprises: list[Term] = []  # of observed sites
         self._kl, self._kl_samples = kl, kl_samples
-        self._places = {name: place for place, name in enumerate(_samples(guide_trace))}
+        self._sites = _samples(guide_trace)
+        self._places = {name: place for place, name in enumerate(self._sites)}
         self._latest = -1  # the position in the guide of the latest site that the model has sampled
-        sites = _samples(guide_trace).values()
+        sites = self._sites.values()
         for site in sites:
             _check_not_enumerated(site)
         # Looks for priors that are made from draws, if that matters and gradients do not show it.
@@ -65,10 +66,8 @@ class Particle(Messenger):
 
     def add_up(self) -> None:
         """Compute the terms of observed sites, and of sites that only the guide has."""
-        for site in _samples(self.model_trace).values():
-            if site["is_observed"]:
-                self.surprises.append(observed(site))
-        for name, site in _samples(self.guide_trace).items():
+        self.surprises += [observed(site) for site in _samples(self.model_trace).values() if site["is_observed"]]
+        for name, site in self._sites.items():
             if name in self.model_trace.nodes:
                 continue
             if not site["infer"].get("is_auxiliary"):
@@ -79,9 +78,9 @@ class Particle(Messenger):
             self.divergences[name] = auxiliary(site)
 
     def _pyro_post_sample(self, msg: Message) -> None:
-        name = msg["name"]
         if not _has_density(msg):
             return
+        name = msg["name"]
         q_site = self.guide_trace.nodes.get(name)
         if msg["is_observed"]:
             if q_site is not None and not _is_deterministic(q_site):
@@ -117,9 +116,8 @@ class Particle(Messenger):
 
     def _is_image(self, name: str) -> bool:
         """Whether a point of the guide is a mapped draw: of a draw that has its name, or that has no site's name."""
-        sites = _samples(self.guide_trace)
-        draws = [each for each, site in sites.items() if site["infer"].get("is_auxiliary")]
-        others = {f"{each}{_FREE}" for each in sites if each != name}
+        draws = [each for each, site in self._sites.items() if site["infer"].get("is_auxiliary")]
+        others = {f"{each}{_FREE}" for each in self._sites if each != name}
         return any(each not in others for each in draws)
 
 

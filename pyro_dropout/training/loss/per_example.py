@@ -62,7 +62,8 @@ class per_example(Messenger):
             raise PyroDropoutError(
                 f"sites must be a collection of names, such as ['0.weight'], or a function of the name; got {sites!r}."
             )
-        self._sites, self._reused = sites, reused
+        self._applies = sites if callable(sites) else lambda name: sites is None or name in sites
+        self._reused = reused
         self._mode = _RewriteLayers()
         self.orders: dict[str, Mapping[str, Order]] = {}
 
@@ -77,11 +78,6 @@ class per_example(Messenger):
     ) -> None:
         self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
         super().__exit__(kind, error, traceback)
-
-    def _applies(self, name: str) -> bool:
-        if self._sites is None:
-            return True
-        return self._sites(name) if callable(self._sites) else name in self._sites
 
     def _pyro_sample(self, msg: Message) -> None:
         fn, name, infer = msg["fn"], msg["name"], msg["infer"] or {}

@@ -168,12 +168,9 @@ class Record:
         return id(index)
 
     def check(self, name: str, fn: Distribution, *others: object) -> Mapping[str, Order]:
-        """Raise unless a distribution is valid with a draw for each data point; return the order of its rows.
+        """Raise unless the distribution of a site is valid with a draw for each data point; return its rows' order.
 
-        Args:
-            name: the site that has this distribution.
-            fn: the distribution.
-            others: what else its density is made of: an observed value, a scale, a mask.
+        ``others`` is what else its density is made of: an observed value, a scale, a mask.
         """
         with torch._C.DisableTorchFunction():
             parts = list(tensors_in((fn, *others)))

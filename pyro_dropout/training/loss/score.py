@@ -26,7 +26,7 @@ def score(terms: Sequence[Term], guide_trace: Trace, orders: Mapping[str, Mappin
     Args:
         terms: the summands of the loss.
         guide_trace: the draws.
-        orders: for each site of the model, which rows of it belong to which draws for each data point.
+        orders: for each site of the model, which of its rows belong to which draws.
     """
     zero: float | Tensor = 0.0
     if not torch.is_grad_enabled():
