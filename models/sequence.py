@@ -15,7 +15,7 @@ once: one step ahead, and free-running, where a network continues from its own d
 from itertools import pairwise, product
 
 import torch
-from experiments.band_plots import draw_fan, draw_std_bands
+from experiments.band_plots import PALETTE, draw_fan, draw_std_bands
 from experiments.collection import co2_paper, solar
 from experiments.experiment import VERDICTS, Experiment
 from experiments.free_running import free_run
@@ -24,7 +24,6 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.plot_style import PALETTE
 
 TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in time order; the rest is the test segment
 DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number: not dropped

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.prediction.plot_style import PALETTE
+from pyro_dropout.prediction.plot_style import PALETTE as PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.observed_sites import check_samples
 from pyro_dropout.generative.trial_run import quietly
@@ -137,10 +137,10 @@ def check_targets(model: Callable[..., object], x: Tensor, y: Tensor, watched: b
     set, which is ``watched``.
     """
     ModelCall(model, (x, y, len(x))).check_bound()
-    likelihood = getattr(model, "likelihood", None)
-    if not is_network(model) or not isinstance(likelihood, Likelihood):
+    if not is_network(model):
         return
-    if type(likelihood).check_values is Likelihood.check_values and not watched:
+    likelihood = likelihood_of(model)
+    if getattr(type(likelihood), "check_values", None) is Likelihood.check_values and not watched:
         return
     try:
         if watched and x.is_floating_point():
