@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 HELP = (
     "Compare posterior approximations on one model and one set of data."
-    "\n\nEvery guide is trained from several seeds and judged by the same scores. DATA is [bold]co2[/] or"
-    " [bold]sunspots[/], which come with the package, or a CSV or Parquet file with named columns. Text columns are"
-    " one-hot encoded; a target of text, or of 0 and 1, is treated as a class."
+    "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
+    " which come with the package, or a CSV or Parquet file with named columns. Text columns are one-hot encoded. A"
+    " target is treated as a class if it is text, or has only the values 0 and 1."
     + options.examples(
         "compare",
         "compare houses.csv --target price --missing mean",
@@ -30,7 +30,7 @@ HELP = (
 
 
 def compare(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots, or a file.")] = "co2",
+    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots, or a CSV or Parquet file.")] = "co2",
     target: options.Target = None,
     task: options.TaskName = "auto",
     missing: options.MissingName = "refuse",
@@ -40,7 +40,9 @@ def compare(
     guides: options.Guides = None,
     reference: Annotated[
         Literal["nuts"] | None,
-        typer.Option(help="Sample the true posterior too; slow, for small networks.", rich_help_panel="Computation"),
+        typer.Option(
+            help="Also sample the true posterior; slow, for small networks only.", rich_help_panel="Computation"
+        ),
     ] = None,
     seeds: options.Seeds = 3,
     width: options.Width = 50,
@@ -52,7 +54,7 @@ def compare(
     device: options.Device = "auto",
     no_compile: options.NoCompile = False,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Where to write the results.", rich_help_panel="Output")
+        Path, typer.Option(metavar="FOLDER", help="Folder for the results.", rich_help_panel="Output")
     ] = Path("out", "compare"),
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -120,7 +122,7 @@ def _data(name: str, reading: dict[str, Any], width: int) -> tuple["Dataset", An
         data = BUNDLED[name]()
         return data, wave_model(data.train, 2 * width)
     if not reading["held_back"]:
-        raise typer.BadParameter("some rows must be held back to compare on.", param_hint="'--held-back'")
+        raise typer.BadParameter("compare needs some held-back rows for the scores.", param_hint="'--held-back'")
     if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyro_dropout.tables.dataset import Dataset
 
 FIT_HELP = (
-    "Fit one guide to a table and save the run in a folder for predict."
+    "Fit one guide to a table and save the run in a folder."
     "\n\nDATA is a CSV or Parquet file with named columns. Checkpoints are written into the folder during training;"
     f" after an interruption, continue with [bold]{PROGRAM} resume[/]."
     "\n\nFor distributed training, launch with torchrun; rank 0 writes the results:"
@@ -30,7 +30,7 @@ FIT_HELP = (
 )
 RESUME_HELP = (
     "Continue an interrupted run as if it had never stopped, or train a finished run for longer."
-    "\n\nThe data file must be the one the run started with."
+    "\n\nThe data file must not have changed since the run started."
     + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
 )
 
@@ -65,7 +65,7 @@ def fit(
     from pyro_dropout.training.history import DivergedError
 
     if data in BUNDLED and not Path(data).exists():
-        raise typer.BadParameter(f"{data!r} is for compare; fit takes a CSV or Parquet file.", param_hint="'DATA'")
+        raise typer.BadParameter(f"{data!r} is for compare only; fit takes a CSV or Parquet file.", param_hint="'DATA'")
     first = rank_here() == 0
     if first and not (restarted() and (out / RECORD).exists()):
         _check_new(out)
@@ -83,7 +83,7 @@ def fit(
         if first and not any((out / CHECKPOINTS).glob("step-*")):
             _remove(out, made)  # it holds nothing useful and would block the next attempt
             raise
-        kept = f" The last good checkpoint is kept in {out}; to try again, give another --out." if first else ""
+        kept = f" The last good checkpoint is kept in {out}; to try again, use another --out." if first else ""
         raise DivergedError(f"{cause}{kept}") from None
     except KeyboardInterrupt:
         raise _interrupted(out) from None
@@ -93,11 +93,11 @@ def fit(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fit made.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder created by fit.")],
     data: Annotated[Path | None, typer.Option(metavar="FILE", help="The data file, if it has moved.")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", callback=options.count, help="New total number of steps, if more than planned."),
+        typer.Option(metavar="N", callback=options.count, help="New total number of steps; at least the old one."),
     ] = None,
     device: options.Device = None,
     checkpoint_every: options.Every = None,
@@ -241,11 +241,11 @@ def _check_new(folder: Path) -> None:
         raise typer.BadParameter(f"{str(folder)!r} is a file; a folder is needed.", param_hint=hint)
     if (folder / "run.json").exists():
         raise typer.BadParameter(
-            f"{str(folder)!r} already holds a run; continue it ({PROGRAM} resume {folder}) or give another folder.",
+            f"{str(folder)!r} already holds a run; continue it ({PROGRAM} resume {folder}) or use another folder.",
             param_hint=hint,
         )
     if folder.is_dir() and any(folder.iterdir()):
-        raise typer.BadParameter(f"{str(folder)!r} is not empty; give a new folder.", param_hint=hint)
+        raise typer.BadParameter(f"{str(folder)!r} is not empty; use a new folder.", param_hint=hint)
 
 
 def _make(folder: Path) -> list[Path]:

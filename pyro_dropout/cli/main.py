@@ -1,6 +1,6 @@
 """The command ``pyro-dropout``: its subcommands, exit codes and error messages.
 
-Exit codes: 0 success; 1 nothing could be computed; 2 bad input; 130 interrupted.
+Exit codes: 0 success; 1 nothing could be computed; 2 invalid input; 130 interrupted.
 """
 
 import errno
@@ -21,8 +21,8 @@ from pyro_dropout.cli import repository as cli_data
 from pyro_dropout.cli.terminal import PROGRAM, complain
 
 HELP = (
-    "Posterior approximations of neural networks: compare them, fit one, predict with it."
-    "\n\nExit codes: 0 success; 1 nothing could be computed; 2 bad input, with one line on stderr; 130 interrupted."
+    "Compare posterior approximations of neural networks, fit one, and predict with it."
+    "\n\nExit codes: 0 success; 1 nothing could be computed; 2 invalid input, with one line on stderr; 130 interrupted."
     + cli_options.examples(
         "compare",
         "fit houses.csv --target price --out run",

@@ -104,7 +104,7 @@ def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
 
 
 Target = Annotated[
-    str | None, _option(metavar="COLUMN", help="The column to predict; the last one by default.", panel=_READING)
+    str | None, _option(metavar="COLUMN", help="Column to predict; by default the last.", panel=_READING)
 ]
 TaskName = Annotated[
     Literal["auto", "regression", "classification"],
@@ -112,15 +112,17 @@ TaskName = Annotated[
 ]
 MissingName = Annotated[
     Literal["refuse", "drop", "mean"],
-    _option("--missing", help="Refuse missing values, drop their rows, or fill in means.", panel=_READING),
+    _option(
+        "--missing", help="On missing values: refuse the table, drop their rows, or fill in means.", panel=_READING
+    ),
 ]
 Categorical = Annotated[
     list[str] | None,
     _option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.", panel=_READING),
 ]
-Drop = Annotated[list[str] | None, _option(metavar="COLUMNS", help="Columns to leave out: a,b,c.", panel=_READING)]
+Drop = Annotated[list[str] | None, _option(metavar="COLUMNS", help="Columns to ignore: a,b,c.", panel=_READING)]
 HeldBack = Annotated[
-    float, _option(metavar="SHARE", help="Share of rows held back for testing.", panel=_READING, callback=_share)
+    float, _option(metavar="SHARE", help="Fraction of the rows held back for testing.", panel=_READING, callback=_share)
 ]  # fmt: skip
 Guides = Annotated[
     list[str] | None,
@@ -145,11 +147,9 @@ LearningRate = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    _option(metavar="N", callback=count, help="Points in a mini-batch; all points by default.", panel=_TRAINING),
+    _option(metavar="N", callback=count, help="Rows in a mini-batch; by default all.", panel=_TRAINING),
 ]
-Seed = Annotated[
-    int, _option(metavar="N", callback=_seed, help="Seed of the split, the networks and the draws.", panel=_TRAINING)
-]
+Seed = Annotated[int, _option(metavar="N", callback=_seed, help="Seed of all random numbers.", panel=_TRAINING)]
 Device = Annotated[
     str | None,
     _option(
@@ -167,7 +167,7 @@ Every = Annotated[
     _option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute.", panel=_TRAINING),
 ]
 Samples = Annotated[int, _option(metavar="N", callback=count, help="Weight draws per prediction.", panel=_TRAINING)]
-Level = Annotated[float, _option(metavar="P", help="Probability inside the interval.", panel=_OUTPUT, callback=_level)]
+Level = Annotated[float, _option(metavar="P", help="Probability of the interval.", panel=_OUTPUT, callback=_level)]
 Json = Annotated[bool, _option("--json", help="Print one JSON object and nothing else.", panel=_OUTPUT)]
 Quiet = Annotated[bool, _option("--quiet", "-q", help="Hide the progress bar.", panel=_OUTPUT)]
 

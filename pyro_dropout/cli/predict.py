@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from pyro_dropout.tables.files import Table
 
 HELP = (
-    "Predict the rows of a table with a fitted run and write a CSV file."
-    "\n\nFor numbers: mean, std (noise included), epistemic_std, and the central interval's ends, lower and upper."
-    " For classes: the most probable class, its probability, entropy and mutual information in nats, and the"
+    "Predict the target for each row of a table with a fitted run, and write a CSV file."
+    "\n\nColumns for a numeric target: mean, std (noise included), epistemic_std (without noise), and the ends of the"
+    " central interval, lower and upper."
+    " Columns for classes: the most probable class, its probability, entropy and mutual information in nats, and the"
     " probability of each class, p=NAME. The first column is the row of the table; for a CSV file, its line"
     " number, where the header is line 1. The last column, beyond, names the inputs outside their training range."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
@@ -37,20 +38,22 @@ _DRAWN = 250  # about as many rows are drawn; at most twice as many
 
 
 def predict(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fit made.")],
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the same columns.")],
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder created by fit.")],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the columns of the training table.")
+    ],
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Where to write the predictions.", rich_help_panel="Output")
     ] = Path("predictions.csv"),
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Where to plot them (PNG, PDF, SVG).", rich_help_panel="Output"),
+        typer.Option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).", rich_help_panel="Output"),
     ] = None,
     over: Annotated[
         str | None, typer.Option(metavar="COLUMN", help="Column on the plot's x axis.", rich_help_panel="Output")
     ] = None,
     with_inputs: Annotated[
-        bool, typer.Option("--with-inputs", help="Copy the table's columns too.", rich_help_panel="Output")
+        bool, typer.Option("--with-inputs", help="Also write the columns of the input table.", rich_help_panel="Output")
     ] = False,
     samples: options.Samples = 500,
     level: options.Level = 0.95,
@@ -97,7 +100,7 @@ def predict(
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *beyond.said()]
     if plot is not None:
         record |= {"plot": str(plot)}
-        said.append(f"plot over {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
+        said.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
     answer(record, as_json, said)
 
 
@@ -146,7 +149,7 @@ class _Beyond:
         """Return a sentence about them, if there are any."""
         most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
-        return [f"{self.rows} of them lie outside the training range: {where}"] if self.rows else []
+        return [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] if self.rows else []
 
 
 def _with_inputs(
@@ -235,13 +238,13 @@ def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
 def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
     if path is None:
         if over is not None:
-            raise typer.BadParameter("names the column to plot over; give --plot FILE as well.", param_hint="'--over'")
+            raise typer.BadParameter("requires --plot FILE.", param_hint="'--over'")
         return
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise typer.BadParameter(f"{str(path)!r} must end in .png, .pdf or .svg.", param_hint="'--plot'")
     _check_file("--plot", path, data)
     if path.resolve() == out.resolve():
-        raise typer.BadParameter(f"{str(path)!r} is also the file of --out; give another.", param_hint="'--plot'")
+        raise typer.BadParameter(f"{str(path)!r} is also the --out file; use another.", param_hint="'--plot'")
     if over is not None and over not in inputs:
         raise typer.BadParameter(
             f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.", param_hint="'--over'"

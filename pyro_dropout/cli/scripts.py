@@ -28,8 +28,8 @@ def scripts(folders: Sequence[Path] | None = None) -> dict[str, Path]:
         if found:
             return found
     raise PyroDropoutError(
-        "the experiments' scripts are not installed with the package: they live in the folder 'models' of its"
-        " repository. Run the command from there."
+        "the scripts of the experiments are not installed with the package: they are in the folder 'models' of its"
+        " repository. Run the command from the root of a checkout."
     )
 
 

@@ -256,11 +256,11 @@ def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) 
     done = run("predict", fitted / "houses", new, "--out", out, "--samples", 5)
     assert done.exit_code == 0, done.stderr
     assert [row["beyond"] for row in table_of(out)] == ["", "area", "area"]
-    assert "2 of them lie outside the training range: area (2)" in done.stdout
+    assert "rows outside the training range: 2; inputs concerned: area (2)" in done.stdout
     told = run("predict", fitted / "houses", new, "--out", out, "--samples", 5, "--json")
     assert json.loads(told.stdout)["beyond"] == {"rows": 2, "inputs": {"area": 2}}
     inside = run("predict", fitted / "houses", written(tmp_path, "town,area\nb,35\n"), "--out", out, "--samples", 5)
-    assert "lie outside" not in inside.stdout
+    assert "outside the training range" not in inside.stdout
 
 
 def test_predictions_come_with_the_columns_of_their_table_when_asked(fitted: Path, tmp_path: Path) -> None:
@@ -366,6 +366,6 @@ def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(download, "manifest", lambda names: [made])
     monkeypatch.setattr(download, "_open", lambda url: io.BytesIO(b"1 2\n"))
     said = run("datasets", "--download", tmp_path / "data", "--quiet").stdout
-    assert f"1 files downloaded; the others exist. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
+    assert f"1 files downloaded; the rest already exist. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
     assert "co2 and solar are not fetched" in said
     assert (tmp_path / "data" / made.file).read_bytes() == b"1 2\n"

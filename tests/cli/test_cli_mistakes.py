@@ -116,7 +116,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "'mean-field' is neither a file nor",
     ),
     "no such data": (lambda folder, fitted: ["compare", "CO3"], "'CO3' is neither a file nor a bundled data set (co2"),
-    "a series to fit": (lambda folder, fitted: ["fit", "co2", "--out", folder / "run"], "'co2' is for compare"),
+    "a series to fit": (lambda folder, fitted: ["fit", "co2", "--out", folder / "run"], "'co2' is for compare only"),
     "a target of a series": (
         lambda folder, fitted: ["compare", "co2", "--target", "y", "--out", folder / "o"], "'co2' has its own target",
     ),
@@ -130,7 +130,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a negative rate": (of_table(houses(), "--lr", -1), "'--lr': -1 is not a positive number"),
     "no rate": (of_compare("--lr", "nan"), "'--lr': nan is not a positive number"),
     "all held back": (of_table(houses(), "--held-back", 1), "'--held-back': 1 does not lie in [0, 1)"),
-    "nothing held back": (of_compare("--held-back", 0), "'--held-back': some rows must be held back"),
+    "nothing held back": (of_compare("--held-back", 0), "'--held-back': compare needs some held-back rows"),
     "no such task": (of_table(houses(), "--task", "guess"), "'--task'"),
     "no such remedy": (of_table(houses(), "--missing", "zero"), "'--missing'"),
     "no such reference": (of_compare("--reference", "hmc"), "'--reference'"),
@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         lambda folder, fitted: [
             "predict", fitted / "houses", fitted / "houses.csv", "--out", folder / "p.png", "--plot", folder / "p.png",
         ],
-        "is also the file of --out",
+        "is also the --out file",
     ),
     # new data, and runs
     "a missing column": (of_predict("area\n1\n"), "at least two columns"),

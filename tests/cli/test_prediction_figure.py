@@ -158,7 +158,7 @@ def test_bad_wishes_are_refused_and_nothing_is_written(fitted: Path, tmp_path: P
         (["--plot", tmp_path / "p.txt"], "must end in .png, .pdf or .svg"),
         (["--plot", tmp_path / "no" / "p.png"], "there is no folder"),
         (["--plot", tmp_path / "p.png", "--over", "colour"], "'colour' is not an input of the run; choose from"),
-        (["--over", "rooms"], "give --plot FILE as well"),
+        (["--over", "rooms"], "requires --plot FILE"),
     ):
         done = run(*asked, *wish)
         assert done.exit_code == 2

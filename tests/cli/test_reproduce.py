@@ -46,7 +46,7 @@ def test_the_first_folder_with_scripts_counts(folder: Path, tmp_path: Path) -> N
     empty = tmp_path / "empty"
     empty.mkdir()
     assert scripts([tmp_path / "none", empty, folder])["once"] == folder / "once.py"
-    with pytest.raises(pd.PyroDropoutError, match="not installed with the package: they live in the folder 'models'"):
+    with pytest.raises(pd.PyroDropoutError, match="not installed with the package: they are in the folder 'models'"):
         scripts([tmp_path / "none", empty])
 
 
