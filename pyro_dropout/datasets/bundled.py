@@ -44,14 +44,7 @@ def co2() -> Dataset:
 
 
 def sunspots() -> Dataset:
-    """Return the yearly sunspot numbers from 1700 to 2008, with five gaps of 15 years held back.
-
-    Example:
-        >>> from pyro_dropout.datasets.bundled import sunspots
-        >>> data = sunspots()
-        >>> len(data.train[0]), len(data.test[0])
-        (234, 75)
-    """
+    """Return the yearly sunspot numbers from 1700 to 2008, with five gaps of 15 years held back."""
     year, spots = _bundled("sunspots.csv").T
     # One gap in each fifth of the series, a quarter into it and a quarter long, as in the paper's second experiment.
     fifth = len(year) // 5

@@ -49,13 +49,8 @@ def _drawn(strokes: list[list[tuple[float, float]]], number: int, dice: torch.Ge
     start, stop = bent.split(2, -1)  # (n, S, 2) each
     turn, slant = (0.15 * torch.randn(number, generator=dice) for _ in range(2))
     wide, high = (1 + 0.1 * torch.randn(number, generator=dice) for _ in range(2))
-    matrix = torch.stack(
-        [
-            torch.stack([wide * turn.cos(), slant - high * turn.sin()], -1),
-            torch.stack([wide * turn.sin(), high * turn.cos()], -1),
-        ],
-        -2,
-    )
+    by_row = (wide * turn.cos(), slant - high * turn.sin(), wide * turn.sin(), high * turn.cos())
+    matrix = torch.stack(by_row, -1).view(number, 2, 2)
     shift = 0.12 * torch.randn(number, 1, 2, generator=dice)
     start, stop = (point @ matrix.mT + shift for point in (start, stop))
     middle = (_SIDE - 1) / 2

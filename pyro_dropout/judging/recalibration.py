@@ -6,7 +6,6 @@ overconfident or underconfident everywhere, without training.
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +17,7 @@ from pyro_dropout.prediction.moments import Running, block_log_prob, block_sums,
 from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
+from pyro_dropout.protocols import Likelihood
 
 _F64 = torch.float64
 _GOLDEN = (math.sqrt(5) - 1) / 2
@@ -26,16 +26,12 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 def refit_tau(prediction: Prediction, y: Tensor) -> float:
     """Return the noise precision τ under which the targets of a validation set are most probable.
 
-    The draws of the function are kept; only the width of the noise around them is fitted. Apply it with ``with_tau``.
+    It maximises Σ_n log p(y_n | x_n), one τ for all targets. Apply it with ``with_tau``. It is in the units of y;
+    ``Gaussian(tau)`` inside ``Standardised`` needs ``standardised_precision`` of it.
 
     Args:
         prediction: with a ``Gaussian`` likelihood, at the validation points, samples kept.
-        y: their targets, (N, D).
-
-    Returns:
-        The τ that maximises Σ_n log p(y_n | x_n): one for all D targets, which should have the same units. It is
-        in the units of the given targets; ``Gaussian(tau)`` inside ``Standardised`` needs ``standardised_precision`` of
-        it.
+        y: their targets, (N, D), which should all have the same units.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -56,8 +52,7 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
         each = torch.logsumexp(-0.5 * tau * squares, 0) - math.log(count)
         return 0.5 * width * log_tau + each.mean().item()
 
-    # At the maximum 1/τ is a weighted mean of the squares, so it lies between those of the nearest and of the farthest
-    # draws.
+    # At the maximum 1/τ is a weighted mean of the squares: between those of the nearest and of the farthest draws.
     nearest, farthest = squares.amin(0).mean().item() / width, squares.amax(0).mean().item() / width
     if nearest < torch.finfo(_F64).tiny:
         raise PyroDropoutError(
@@ -70,15 +65,11 @@ def refit_tau(prediction: Prediction, y: Tensor) -> float:
 def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     """Return the temperature under which the classes of a validation set are most probable.
 
-    Every draw's logits are divided by the temperature before averaging: above 1 the prediction becomes less
-    confident. Apply it with ``tempered``.
+    It maximises Σ_n log p(y_n | x_n), and is found in about 45 passes over the samples. Apply it with ``tempered``.
 
     Args:
         prediction: of classes, at the validation points, samples kept.
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
-
-    Returns:
-        The temperature that maximises Σ_n log p(y_n | x_n), found in about 45 passes over the samples.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -89,17 +80,16 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
         >>> round(pd.tempered(answer, temperature).probs[0].item(), 4)
         0.75
     """
-    _check_outputs(prediction, "refit_temperature")
-    prediction.check_classes("refit_temperature")
+    _check_classes(prediction, "refit_temperature")
     y = checked_targets(prediction, y)
     y = y if prediction.one_of_several else y.to(_F64)
-    samples, likelihood = prediction.samples, prediction.likelihood
-    pieces = list(prediction.pieces())
+    samples, pieces = prediction.samples, list(prediction.pieces())
     count, points, _ = samples.shape
 
     def score(log_temperature: float) -> float:
         cooler = math.exp(-log_temperature)
-        total = [block_log_prob(likelihood, samples[:, n].to(_F64) * cooler, y[n]).sum().item() for n in pieces]
+        outputs = ((samples[:, n].to(_F64) * cooler, y[n]) for n in pieces)
+        total = [block_log_prob(prediction.likelihood, f, target).sum().item() for f, target in outputs]
         return math.fsum(total) / points - math.log(count)
 
     size = _logit_size(prediction)
@@ -108,15 +98,13 @@ def refit_temperature(prediction: Prediction, y: Tensor) -> float:
     low, high = (math.log(size) + math.log(10) * k for k in (-3, 3))
     found, inside = _highest(score, low, high, 17)
     if not inside:
-        raise PyroDropoutError(
-            f"no temperature is best: the likelihood still increases at {math.exp(found):.3g}. "
-            + (
+        why = "The logits carry no information about these classes, or the opposite; check the accuracy first."
+        if found < (low + high) / 2:
+            why = (
                 "Sharper draws only help here: they are almost never wrong, or they are uncertain one by one but right"
                 " when averaged; train longer, or with less noise."
-                if found < (low + high) / 2
-                else "The logits carry no information about these classes, or the opposite; check the accuracy first."
             )
-        )
+        raise PyroDropoutError(f"no temperature is best: the likelihood still rises at {math.exp(found):.3g}. {why}")
     return math.exp(found)
 
 
@@ -156,13 +144,12 @@ def tempered(prediction: Prediction, temperature: float) -> Prediction:
         >>> bool((pd.tempered(answer, temperature=2.0).entropy > answer.entropy).all())
         True
     """
-    _check_outputs(prediction, "tempered")
-    prediction.check_classes("tempered")
+    _check_classes(prediction, "tempered")
     check_positive("temperature", temperature)
     return reweighted(prediction, prediction.likelihood, prediction.samples / float(temperature))
 
 
-def reweighted(prediction: Prediction, likelihood: Any, samples: Tensor) -> Prediction:
+def reweighted(prediction: Prediction, likelihood: Likelihood, samples: Tensor) -> Prediction:
     """Return a new prediction at the same points: these outputs, (T, N, D), under this likelihood."""
     count, points, _ = samples.shape
     running = Running(points)
@@ -179,6 +166,11 @@ def _check_outputs(prediction: Prediction, name: str) -> None:
             f"{name} reinterprets the outputs of a network; site {prediction.site!r} of a Pyro model has none. Change"
             " the model instead."
         )
+
+
+def _check_classes(prediction: Prediction, name: str) -> None:
+    _check_outputs(prediction, name)
+    prediction.check_classes(name)
 
 
 def _check_gaussian(prediction: Prediction, name: str) -> None:

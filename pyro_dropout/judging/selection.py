@@ -17,7 +17,7 @@ from torch import Tensor
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
 from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.prediction.predict_fleet import predict_fleet
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -46,7 +46,7 @@ class Chosen:
         lost: number of replicas that diverged.
     """
 
-    settings: list[dict[str, Any]]
+    settings: list[dict[str, object]]
     tau: Tensor
     validation: Tensor
     log_likelihood: Tensor
@@ -64,8 +64,8 @@ class Chosen:
 
 
 def choose(
-    build: Callable[..., Any],
-    grid: Mapping[str, Sequence[Any]],
+    build: Callable[..., object],
+    grid: Mapping[str, Sequence[object]],
     x: Tensor,
     y: Tensor,
     train_rows: Sequence[Tensor],
@@ -112,33 +112,32 @@ def choose(
         >>> found.settings
         [{'drop': 0.01}]
     """
-    _check(x, y, train_rows, test_rows, folds, best)
+    check_count("folds", folds, least=2)
+    check_count("best", best)
+    if y.dim() != 2 or y.shape[1] != 1 or len(x) != len(y):
+        raise ShapeError(f"x must be (N, Q) and y (N, 1); got {tuple(x.shape)} and {tuple(y.shape)}.")
+    if len(train_rows) != len(test_rows) or not len(train_rows):
+        lengths = f"{len(train_rows)} and {len(test_rows)}"
+        raise ShapeError(f"train_rows and test_rows need a tensor for each split; got {lengths}.")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     splits, count = len(train_rows), len(combinations)
     device = options.get("device") or x.device
-    at_home, (x, y) = (
-        (x.cpu(), y.cpu()),
-        (x.to(device), y.to(device)),
-    )  # thousands of small networks are built on the CPU
+    inputs, targets = x.cpu(), y.cpu()  # thousands of small networks are built on the CPU
+    x, y = x.to(device), y.to(device)
     parts = [_folds(rows, folds, seed + s) for s, rows in enumerate(train_rows)]
     # Every fold's rows are repeated up to the length of the whole set, so that N and the weight decay stay the same.
     length = min(len(rows) for rows in train_rows)
-    rows = torch.stack(
-        [
-            _repeated(fold, length)
-            for s, c in itertools.product(range(splits), range(count))
-            for fold in [*(train for train, _ in parts[s]), train_rows[s]]
-        ]
-    ).to(device)
+    each_split = [[*(train for train, _ in part), whole] for part, whole in zip(parts, train_rows, strict=True)]
+    rows = torch.stack([_repeated(own, length) for folded in each_split for own in folded * count]).to(device)
     torch.manual_seed(seed)
     values = {name: [each[name] for each in combinations for _ in range(folds + 1)] * splits for name in grid}
     if "lr" in values:
         options = options | {"lr": torch.tensor(values.pop("lr"))}
-    fleet = Fleet(
-        lambda row, **setting: build(at_home[0][row.unique()], at_home[1][row.unique()], **setting),
-        {"row": list(rows.cpu()), **values},
-        progress=progress,
-    )
+
+    def built(row: Tensor, **setting: object) -> object:
+        return build(inputs[row.unique()], targets[row.unique()], **setting)
+
+    fleet = Fleet(built, {"row": list(rows.cpu()), **values}, progress=progress)
     history = fleet.fit(x, y, indices=rows, progress=progress, seed=seed, **options)
     place = torch.arange(len(fleet)).view(splits, count, folds + 1)
 
@@ -148,7 +147,7 @@ def choose(
     exam = _Exam(fleet, x, y, seed)
 
     # The folds: one noise for each split and setting, the best setting, and the best mixture
-    spread = torch.stack([at_home[1][rows].var() for rows in train_rows])
+    spread = torch.stack([targets[rows].var() for rows in train_rows])
     asked, where = place[..., :folds].flatten(1), held.unsqueeze(1).expand(-1, count, -1, -1).flatten(1, 2)
     tried = noises(exam.homoscedastic, spread)  # (S, G)
     scores = exam.scores(asked, where, tried, validation_samples).view(splits, count, folds, -1).mean(2)
@@ -161,9 +160,10 @@ def choose(
     # The test sets, once
     whole, first = place[..., folds], validation.argmax(1, keepdim=True)
     alone = torch.zeros_like(weights).scatter(1, first, 1.0)
-    new = [~_twins(at_home[0], *pair) for pair in zip(train_rows, test_rows, strict=True)]
-    log_p, error, fresh = exam.test(whole, precision, alone, test_rows, new, samples)
-    mixed, mixed_error, mixed_fresh = exam.test(whole, precision, weights, test_rows, new, samples)
+    new = [~_twins(inputs, *pair) for pair in zip(train_rows, test_rows, strict=True)]
+    sets = list(zip(test_rows, new, strict=True))
+    log_p, error, fresh = exam.test(whole, precision, alone, sets, samples)
+    mixed, mixed_error, mixed_fresh = exam.test(whole, precision, weights, sets, samples)
     return Chosen(
         [combinations[int(c)] for c in first],
         precision.gather(1, first).squeeze(1).exp(),
@@ -181,19 +181,6 @@ def choose(
         len(fleet),
         int(history.diverged.sum()),
     )
-
-
-def _check(x: Tensor, y: Tensor, train_rows: Any, test_rows: Any, folds: int, best: int) -> None:
-    check_count("folds", folds)
-    check_count("best", best)
-    if folds < 2:
-        raise RangeError(f"folds must be at least 2: one is held back and the others train; got {folds}.")
-    if y.dim() != 2 or y.shape[1] != 1 or len(x) != len(y):
-        raise ShapeError(f"x must be (N, Q) and y (N, 1); got {tuple(x.shape)} and {tuple(y.shape)}.")
-    if len(train_rows) != len(test_rows) or not len(train_rows):
-        raise ShapeError(
-            f"train_rows and test_rows need a tensor for each split; got {len(train_rows)} and {len(test_rows)}."
-        )
 
 
 def _folds(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -239,25 +226,19 @@ class _Exam:
         return torch.cat(found).view(*asked.shape, -1)
 
     def test(
-        self,
-        replicas: Tensor,
-        noise: Tensor,
-        weights: Tensor,
-        test_rows: Sequence[Tensor],
-        new: Sequence[Tensor],
-        samples: int,
+        self, replicas: Tensor, noise: Tensor, weights: Tensor, sets: list[tuple[Tensor, Tensor]], samples: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-likelihood and RMSE, (S,), on each split's rows, of the mixture of its replicas by weight.
+        """Return log-likelihood and RMSE of each split's mixture, (S,), and the log-likelihood of its new rows.
 
-        The third is the log-likelihood of the ``new`` rows alone.
+        ``sets`` are the test rows of each split, and which of them are new.
         """
-        splits = len(test_rows)
+        splits = len(sets)
         members = int((weights > 0).sum(1).max())
         weights, chosen = weights.topk(members, 1)
-        longest = max(len(rows) for rows in test_rows)
-        rows = torch.stack([_repeated(rows, longest) for rows in test_rows])
-        real = torch.stack([torch.arange(longest) < len(rows) for rows in test_rows])
-        fresh = real & torch.stack([_repeated(each, longest) for each in new])
+        longest = max(len(own) for own, _ in sets)
+        rows = torch.stack([_repeated(own, longest) for own, _ in sets])
+        real = torch.stack([torch.arange(longest) < len(own) for own, _ in sets])
+        fresh = real & torch.stack([_repeated(new, longest) for _, new in sets])
         asked, where = replicas.gather(1, chosen).flatten(), rows.repeat_interleave(members, 0).to(self.x.device)
         log_p, middle = [], []
         for part, mean, log_tau, y in self._draws(asked, where, max(1, samples // members)):
@@ -278,9 +259,8 @@ class _Exam:
             part = slice(start, min(start + together, len(asked)))
             some, rows = self.fleet.select(asked[part].tolist()), where[part]
             f = predict_fleet(some, self.x, indices=rows, samples=samples, seed=self.seed, keep_samples=True).samples
-            log_tau = f.new_zeros(())
-            if not self.homoscedastic:
-                f, log_tau = (half.squeeze(-1) for half in some[0][0].likelihood.split(f))
+            if self.homoscedastic:
+                f, log_tau = f[..., 0], f.new_zeros(())
             else:
-                f = f[..., 0]
+                f, log_tau = (half.squeeze(-1) for half in some[0][0].likelihood.split(f))
             yield part, f, log_tau, self.y[rows].squeeze(-1)

@@ -27,14 +27,6 @@ def best_noise(tried: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return where scores (S, C, G) over the log precisions (S, G) are highest, and the maxima, each (S, C).
 
     The maximum is interpolated between grid points by a parabola through the best three.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.judging.stacking import best_noise
-        >>> tried = torch.linspace(-1, 1, 9).unsqueeze(0)
-        >>> where, height = best_noise(tried, 5 - (tried - 0.3).square().unsqueeze(1))
-        >>> round(where.item(), 4), round(height.item(), 4)
-        (0.3, 5.0)
     """
     step = tried[:, 1:2] - tried[:, :1]
     best = scores.nan_to_num(-math.inf).argmax(-1, keepdim=True).clamp(1, scores.shape[-1] - 2)
@@ -57,13 +49,6 @@ def stacked(log_p: Tensor, most: int) -> Tensor:
     Args:
         log_p: log densities of the held-out points under each member; -inf throughout for an excluded member.
         most: maximum number of members with weight.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.judging.stacking import stacked
-        >>> log_p = torch.tensor([[[0.9, 0.9, 0.1], [0.1, 0.1, 0.9], [0.1, 0.1, 0.1]]]).log()
-        >>> [round(weight, 2) for weight in stacked(log_p, most=3)[0].tolist()]
-        [0.71, 0.29, 0.0]
     """
     log_p = log_p.double()
     weights = _climb(log_p, torch.ones_like(log_p[..., 0]))

@@ -4,15 +4,16 @@ An encoding is learned from the training table and then applied to every other t
 """
 
 import math
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.files import Cell, Table, as_label, as_number, brief
+from pyro_dropout.protocols import Record
+from pyro_dropout.tables.files import Table, as_label, as_number, brief
 
 Task = Literal["auto", "regression", "classification"]
 
@@ -42,12 +43,6 @@ class Encoding:
         classes: the target's values in the order of the network's outputs; () for a number.
         fill: the number that replaces a missing value, for each feature; None if missing values are an error.
         ranges: the least and the greatest value of each feature in training; None if unknown.
-
-    Example:
-        >>> table = Table("t.csv", {"colour": ["red", "blue"], "size": ["1", "2"], "price": ["3", "4"]}, [2, 3])
-        >>> found = learn(table, "price")
-        >>> found.features, found.inputs_of(table).tolist()
-        (['colour=blue', 'colour=red', 'size'], [[0.0, 1.0, 1.0], [1.0, 0.0, 2.0]])
     """
 
     inputs: tuple[Input, ...]
@@ -66,30 +61,20 @@ class Encoding:
         """How the columns were interpreted, in words."""
         coded = [f"{column.name} ({len(column.categories)})" for column in self.inputs if column.categories is not None]
         said = [f"one-hot encoded: {', '.join(coded)}"] if coded else []
-        if self.classes:
-            return [*said, f"{self.target!r} is read as one of {len(self.classes)} classes"]
-        return [*said, f"{self.target!r} is read as a number"]
+        kind = f"one of {len(self.classes)} classes" if self.classes else "a number"
+        return [*said, f"{self.target!r} is read as {kind}"]
 
     def inputs_of(self, table: Table) -> Tensor:
         """Return the inputs of a table, (N, Q); missing values are filled, or NaN without ``fill``."""
-        parts = [_encoded(table, column) for column in self.inputs]
-        x = torch.cat(parts, 1)
-        if self.fill is not None:
-            x = torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
-        return x
+        x = torch.cat([_encoded(table, column) for column in self.inputs], 1)
+        return x if self.fill is None else torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
 
     def seen(self, x: Tensor) -> "Encoding":
         """Return the encoding with the ranges of the training inputs."""
         return replace(self, ranges=tuple(zip(x.amin(0).tolist(), x.amax(0).tolist(), strict=True)))
 
     def beyond(self, x: Tensor) -> list[list[str]]:
-        """Return for each row of inputs the features outside their training range.
-
-        Example:
-            >>> found = Encoding((Input("age"), Input("size")), "price").seen(torch.tensor([[1.0, 5.0], [3.0, 9.0]]))
-            >>> found.beyond(torch.tensor([[2.0, 5.0], [4.0, 1.0]]))
-            [[], ['age', 'size']]
-        """
+        """Return for each row of inputs the features outside their training range."""
         found: list[list[str]] = [[] for _ in range(len(x))]
         if self.ranges is not None:
             names, (low, high) = self.features, torch.tensor(self.ranges, dtype=x.dtype).T
@@ -99,30 +84,19 @@ class Encoding:
 
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
-        cells = table.column(self.target)
-        for row, cell in enumerate(cells):
+        for row, cell in enumerate(table.column(self.target)):
             if cell is None:
-                raise _missing(table, row, self.target)
+                raise RangeError(f"{table.where(row, self.target)}: the value is missing.")
         if not self.classes:
             return _numbers(table, self.target).unsqueeze(-1)
-        place = {label: k for k, label in enumerate(self.classes)}
-        for row, cell in enumerate(cells):
-            if as_label(cell) not in place:
-                raise _unseen(table, row, self.target, cell, self.classes)
-        return torch.tensor([place[as_label(cell)] for cell in cells])
+        return torch.tensor(_places(table, self.target, self.classes))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Record:
         """Return the argument of ``from_json``."""
-        return {
-            "inputs": [{"name": column.name, "categories": column.categories} for column in self.inputs],
-            "target": self.target,
-            "classes": self.classes,
-            "fill": self.fill,
-            "ranges": self.ranges,
-        }
+        return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> "Encoding":
+    def from_json(cls, found: Record) -> "Encoding":
         """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
         inputs = tuple(
             Input(str(each["name"]), None if each["categories"] is None else tuple(map(str, each["categories"])))
@@ -136,13 +110,13 @@ class Encoding:
         return made
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise TypeError(f"what fills gaps, {value!r},")
     return float(value)
 
 
-def _range(value: Any) -> tuple[float, float]:
+def _range(value: object) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise TypeError(f"the range of an input, {value!r},")
     return _number(value[0]), _number(value[1])
@@ -159,11 +133,6 @@ def learn(
         task: "regression" or "classification"; "auto" infers it from the target's values.
         categorical: numeric columns to treat as categories.
         drop: columns to leave out.
-
-    Example:
-        >>> cells = {"x": ["1", "2", "3"], "y": ["no", "yes", "no"]}
-        >>> learn(Table("t.csv", cells, [2, 3, 4]), "y").classes
-        ('no', 'yes')
     """
     for name in (target, *categorical, *drop, *table.unread):
         if name not in drop or name not in table.unread:
@@ -222,18 +191,27 @@ def _classes(table: Table, name: str, task: Task) -> tuple[str, ...]:
 def _encoded(table: Table, column: Input) -> Tensor:
     if column.categories is None:
         return _numbers(table, column.name).unsqueeze(-1)
-    place = {label: k for k, label in enumerate(column.categories)}
-    cells = table.column(column.name)
-    for row, cell in enumerate(cells):
-        if cell is not None and as_label(cell) not in place:
-            raise _unseen(table, row, column.name, cell, column.categories)
-    x = torch.zeros(len(cells), len(place))
-    for row, cell in enumerate(cells):
-        if cell is None:
+    x = torch.zeros(len(table), len(column.categories))
+    for row, place in enumerate(_places(table, column.name, column.categories)):
+        if place is None:
             x[row] = math.nan
         else:
-            x[row, place[as_label(cell)]] = 1.0
+            x[row, place] = 1.0
     return x
+
+
+def _places(table: Table, name: str, known: tuple[str, ...]) -> list[int | None]:
+    """Return the index of each cell of a column among the known labels, None for missing values."""
+    place = {label: k for k, label in enumerate(known)}
+    found: list[int | None] = []
+    for row, cell in enumerate(table.column(name)):
+        if cell is not None and as_label(cell) not in place:
+            few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+            raise RangeError(
+                f"{table.where(row, name)}: {brief(as_label(cell))} was not seen in training; known values are {few}."
+            )
+        found.append(None if cell is None else place[as_label(cell)])
+    return found
 
 
 def _numbers(table: Table, name: str) -> Tensor:
@@ -250,21 +228,9 @@ def _numbers(table: Table, name: str) -> Tensor:
         values.append(math.nan if value is None else value)
     exact = torch.tensor(values, dtype=torch.float64)
     known = exact[~exact.isnan()]
-    single: Tensor = exact.float()
     if 2 * len(known.float().unique()) < len(known.unique()):
         raise RangeError(
             f"{table.file}, column {name!r}: its values differ only after the seventh digit, beyond single precision;"
             " subtract a constant offset."
         )
-    return single
-
-
-def _missing(table: Table, row: int, column: str) -> RangeError:
-    return RangeError(f"{table.where(row, column)}: the value is missing.")
-
-
-def _unseen(table: Table, row: int, column: str, cell: Cell, known: Collection[str]) -> RangeError:
-    few = ", ".join(list(known)[:8]) + (", ..." if len(known) > 8 else "")
-    return RangeError(
-        f"{table.where(row, column)}: {brief(as_label(cell))} was not seen in training; known values are {few}."
-    )
+    return exact.float()

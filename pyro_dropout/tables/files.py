@@ -6,10 +6,12 @@ Nothing is guessed here. Errors name the file, the row (the line of a CSV file, 
 import codecs
 import csv
 import importlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -31,11 +33,6 @@ class Table:
         columns: {name: cells}; a cell is text, a number, or None if it is missing.
         rows: the number of each row in the file.
         unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
-
-    Example:
-        >>> table = Table("t.csv", {"a": ["1", None]}, [2, 3])
-        >>> len(table), table.where(1, "a")
-        (2, "t.csv, row 3, column 'a'")
     """
 
     file: str
@@ -68,12 +65,7 @@ class Table:
 
 
 def as_number(cell: Cell) -> float | None:
-    """Return a cell as a number; None if it is text.
-
-    Example:
-        >>> as_number("1e3"), as_number(2.0), as_number("red"), as_number("1_000")
-        (1000.0, 2.0, None, None)
-    """
+    """Return a cell as a number; None if it is text."""
     if cell is None or isinstance(cell, float):
         return cell
     try:
@@ -83,58 +75,31 @@ def as_number(cell: Cell) -> float | None:
 
 
 def as_label(cell: Cell) -> str:
-    """Return a cell as the name of a category, whole numbers without a decimal point.
-
-    Example:
-        >>> as_label("red"), as_label(3.0), as_label(2.5)
-        ('red', '3', '2.5')
-    """
+    """Return a cell as the name of a category, whole numbers without a decimal point: 3.0 is "3"."""
     if isinstance(cell, float):
         return str(int(cell)) if math.isfinite(cell) and cell == int(cell) else repr(cell)
     return str(cell)
 
 
 def brief(cell: Cell) -> str:
-    """Return a cell for a message; a long one is truncated.
-
-    Example:
-        >>> brief("red"), brief("9" * 400)
-        ("'red'", "'999999999999999999999999999999...' (400 characters)")
-    """
+    """Return a cell for a message; a long one is truncated."""
     if isinstance(cell, str) and len(cell) > 2 * _SHOWN:
         return f"{cell[:_SHOWN] + '...'!r} ({len(cell)} characters)"
     return repr(cell)
 
 
 def read_file(path: str | Path) -> Table:
-    r"""Return the table in a CSV file with a header, or in a Parquet file.
+    """Return the table in a CSV file with a header, or in a Parquet file.
 
     Lines of a CSV file that start with # are skipped. Missing values are an empty cell, NA, N/A, NaN, null, None and ?,
     in upper or lower case.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "heights.csv")
-        ...     _ = path.write_text("age,height\n3,94.5\n4,\n")
-        ...     read_file(path).columns
-        {'age': ['3', '4'], 'height': ['94.5', None]}
     """
     (table,) = read_pieces(path)
     return table
 
 
 def read_pieces(path: str | Path, size: int | None = None) -> Iterator[Table]:
-    r"""Yield tables of ``size`` rows each, for files larger than memory; with None, one table of all rows.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "heights.csv")
-        ...     _ = path.write_text("age,height\n3,94.5\n4,99\n5,106\n")
-        ...     [table.rows for table in read_pieces(path, 2)]
-        [[2, 3], [4]]
-    """
+    """Yield tables of ``size`` rows each, for files larger than memory; with None, one table of all rows."""
     path = Path(path)
     if path.is_dir():
         raise PyroDropoutError(f"{str(path)!r} is a folder; give a CSV or Parquet file.")
@@ -147,7 +112,6 @@ def read_pieces(path: str | Path, size: int | None = None) -> Iterator[Table]:
     binary = begins == _PARQUET or path.suffix.lower() in (".parquet", ".pq")
     rows = 0
     for table in _parquet(path, size) if binary else _csv(path, size):
-        _check_columns(table)
         rows += len(table)
         if len(table):
             yield table
@@ -155,11 +119,16 @@ def read_pieces(path: str | Path, size: int | None = None) -> Iterator[Table]:
         raise ShapeError(f"{path.name} has a header and no rows.")
 
 
-def _check_columns(table: Table) -> None:
-    if len(table.columns) + len(table.unread) < 2:
+def _check_names(path: Path, names: list[str]) -> None:
+    for place, name in enumerate(names, 1):
+        if not name:
+            raise ShapeError(f"{path.name}: column {place} of {len(names)} has no name in the header.")
+        if name in names[: place - 1]:
+            raise ShapeError(f"{path.name} has two columns called {name!r}; column names must be unique.")
+    if len(names) < 2:
         raise ShapeError(
-            f"{table.file} must have at least two columns, one to predict and one to predict from; its header is"
-            f" {', '.join(map(repr, table.columns)) or 'empty'}. The columns of a CSV file are separated by commas."
+            f"{path.name} must have at least two columns, one to predict and one to predict from; its header is"
+            f" {', '.join(map(repr, names)) or 'empty'}. The columns of a CSV file are separated by commas."
         )
 
 
@@ -182,29 +151,28 @@ class _Lines:
 
 
 def _csv(path: Path, size: int | None) -> Iterator[Table]:
-    header: list[str] | None = None
-    cells: list[list[Cell]] = []
-    rows: list[int] = []
-
-    def table() -> Table:
-        names = header or []
-        return Table(path.name, {name: [row[k] for row in cells] for k, name in enumerate(names)}, rows)
-
-    for number, row in _records(path):
-        if header is None:
-            header = _header(path, row)
-            _check_columns(table())
-        elif len(row) != len(header):
-            raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(header)} columns.")
-        else:
-            cells.append([_cell(value) for value in row])
-            rows.append(number)
-            if len(rows) == size:
-                yield table()
-                cells, rows = [], []
-    if header is None:
+    records = _records(path)
+    _, first = next(records, (0, None))
+    if first is None:
         raise ShapeError(f"{path.name} has no header; its lines are empty or comments.")
-    yield table()
+    names = [name.strip() for name in first]
+    if all(as_number(name) is not None for name in names):
+        raise ShapeError(
+            f"{path.name} has no header: its first line is {','.join(first)[:60]!r}. Write the columns' names there."
+        )
+    _check_names(path, names)
+    while True:
+        rows: list[int] = []
+        columns: dict[str, list[Cell]] = {name: [] for name in names}
+        for number, row in itertools.islice(records, size):
+            if len(row) != len(names):
+                raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(names)} columns.")
+            rows.append(number)
+            for name, value in zip(names, row, strict=True):
+                columns[name].append(_cell(value))
+        yield Table(path.name, columns, rows)
+        if size is None or len(rows) < size:
+            return
 
 
 def _records(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -253,24 +221,6 @@ def _check_text(path: Path) -> None:
             done += len(block)
 
 
-def _header(path: Path, row: list[str]) -> list[str]:
-    names = [name.strip() for name in row]
-    if all(as_number(name) is not None for name in names):
-        raise ShapeError(
-            f"{path.name} has no header: its first line is {','.join(row)[:60]!r}. Write the columns' names there."
-        )
-    return _named(path, names)
-
-
-def _named(path: Path, names: list[str]) -> list[str]:
-    for place, name in enumerate(names, 1):
-        if not name:
-            raise ShapeError(f"{path.name}: column {place} of {len(names)} has no name in the header.")
-        if name in names[: place - 1]:
-            raise ShapeError(f"{path.name} has two columns called {name!r}; column names must be unique.")
-    return names
-
-
 def _cell(text: str) -> Cell:
     text = text.strip()
     return None if text.lower() in MISSING else text
@@ -290,23 +240,23 @@ def _parquet(path: Path, size: int | None) -> Iterator[Table]:
     done = 0
     try:
         with parquet.ParquetFile(path) as file:  # not as a data set, which would also read columns from the path
-            names = _named(path, [str(name) for name in file.schema_arrow.names])
-            _check_columns(Table(path.name, {name: [] for name in names}, []))
+            names = [str(name) for name in file.schema_arrow.names]
+            _check_names(path, names)
             kinds = dict(zip(names, file.schema_arrow.types, strict=True))
-            found_ways = {name: _reading(pyarrow.types, kind) for name, kind in kinds.items()}
-            ways = {name: way for name, way in found_ways.items() if way is not None}
-            unread = {name: str(kind) for name, kind in kinds.items() if name not in ways}
-            pieces = [file.read()] if size is None else file.iter_batches(batch_size=size)
-            for found in pieces:
-                cells = {name: found.column(k).to_pylist() for k, name in enumerate(names) if name not in unread}
-                columns = {name: [ways[name](cell) for cell in each] for name, each in cells.items()}
+            reading = {name: _reading(pyarrow.types, kind) for name, kind in kinds.items()}
+            unread = {name: str(kind) for name, kind in kinds.items() if reading[name] is None}
+            for found in [file.read()] if size is None else file.iter_batches(batch_size=size):
+                columns: dict[str, list[Cell]] = {}
+                for k, (name, read) in enumerate(reading.items()):
+                    if read is not None:
+                        columns[name] = [read(value) for value in found.column(k).to_pylist()]
                 yield Table(path.name, columns, list(range(done + 1, done + found.num_rows + 1)), unread)
                 done += found.num_rows
     except (pyarrow.ArrowException, OSError) as cause:
         raise PyroDropoutError(f"{path.name} is not a valid Parquet file: {str(cause).splitlines()[0]}") from None
 
 
-def _reading(is_a: Any, kind: Any) -> Callable[[Any], Cell] | None:
+def _reading(is_a: ModuleType, kind: Any) -> Callable[[Any], Cell] | None:
     """Return a function from values of a column of this type to cells; None for types that cannot be read."""
     kind = kind.value_type if is_a.is_dictionary(kind) else kind
     if is_a.is_boolean(kind):

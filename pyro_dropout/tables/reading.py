@@ -88,7 +88,7 @@ def read_table(
 def read_input_pieces(
     path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
 ) -> Iterator[tuple[Table, Tensor]]:
-    r"""Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
+    """Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
 
     Columns may be in any order; the target may be among them and is ignored.
 
@@ -97,15 +97,6 @@ def read_input_pieces(
         encoding: of the data that a network was trained on.
         size: rows in a piece, for files larger than memory; None for all at once.
         ignore_extra: whether columns that were not in the training data are ignored instead of an error.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "trees.csv")
-        ...     _ = path.write_text("age,height\n" + "12,3\n30,8\n" * 10)
-        ...     encoding = read_table(path).encoding
-        ...     [len(x) for _, x in read_input_pieces(path, encoding, 8)]
-        [8, 8, 4]
     """
     known = [column.name for column in encoding.inputs]
     for table in read_pieces(path, size):
@@ -123,8 +114,7 @@ def read_input_pieces(
                 f"{table.file}: the column {extra[0]!r} was not in the training data. Remove it, or use --ignore-extra."
             )
         if encoding.fill is None:
-            remedy = "The run was trained on complete rows; fit it with --missing mean to fill in missing values."
-            _refuse(table, known, remedy)
+            _refuse(table, known, "The run was trained on complete rows; fit it with --missing mean to fill gaps.")
         yield table, encoding.inputs_of(table)
 
 

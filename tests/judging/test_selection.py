@@ -130,7 +130,7 @@ def test_noise_that_depends_on_the_input() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"folds": 1}, "folds must be at least 2"),
+        ({"folds": 1}, "folds must be a whole number of at least 2"),
         ({"best": 0}, "best must be"),
         ({"y": torch.zeros(150)}, r"y \(N, 1\)"),
         ({"train_rows": []}, "a tensor for each split; got 0 and 2"),

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.judging.decisions.rejection import check_vector, defer
-from pyro_dropout.mathematics.checks import check_non_negative
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.checks import check_choice, check_non_negative
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import checked_targets
@@ -119,6 +119,8 @@ def cascade(
         raise ShapeError(f"costs must be two numbers, of the weak and of the strong model; got {costs!r}.")
     for cost in costs:
         check_non_negative("costs", cost)
+    if not callable(uncertainty):
+        check_choice("uncertainty", uncertainty, ("auto", *_OF_CLASSES, *_OF_MOMENTS), "a function of a Prediction")
     first = _called("weak", weak, x)
     unsure = _uncertainty_of(first, uncertainty)
     deferred = defer(unsure, budget, threshold)
@@ -151,9 +153,8 @@ def _called(name: str, predict: Callable[[Tensor], Prediction], x: Tensor) -> Pr
 
 def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], Tensor]) -> Tensor:
     """Return one number for each input, (N,)."""
-    classes = is_class(prediction.target_distribution)
     if callable(kind):
-        found: Tensor = kind(prediction)
+        found = kind(prediction)
         check_vector("uncertainty(prediction)", found)
         if len(found) != len(prediction.mean):
             raise ShapeError(
@@ -161,11 +162,8 @@ def _uncertainty_of(prediction: Prediction, kind: str | Callable[[Prediction], T
             )
         return found
     if kind == "auto":
-        kind = "entropy" if classes else "std"
+        kind = "entropy" if is_class(prediction.target_distribution) else "std"
     if kind in _OF_CLASSES:
         return prediction.per_point(getattr(prediction, kind))
-    if kind in _OF_MOMENTS:
-        each = prediction.variance if kind == "std" else prediction.epistemic
-        return prediction.per_point(each.sum(-1) if prediction.one_of_several else each).sqrt()
-    known = ", ".join(repr(name) for name in ("auto", *_OF_CLASSES, *_OF_MOMENTS))
-    raise RangeError(f"uncertainty must be one of {known} or a function of a Prediction; got {kind!r}.")
+    each = prediction.variance if kind == "std" else prediction.epistemic
+    return prediction.per_point(each.sum(-1) if prediction.one_of_several else each).sqrt()

@@ -1,14 +1,15 @@
 """The decisions of section 5.2: which inputs to defer to a human, and what that gains."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_finite, check_number
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.judging.axes import axes_or_new
+from pyro_dropout.mathematics.checks import check_finite, check_number, check_rate
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
+from pyro_dropout.protocols import Axes
 
 _F64 = torch.float64
 
@@ -24,9 +25,6 @@ def defer(
             among equally uncertain inputs.
         threshold: defer all inputs that are more uncertain than this. Exactly one of the two must be given.
 
-    Returns:
-        True for the inputs to defer, (N,).
-
     Example:
         >>> import torch, pyro_dropout as pd
         >>> uncertainty = torch.tensor([0.1, 0.9, 0.4, 0.9])
@@ -38,12 +36,9 @@ def defer(
     check_vector("uncertainty", uncertainty)
     if (budget is None) == (threshold is None):
         raise PyroDropoutError(f"give exactly one of budget and threshold; got {budget!r} and {threshold!r}.")
-    if threshold is not None:
-        check_number("threshold", threshold)
-        return uncertainty > threshold
-    check_number("budget", budget)
-    if budget is None or not 0 <= budget <= 1:
-        raise RangeError(f"budget is the share of inputs to defer and must lie in [0, 1]; got {budget!r}.")
+    if budget is None:
+        return uncertainty > check_number("threshold", threshold)
+    check_rate("budget", budget)
     most = uncertainty.argsort(descending=True, stable=True)[: round(float(budget) * len(uncertainty))]
     return torch.zeros_like(uncertainty, dtype=torch.bool).index_fill(0, most, True)
 
@@ -84,12 +79,9 @@ class RejectionCurve:
         possible = (self.oracle - self.random).mean()
         return ((self.score - self.random).mean() / possible).item()
 
-    def plot(self, ax: Any = None, *, ylabel: str = "mean score of those kept") -> Any:
+    def plot(self, ax: Axes = None, *, ylabel: str = "mean score of those kept") -> Axes:
         """Plot the curve with those of chance and of the oracle; return matplotlib's axes."""
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            _, ax = plt.subplots(figsize=(5, 3.6), layout="constrained")
+        ax = axes_or_new(ax)
         kept, score, oracle, error = (part.cpu() for part in (self.kept, self.score, self.oracle, self.error))
         band = (score - 2 * error, score + 2 * error)
         ax.fill_between(kept, *band, color="#0072B2", alpha=0.2, linewidth=0, label="± 2 standard errors")
@@ -110,9 +102,6 @@ def rejection_curve(
         uncertainty: of each input, (N,). Ties are averaged over random orders.
         score: of each input, (N,): whether the prediction was right, a log-likelihood, or an error.
         higher_is_better: whether a high score is good; False for errors.
-
-    Returns:
-        The curve, with those of chance and of an oracle.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -144,7 +133,7 @@ def _fairly(uncertainty: Tensor, values: Tensor) -> Tensor:
     return fair
 
 
-def check_vector(name: str, value: Any) -> None:
+def check_vector(name: str, value: Tensor) -> None:
     """Raise unless ``value`` is a vector of at least one finite number."""
     check_finite(name, value)
     if value.dim() != 1 or len(value) == 0:

@@ -4,16 +4,15 @@ An action is then chosen with the probability that it is the best one, so uncert
 is something to learn from them.
 """
 
-from typing import Any
-
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Int
 from pyro_dropout.prediction.predict import predict
+from pyro_dropout.protocols import PyroModel
 
 
-def thompson(model: Any, posterior: Any, contexts: Tensor, *, seed: int | None = None) -> Int[Tensor, "..."]:
+def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int | None = None) -> Int[Tensor, "..."]:
     """Choose an action for each context: the best one under a single draw of the weights.
 
     All contexts and all actions share the draw, so actions are compared under one function. Every call makes a new
@@ -42,7 +41,7 @@ def thompson(model: Any, posterior: Any, contexts: Tensor, *, seed: int | None =
         given = f"shape {tuple(contexts.shape)}" if isinstance(contexts, Tensor) else type(contexts).__name__
         raise ShapeError(f"contexts must be (N, A, features...) or (A, features), and not empty; got {given}.")
     lead = contexts.shape[: 1 if contexts.dim() == 2 else 2]
-    x = contexts if len(lead) == 1 else contexts.flatten(0, 1)
+    x = contexts.flatten(0, len(lead) - 1)
     reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
     if reward.shape[-1] != 1:
         raise ShapeError(f"model must have one target, the reward of an action; it has {reward.shape[-1]}.")

@@ -9,44 +9,36 @@ import functools
 import importlib
 import warnings
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Variable = tuple[Sequence[str], NDArray[Any]]
+Variable = tuple[Sequence[str], NDArray[np.generic]]
+Container = Any  # arviz.InferenceData on 0.2x, xarray.DataTree on 1.x
 
 FEWEST = 25  # draws; with fewer, the tail (a fifth of them) is too short to fit
 
 
-def arviz() -> Any:
-    """Return the module ``arviz``, imported without its warning about future versions."""
+def arviz() -> ModuleType:
+    """Import ArviZ without its warning about future versions."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        import arviz as az
-    return az
+        return importlib.import_module("arviz")
 
 
-def holds_trees(az: Any) -> bool:
+def holds_trees(az: ModuleType) -> bool:
     """Return whether this ArviZ keeps its data in a DataTree, as 1.x does."""
     return int(az.__version__.split(".")[0]) >= 1
 
 
-def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, Mapping[str, str]]) -> Any:
+def container(groups: Mapping[str, Mapping[str, Variable]], attrs: Mapping[str, Mapping[str, str]]) -> Container:
     """Put named arrays into the container of the installed ArviZ.
 
     Args:
         groups: {group: {variable: (names of its dimensions, array)}}.
         attrs: notes on each group, {group: {name: text}}.
-
-    Returns:
-        ``arviz.InferenceData`` on 0.2x, ``xarray.DataTree`` on 1.x.
-
-    Example:
-        >>> import numpy as np
-        >>> data = container({"posterior": {"w": (("chain", "draw"), np.zeros((1, 50)))}}, {})
-        >>> data["posterior"]["w"].sizes["draw"]
-        50
     """
     import xarray
 
@@ -74,16 +66,9 @@ def pareto_smooth(
     Returns:
         Log weights that sum to one, (..., S), and k̂, (...): the shape of the Pareto distribution fitted to the largest
         ratios. If all ratios are equal there is no tail, and k̂ is -inf; if no tail can be fitted, +inf.
-
-    Example:
-        >>> import numpy as np
-        >>> weights, khat = pareto_smooth(np.linspace(0.0, 1.0, 100))
-        >>> weights.shape, bool(khat < 0.5)
-        ((100,), True)
     """
-    flat = np.asarray(log_ratios, dtype=np.float64).reshape(-1, np.shape(log_ratios)[-1])
-    rows = [_one(row - row.max(), efficiency) for row in flat]
-    shape = np.shape(log_ratios)
+    shape = log_ratios.shape
+    rows = [_one(row - row.max(), efficiency) for row in log_ratios.reshape(-1, shape[-1])]
     weights = np.stack([weight for weight, _ in rows]).reshape(shape)
     return weights, np.array([khat for _, khat in rows]).reshape(shape[:-1])
 
@@ -94,34 +79,21 @@ def _one(row: NDArray[np.float64], efficiency: float) -> tuple[NDArray[np.float6
         return raw, -np.inf
     if len(row) < FEWEST:
         return raw, np.inf
+    az = arviz()
     try:
-        weights, khat = _psislw(row.copy(), efficiency)
+        if holds_trees(az):  # it takes log likelihoods, whose negatives are the log ratios of LOO
+            weights, khat = importlib.import_module("arviz_stats.base").array_stats.psislw(-row, r_eff=efficiency)
+        else:
+            weights, khat = az.psislw(row.copy(), efficiency)
     except ValueError:  # 1.x raises if the largest ratios are all equal
         return raw, np.inf
     return np.asarray(weights), float(khat)
 
 
-def _psislw(row: NDArray[np.float64], efficiency: float) -> Any:
-    az = arviz()
-    if not holds_trees(az):
-        return az.psislw(row, efficiency)
-    stats = importlib.import_module("arviz_stats.base").array_stats
-    return stats.psislw(-row, r_eff=efficiency)  # it takes log likelihoods, whose negatives are the log ratios of LOO
+def efficiency_of(draws: Mapping[str, NDArray[np.generic]]) -> float:
+    """Return the mean relative efficiency of draws, {variable: (chains, draws, ...)}, as in ``az.loo``.
 
-
-def efficiency_of(draws: Mapping[str, NDArray[Any]]) -> float:
-    """Return the mean relative efficiency of the draws of several chains, as in ``az.loo``.
-
-    Args:
-        draws: {variable: (chains, draws, ...)}; a single chain counts as independent draws.
-
-    Example:
-        >>> import numpy as np
-        >>> efficiency_of({"w": np.zeros((1, 50))})
-        1.0
-        >>> slow = np.random.default_rng(0).normal(size=(4, 10)).repeat(50, 1)  # each draw is repeated 50 times
-        >>> efficiency_of({"w": slow}) < 0.2
-        True
+    The draws of a single chain count as independent.
     """
     chains, count = next(iter(draws.values())).shape[:2]
     if chains == 1:
@@ -135,18 +107,17 @@ def efficiency_of(draws: Mapping[str, NDArray[Any]]) -> float:
 
 
 @functools.cache
-def loo_results() -> Any:
+def loo_results() -> type:
     """Return a class of leave-one-out results that ``az.compare`` accepts, for the installed ArviZ.
 
     Its arguments are elpd, its standard error, the effective number of parameters, arrays (N,) of the pointwise terms
     and k̂, the number of draws (0 if unknown), and whether they come from an approximation.
     """
-    az = arviz()
-    trees = holds_trees(az)
+    trees = holds_trees(arviz())
     home = importlib.import_module("arviz_stats.utils" if trees else "arviz.stats.stats_utils")
-    base: Any = getattr(home, "ELPDDataLOO", home.ELPDData)
+    base = getattr(home, "ELPDDataLOO", home.ELPDData)
 
-    class Results(base):  # type: ignore[misc]
+    class Results(base):  # type: ignore[misc,valid-type]
         """Expected log predictive density with its pointwise terms, in ArviZ's form."""
 
         def __init__(
@@ -154,8 +125,8 @@ def loo_results() -> Any:
             elpd: float,
             se: float,
             p: float,
-            pointwise: NDArray[Any],
-            khat: NDArray[Any],
+            pointwise: NDArray[np.generic],
+            khat: NDArray[np.generic],
             samples: int,
             approximate: bool,
         ) -> None:
@@ -167,14 +138,10 @@ def loo_results() -> Any:
             both |= {"se": se, "warning": bool((shape > good).any()), "pareto_k": shape}
             if trees:
                 own = {"elpd": elpd, "p": p, "elpd_i": each, "approx_posterior": approximate, "kind": "loo"}
-                super().__init__(**{name: own.get(name, both.get(name)) for name in _fields(base) & {*own, *both}})
+                fields = base.__dataclass_fields__  # they differ between ArviZ 1.0 and 1.3
+                super().__init__(**{name: value for name, value in (both | own).items() if name in fields})
             else:
-                fields = {"elpd_loo": elpd, "se": se, "p_loo": p, "loo_i": each, **both}  # elpd_loo must be first
-                super().__init__(data=list(fields.values()), index=list(fields))
+                entries = {"elpd_loo": elpd, "se": se, "p_loo": p, "loo_i": each, **both}  # elpd_loo must be first
+                super().__init__(data=list(entries.values()), index=list(entries))
 
     return Results
-
-
-def _fields(kind: Any) -> set[str]:
-    """Return the fields of a dataclass, which differ between ArviZ 1.0 and 1.3."""
-    return set(kind.__dataclass_fields__)

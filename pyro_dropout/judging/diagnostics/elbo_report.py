@@ -6,7 +6,6 @@ leaves E[H(z|w)] out of the KL, so it gives an objective and not a bound; the ga
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -17,9 +16,10 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.diagnostics.inference_data import asked
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.joint_draws import checked_call, joint_draws
 from pyro_dropout.prediction.snapshot import evaluating, seeded
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.loss.elbo import ELBO
@@ -65,7 +65,12 @@ class ElboReport:
 
 
 def elbo_report(
-    model: Any, guide: Any, *args: Any, samples: int = 100, seed: int | None = None, **kwargs: Any
+    model: PyroModel | None,
+    guide: object,
+    *args: object,
+    samples: int = 100,
+    seed: int | None = None,
+    **kwargs: object,
 ) -> ElboReport:
     """Report the evidence lower bound of a guide with its error, split into fit, KL and gap.
 
@@ -96,26 +101,28 @@ def elbo_report(
     if not callable(guide):
         raise PyroDropoutError(f"guide must be a guide, because its KL is needed; {type(guide).__name__} is not one.")
     call, samples = asked(elbo_report, model, guide, args, kwargs, samples)
-    check_count("samples", samples)
-    if samples < 2:
-        raise RangeError(f"samples must be at least 2, for a standard error; got {samples!r}.")
+    check_count("samples", samples, least=2)
     draws = joint_draws(call, guide, samples, seed)
     surprises = -draws.log_data.flatten()
     if draws.log_q is not None and not isinstance(guide, SiteGuide):
-        return _of_draws(surprises, (draws.log_q - draws.log_prior).flatten())
-    device = place_of([model, guide], call)
-    call = checked_call(call).to(device)
-    with evaluating(model, guide):
-        first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
+        # Without a formula the KL is that of the draws of the nll, and the error is that of their sum.
+        found = [(draws.log_q - draws.log_prior).flatten()] * 2
+        squared_error = _squared_error(surprises + found[0])
+    else:
+        device = place_of([model, guide], call)
         methods: list[Method] = ["large_k"] if draws.why else ["large_k", "exact"]
-        found = _divergences(call, guide, methods, range(first, first + samples), device)
+        with evaluating(model, guide):
+            first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
+            seeds = range(first, first + samples)
+            found = _divergences(checked_call(call).to(device), guide, methods, seeds, device)
+        squared_error = _squared_error(surprises) + _squared_error(found[-1])
     large_k, exact = found[0], found[1] if len(found) > 1 else None
     nll, divergence = float(surprises.mean()), float(large_k.mean())
     whole = None if exact is None else float(exact.mean())
     return ElboReport(
         elbo=None if whole is None else -nll - whole,
         objective=nll + divergence,
-        standard_error=math.sqrt(_squared_error(surprises) + _squared_error(large_k if exact is None else exact)),
+        standard_error=math.sqrt(squared_error),
         nll=nll,
         kl_large_k=divergence,
         kl_exact=whole,
@@ -125,18 +132,8 @@ def elbo_report(
     )
 
 
-def _of_draws(surprises: Tensor, divergences: Tensor) -> ElboReport:
-    """Return the report of a guide whose KL has no formula here, from log q(w) - log p(w) of the draws of the nll.
-
-    Both terms use the same draws, so the error is that of their sum.
-    """
-    nll, divergence = float(surprises.mean()), float(divergences.mean())
-    error = math.sqrt(_squared_error(surprises + divergences))
-    return ElboReport(-nll - divergence, nll + divergence, error, nll, divergence, divergence, 0.0, True, "")
-
-
 def _divergences(
-    call: ModelCall, guide: Any, methods: list[Method], seeds: range, device: torch.device
+    call: ModelCall, guide: PyroModel, methods: list[Method], seeds: range, device: torch.device
 ) -> list[Tensor]:
     """Return KL(q‖p) by each method: one number if it has a formula, otherwise one for each seed.
 

@@ -5,23 +5,29 @@ measured by k̂, the shape of the Pareto distribution fitted to it, q misses som
 Simpson and Gelman 2018).
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
-from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, Variable, container, pareto_smooth
+from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, Container, Variable, container, pareto_smooth
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.prediction.draws.joint_draws import SAMPLED, JointDraws, joint_draws
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fleet.fleet import Fleet
 
 _DRAWS = ("chain", "draw")
 
 
 def to_arviz(
-    model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any
-) -> Any:
+    model: PyroModel | None,
+    posterior: object,
+    *args: object,
+    samples: int = 1000,
+    seed: int | None = None,
+    **kwargs: object,
+) -> Container:
     """Export a posterior to ArviZ: draws of the latent sites and of the data, log-likelihoods, log p and log q.
 
     Every draw is one function, with the same weights for all points. ``az.loo``, ``az.summary`` and ArviZ's plots work
@@ -56,12 +62,13 @@ def to_arviz(
     """
     call, samples = asked(to_arviz, model, posterior, args, kwargs, samples)
     draws = joint_draws(call, posterior, samples, seed, replicate=True)
+    own = {name: [f"{name}_dim_{k}" for k in range(value.dim() - 2)] for name, value in draws.weights.items()}
     groups: dict[str, dict[str, Variable]] = {
-        "posterior": _sites(draws),
-        "posterior_predictive": _data(draws, draws.replicated, _DRAWS),
-        "log_likelihood": _data(draws, draws.log_likelihood, _DRAWS),
+        "posterior": _variables(draws.weights, own),
+        "posterior_predictive": _variables(draws.replicated, draws.dims),
+        "log_likelihood": _variables(draws.log_likelihood, draws.dims),
         "sample_stats": {"lp": (_DRAWS, draws.log_joint.cpu().numpy())},
-        "observed_data": _data(draws, draws.observed, ()),
+        "observed_data": _variables(draws.observed, draws.dims, lead=()),
     }
     notes = {group: {"inference_library": "pyro_dropout"} for group in groups}
     notes["posterior"]["posterior"] = type(posterior).__name__
@@ -73,43 +80,43 @@ def to_arviz(
 
 
 def asked(
-    door: Any, model: Any, posterior: Any, args: tuple[Any, ...], kwargs: dict[str, Any], samples: int
+    door: Callable[..., object],
+    model: PyroModel | None,
+    posterior: object,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    samples: int,
 ) -> tuple[ModelCall, int]:
     """Return the model call of a diagnostic, and the number of draws.
 
     For a network, which takes (x, y), an integer third argument is the number of draws.
     """
     first = posterior[0][0] if isinstance(posterior, Fleet) else model
-    if is_network(first) and len(args) == 3 and isinstance(args[-1], int):
-        args, samples = args[:-1], args[-1]
+    last = args[-1] if len(args) == 3 else None
+    if is_network(first) and isinstance(last, int):
+        args, samples = args[:-1], last
     return replace(call_of(door, first, args, kwargs), model=model), samples
 
 
-def _sites(draws: JointDraws) -> dict[str, Variable]:
-    """Return the latent sites with ArviZ's dimension names."""
-    found: dict[str, Variable] = {}
-    for site, value in draws.weights.items():
-        name = variable_name(site)
-        own = [f"{name}_dim_{k}" for k in range(value.dim() - 2)]
-        found[name] = ((*_DRAWS, *own), value.detach().cpu().numpy())
-    return found
-
-
-def _data(draws: JointDraws, values: dict[str, Tensor], lead: tuple[str, ...]) -> dict[str, Variable]:
-    """Return values of the observed sites with the names of their dimensions."""
+def _variables(
+    values: Mapping[str, Tensor], dims: Mapping[str, Sequence[str]], lead: Sequence[str] = _DRAWS
+) -> dict[str, Variable]:
+    """Return the values of sites with the names of their dimensions; ArviZ would read a slash in a name as a group."""
     found: dict[str, Variable] = {}
     for site, value in values.items():
-        dims = (*lead, *map(variable_name, draws.dims[site]))
-        found[variable_name(site)] = (dims[: value.dim()], value.detach().cpu().numpy())
+        names = [name.replace("/", ".") for name in (*lead, *dims[site])]
+        found[site.replace("/", ".")] = (names[: value.dim()], value.detach().cpu().numpy())
     return found
 
 
-def variable_name(site: str) -> str:
-    """Return a site's name as a variable name; ArviZ would read a slash as a group."""
-    return site.replace("/", ".")
-
-
-def khat(model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int | None = None, **kwargs: Any) -> float:
+def khat(
+    model: PyroModel | None,
+    posterior: object,
+    *args: object,
+    samples: int = 1000,
+    seed: int | None = None,
+    **kwargs: object,
+) -> float:
     """Return the Pareto k̂ of p(y, w)/q(w), which says how well a guide approximates the posterior.
 
     Below 0.5 the guide is close, and below 0.7 importance sampling can correct it; above, it cannot, and the guide's
@@ -133,13 +140,13 @@ def khat(model: Any, posterior: Any, *args: Any, samples: int = 1000, seed: int 
         [True, False]
     """
     call, samples = asked(khat, model, posterior, args, kwargs, samples)
+    check_one(posterior, samples)
     draws, log_q = with_density(call, posterior, samples, seed)
     return float(pareto_smooth((draws.log_joint - log_q)[0].cpu().numpy())[1])
 
 
-def with_density(call: ModelCall, posterior: Any, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
+def with_density(call: ModelCall, posterior: object, samples: int, seed: int | None) -> tuple[JointDraws, Tensor]:
     """Return draws of one guide with log q of each; raise if log q does not exist."""
-    check_one(posterior, samples)
     draws = joint_draws(call, posterior, samples, seed)
     if draws.log_q is not None:
         return draws, draws.log_q
@@ -155,7 +162,7 @@ def with_density(call: ModelCall, posterior: Any, samples: int, seed: int | None
     )
 
 
-def check_one(posterior: Any, samples: int) -> None:
+def check_one(posterior: object, samples: int) -> None:
     """Raise unless there is one posterior, and enough draws to fit a tail."""
     if isinstance(posterior, Fleet):
         raise PyroDropoutError("a fleet has one result per replica: pass *fleet[i] as model and posterior.")

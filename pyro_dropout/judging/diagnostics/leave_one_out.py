@@ -6,7 +6,6 @@ removes the point; both are smoothed together, and k̂ says for each point wheth
 """
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from pyro_dropout.judging.diagnostics.arviz_export import efficiency_of, loo_res
 from pyro_dropout.judging.diagnostics.inference_data import asked, check_one, with_density
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.joint_draws import JointDraws, joint_draws
+from pyro_dropout.protocols import PyroModel
 
 
 class LOO(loo_results()):  # type: ignore[misc]
@@ -58,14 +58,14 @@ class LOO(loo_results()):  # type: ignore[misc]
 
 
 def loo(
-    model: Any,
-    posterior: Any,
-    *args: Any,
+    model: PyroModel | None,
+    posterior: object,
+    *args: object,
     samples: int = 1000,
     approximate: bool = True,
     seed: int | None = None,
     site: str | None = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> LOO:
     """Estimate how well new points would be predicted, from the training points: leave-one-out cross-validation.
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-SIMULATIONS = 20_000
+_SIMULATIONS = 20_000
 _BLOCK = 2**22  # counts held in memory at once
 
 Counts = NDArray[np.int64]
@@ -38,33 +38,26 @@ def _levels(replications: int, draws: int) -> NDArray[np.float64]:
 
 def smallest_level(counts: Counts, replications: int, draws: int) -> NDArray[np.float64]:
     """Return the smallest tail probability over all j of cumulative counts, (n, draws): (n,)."""
-    levels = _levels(replications, draws)
-    found: NDArray[np.float64] = levels[np.arange(draws), counts].min(-1)
+    found: NDArray[np.float64] = _levels(replications, draws)[np.arange(draws), counts].min(-1)
     return found
 
 
 @functools.lru_cache(maxsize=8)
-def null_levels(replications: int, draws: int, simulations: int = SIMULATIONS) -> NDArray[np.float64]:
-    """Return the smallest tail probabilities of uniform ranks, sorted, (simulations,), from a fixed seed."""
+def null_levels(replications: int, draws: int) -> NDArray[np.float64]:
+    """Return the smallest tail probabilities of many sets of uniform ranks, sorted, from a fixed seed."""
     rng = np.random.default_rng(2021)
     uniform = np.full(draws + 1, 1 / (draws + 1))
     found = []
-    for start in range(0, simulations, max(1, _BLOCK // (draws + 1))):
-        size = min(simulations - start, max(1, _BLOCK // (draws + 1)))
-        counts = np.cumsum(rng.multinomial(replications, uniform, size=size), axis=-1)[:, :-1]
+    most = max(1, _BLOCK // (draws + 1))
+    for start in range(0, _SIMULATIONS, most):
+        sets = rng.multinomial(replications, uniform, size=min(_SIMULATIONS - start, most))
+        counts = np.cumsum(sets, axis=-1)[:, :-1]
         found.append(smallest_level(counts, replications, draws))
     return np.sort(np.concatenate(found))
 
 
 def uniformity_pvalue(ranks: Counts, draws: int) -> float:
-    """Return how often uniform ranks deviate from the line as far as these do.
-
-    Example:
-        >>> import numpy as np
-        >>> even, low = np.arange(100), np.zeros(100, dtype=int)
-        >>> uniformity_pvalue(even, 99) > 0.5, uniformity_pvalue(low, 99) < 0.001
-        (True, True)
-    """
+    """Return how often uniform ranks deviate from the line as far as these do."""
     null = null_levels(len(ranks), draws)
     level = smallest_level(cumulative_counts(ranks, draws)[None], len(ranks), draws)[0]
     # The observed ranks count as one more simulation under the null hypothesis, so the p-value is never zero.
@@ -76,6 +69,4 @@ def band(replications: int, draws: int, prob: float) -> tuple[Counts, Counts]:
     null = null_levels(replications, draws)
     gamma = null[min(int((1 - prob) * (len(null) + 1)), len(null) - 1)]
     inside = _levels(replications, draws) >= gamma * (1 - 1e-9)
-    low = inside.argmax(-1)
-    high = replications - inside[:, ::-1].argmax(-1)
-    return low, high
+    return inside.argmax(-1), replications - inside[:, ::-1].argmax(-1)

@@ -15,13 +15,14 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
-from pyro_dropout.mathematics.checks import check_count, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.draws.weight_draws import Weights, WholeFunctions, latent_draws
+from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.prediction.draws.weight_draws import WholeFunctions, latent_draws
 from pyro_dropout.prediction.snapshot import evaluating, forked, seed_generators
-from pyro_dropout.protocols import Posterior
+from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
 from pyro_dropout.training.fit import place_of
 
 Quantities = Callable[[Weights, Any], dict[str, Tensor]]
@@ -63,7 +64,7 @@ class SBC:
 
         The band holds for all ranks of one quantity together, not for all quantities together.
         """
-        _check_prob(prob)
+        check_level("prob", prob)
         found = {}
         for name, ranks in self.ranks.items():
             low, high = band(len(ranks), self.samples, prob)
@@ -71,13 +72,10 @@ class SBC:
             found[name] = bool(((counts >= low) & (counts <= high)).all())
         return found
 
-    def plot(self, ax: Any = None, prob: float = 0.99) -> Any:
+    def plot(self, ax: Axes = None, prob: float = 0.99) -> Axes:
         """Plot the ECDF of the ranks minus the uniform one, with the band; return matplotlib's axes."""
-        import matplotlib.pyplot as plt
-
-        _check_prob(prob)
-        if ax is None:
-            _, ax = plt.subplots(figsize=(6, 3.4), layout="constrained")
+        check_level("prob", prob)
+        ax = axes_or_new(ax, 6, 3.4)
         count = len(next(iter(self.ranks.values())))
         line = np.arange(1, self.samples + 1) / (self.samples + 1)
         whole = np.concatenate([[0], line, [1]])
@@ -96,17 +94,19 @@ class SBC:
 
 
 def sbc(
-    model: Any,
-    fit: Callable[..., Any],
-    *args: Any,
+    model: PyroModel,
+    fit: Callable[..., object],
+    *args: object,
     replications: int = 100,
     samples: int = 99,
     quantities: Quantities | None = None,
     seed: int | None = 0,
     progress: bool = True,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> SBC:
     """Check an inference by simulation: fit data drawn from the model, and rank the true values among the draws.
+
+    Ties, which dropout produces, are broken at random.
 
     Args:
         model: a network of this package, or any Pyro model that draws its latent sites from the prior.
@@ -126,9 +126,6 @@ def sbc(
             left unchanged. None takes new random numbers every time.
         progress: show a progress bar.
         kwargs: the model's own keyword arguments.
-
-    Returns:
-        The ranks, with a test and a plot. Ties, which dropout produces, are broken at random.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -154,7 +151,7 @@ def sbc(
             raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
     device = place_of([model], call)
     call = call.to(device)
-    rank = quantities if quantities is not None else _function_values if network else site_values
+    rank: Quantities = quantities if quantities is not None else _function_values if network else site_values
     seeds = np.random.SeedSequence(seed).generate_state(2 * replications)  # None takes the system's entropy
     found: list[dict[str, Tensor]] = []
     with forked(device):
@@ -170,12 +167,7 @@ def sbc(
     return SBC({name: torch.stack([row[name] for row in found]) for name in found[0]}, samples)
 
 
-def _check_prob(prob: Any) -> None:
-    if isinstance(prob, bool) or not isinstance(prob, int | float) or not 0 < prob < 1:
-        raise RangeError(f"prob must lie strictly between 0 and 1; got {prob!r}.")
-
-
-def _inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+def _inputs(model: PyroModel, args: tuple[object, ...], kwargs: dict[str, object]) -> ModelCall:
     """Return the call of a network with x, by place or by name."""
     x = args[0] if args else kwargs.get("x")
     if len(args) + len(kwargs) != 1 or not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
@@ -184,7 +176,7 @@ def _inputs(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelC
     return ModelCall(model, (x,))
 
 
-def _posterior_draws(call: ModelCall, posterior: Any, samples: int, network: bool) -> tuple[Weights, Tensor | None]:
+def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: bool) -> tuple[Weights, Tensor | None]:
     if not callable(posterior) and not isinstance(posterior, Posterior):
         raise PyroDropoutError(
             f"fit must return a posterior, a guide or something with sample_weights(n); got {type(posterior).__name__}."
@@ -197,7 +189,7 @@ def _posterior_draws(call: ModelCall, posterior: Any, samples: int, network: boo
         return weights, functions.outputs(weights, x, samples)
 
 
-def _function_values(weights: Weights, f: Any) -> dict[str, Tensor]:
+def _function_values(weights: Weights, f: Tensor) -> dict[str, Tensor]:
     """Return f at the first, the middle and the last point, and every site that is a single number."""
     points, outputs = f.shape[-2:]
     found: dict[str, Tensor] = {}

@@ -1,8 +1,8 @@
 """Draw weights and data from a model: the first step of simulation-based calibration."""
 
 import inspect
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyro import poutine
 from pyro.distributions import Unit
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from pyro_dropout.generative.model_call import ModelCall, name_of, signature_of
 from pyro_dropout.generative.observed_sites import observed_sites, sample_sites, trace_of, value_of
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.prediction.draws.weight_draws import Weights
+from pyro_dropout.protocols import Message, Weights
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def simulate_network(call: ModelCall) -> Simulated:
     """Draw w* from the prior of a network and y from its likelihood, at x."""
     (x,) = call.args
     trace = trace_of(call)
-    f: Any = trace.nodes["_RETURN"]["value"]
+    f = trace.nodes["_RETURN"]["value"]
     if not isinstance(f, Tensor) or f.shape[:-1] != (len(x),):
         got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
         raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
@@ -74,7 +74,7 @@ def simulate_sites(call: ModelCall) -> Simulated:
     return Simulated(latent, None, _bound(call, drawn, left_out) if left_out else _replaced(call, drawn, data))
 
 
-def _left_out(call: ModelCall, sites: dict[str, Any]) -> list[str]:
+def _left_out(call: ModelCall, sites: Collection[str]) -> list[str]:
     """Return the parameters that were not given and have the name of a site."""
     known = signature_of(call.model)
     if known is None:
@@ -93,14 +93,14 @@ def _bound(call: ModelCall, drawn: Weights, names: list[str]) -> ModelCall:
     return replace(call, args=in_order.args, kwargs=in_order.kwargs)
 
 
-def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Any]) -> ModelCall:
+def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Message]) -> ModelCall:
     """Return the call with the given data replaced by simulated data.
 
     Data that the model splits or transforms before observing them are not arguments; a handler conditions on those.
     """
     met: set[str] = set()
 
-    def swapped(leaf: Any) -> Any:
+    def swapped(leaf: object) -> object:
         for name, site in data.items():
             if leaf is site["value"] and isinstance(leaf, Tensor) and leaf.shape == drawn[name].shape:
                 met.add(name)
@@ -113,7 +113,7 @@ def _replaced(call: ModelCall, drawn: Weights, data: dict[str, Any]) -> ModelCal
     return ModelCall(model, args, kwargs)
 
 
-def site_values(weights: Weights, outputs: Any = None) -> dict[str, Tensor]:
+def site_values(weights: Weights, outputs: object = None) -> dict[str, Tensor]:
     """Return the first, the middle and the last number of every site, {name: (n,)}."""
     found: dict[str, Tensor] = {}
     for name, value in weights.items():

@@ -8,13 +8,13 @@ the full mixture of normals given by the draws, noise included.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_count, describe
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.judging.axes import axes_or_new
+from pyro_dropout.mathematics.checks import check_count, check_level, describe
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.normal_mixture import (
     check_normal,
@@ -25,6 +25,7 @@ from pyro_dropout.prediction.normal_mixture import (
     together,
 )
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
 _F64 = torch.float64
@@ -60,9 +61,9 @@ class CoverageCurve:
         """The mean distance of coverage from its level: 0 for calibrated intervals, at most 0.5."""
         return (self.coverage - self.levels).abs().mean().item()
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes = None) -> Axes:
         """Plot coverage against level, with the band that calibrated predictions stay in; return matplotlib's axes."""
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         level = torch.linspace(0, 1, 101, dtype=_F64)
         reach = _TWO_SIDED_99 * (level * (1 - level) / self.count).sqrt()
         band = ((level - reach).clamp_min(0), (level + reach).clamp_max(1))
@@ -73,9 +74,9 @@ class CoverageCurve:
         ax.legend(frameon=False, loc="upper left")
         return ax
 
-    def plot_width(self, ax: Any = None) -> Any:
+    def plot_width(self, ax: Axes = None) -> Axes:
         """Plot the mean width of the intervals against their level; return matplotlib's axes."""
-        ax = _axes(ax)
+        ax = axes_or_new(ax)
         ax.plot(self.levels, self.width, color=_BLUE, marker="o", markersize=3)
         ax.set(xlabel="level of the central interval", ylabel="mean width (units of y)", xlim=(0, 1))
         ax.set_ylim(bottom=0)
@@ -83,14 +84,11 @@ class CoverageCurve:
 
 
 def pit(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
-    """Return the PIT of each target, F(y) under its predicted distribution: uniform on (0, 1) if calibrated.
+    """Return the PIT of each target, (N, D): its F(y) under the mixture of normals, uniform on (0, 1) if calibrated.
 
     Args:
         prediction: with a Gaussian likelihood and its samples kept.
         y: the targets, (N, D).
-
-    Returns:
-        The probability below each target under the mixture of normals, noise included, (N, D).
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -125,7 +123,7 @@ def coverage(prediction: Prediction, y: Tensor, level: float = 0.95) -> float:
         >>> pd.coverage(answer, answer.mean + torch.tensor([[0.0], [1.0], [-1.0], [9.0]]), level=0.9)
         0.75
     """
-    _check_level("level", level)
+    check_level("level", level)
     return _inside(_pit(prediction, y, "coverage"), level)
 
 
@@ -145,24 +143,24 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
         >>> curve.coverage.tolist(), bool(curve.width[0] < curve.width[1]), round(curve.error, 2)
         ([1.0, 1.0], True, 0.3)
     """
-    given: Any = _LEVELS if levels is None else levels.tolist() if isinstance(levels, Tensor) else levels
+    given: object = _LEVELS if levels is None else levels.tolist() if isinstance(levels, Tensor) else levels
     if isinstance(given, str) or not isinstance(given, Sequence) or not given:
         raise ShapeError(f"levels must hold at least one level, as a list; got {describe(levels)}.")
     for level in given:
-        _check_level("levels", level)
-    asked = tuple(float(level) for level in given)
+        check_level("levels", level)
+    asked = [float(level) for level in given]
     where = _pit(prediction, y, "coverage_curve")
     width = torch.zeros(len(asked), dtype=_F64)
     for _, loc, scale in normal_pieces(prediction):
         for k, level in enumerate(asked):
-            ends = (fast_quantile(loc, scale, tail) for tail in ((1 + level) / 2, (1 - level) / 2))
-            width[k] += (next(ends) - next(ends)).sum().item()
+            low, high = (fast_quantile(loc, scale, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
+            width[k] += (high - low).sum().item()
     inside = torch.tensor([_inside(where, level) for level in asked], dtype=_F64)
     return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width / where.numel(), where.numel())
 
 
-def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 20) -> Any:
-    """Plot the histogram of F(y), which is flat for calibrated predictions.
+def plot_pit(prediction: Prediction, y: Tensor, ax: Axes = None, *, bins: int = 20) -> Axes:
+    """Plot the histogram of F(y), which is flat for calibrated predictions; return matplotlib's axes.
 
     A hump in the middle means that intervals are too wide, a trough that they are too narrow, a slope that the mean is
     biased. All bars of a calibrated prediction lie inside the band with a probability of at least 99 %.
@@ -170,11 +168,8 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 2
     Args:
         prediction: with a Gaussian likelihood and its samples kept.
         y: the targets, (N, D).
-        ax: matplotlib's axes to draw on; by default new ones.
+        ax: the axes to draw on; by default new ones.
         bins: the number of bars.
-
-    Returns:
-        The axes.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -185,11 +180,10 @@ def plot_pit(prediction: Prediction, y: Tensor, ax: Any = None, *, bins: int = 2
     """
     check_count("bins", bins)
     where = _pit(prediction, y, "plot_pit").reshape(-1).cpu()
-    ax = _axes(ax)
+    ax = axes_or_new(ax)
     low, high = _count_band(len(where), bins)
-    level, name = len(where) / bins, "99 % band for all bars, if calibrated"
-    ax.axhspan(low, high, color=_GREY, alpha=0.5, linewidth=0, label=name)
-    for height, style in ((low, "--"), (level, "-"), (high, "--")):  # the bars hide the band
+    ax.axhspan(low, high, color=_GREY, alpha=0.5, linewidth=0, label="99 % band for all bars, if calibrated")
+    for height, style in ((low, "--"), (len(where) / bins, "-"), (high, "--")):  # the bars hide the band
         ax.axhline(height, color="0.2", linewidth=0.8, linestyle=style)
     count = torch.histc(where, bins, 0.0, 1.0)
     middles = (torch.arange(bins, dtype=_F64) + 0.5) / bins
@@ -223,19 +217,8 @@ def _count_band(total: int, bins: int) -> tuple[float, float]:
     k = torch.arange(total + 1, dtype=_F64)
     log_choose = math.lgamma(total + 1) - torch.lgamma(k + 1) - torch.lgamma(total - k + 1)
     p = 1 / bins
-    below = torch.exp(log_choose + torch.xlogy(k, torch.tensor(p)) + torch.xlogy(total - k, torch.tensor(1 - p)))
-    below = below.cumsum(0)
+    share = torch.exp(log_choose + torch.xlogy(k, torch.tensor(p)) + torch.xlogy(total - k, torch.tensor(1 - p)))
+    below = share.cumsum(0)
     tail = 0.005 / bins  # Bonferroni: 1 % for all bins and both sides
     # the smallest counts whose distribution function reaches the tail, as a quantile is defined
     return float((below < tail).sum()), float((below < 1 - tail).sum().clamp_max(total))
-
-
-def _check_level(name: str, level: Any) -> None:
-    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-        raise RangeError(f"{name} must lie strictly between 0 and 1; got {level!r}.")
-
-
-def _axes(ax: Any) -> Any:
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(figsize=(5, 3.6), layout="constrained")[1] if ax is None else ax

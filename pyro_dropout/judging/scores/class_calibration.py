@@ -1,17 +1,18 @@
 """Whether predicted class probabilities are calibrated: of the points predicted with 80 %, 80 % should be right."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.scores.calibration import coverage_error
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.shapes import Float, Int
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import check_prediction, checked_targets
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score
 
 _F64 = torch.float64
@@ -48,19 +49,13 @@ class Reliability:
         apart = (self.accuracy - self.confidence).abs().nan_to_num(0.0)
         return ((apart * self.count).sum() / self.count.sum()).item()
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes = None) -> Axes:
         """Plot the reliability diagram, with 95 % intervals of the accuracies; return matplotlib's axes."""
-        import matplotlib.pyplot as plt
-
-        if ax is None:
-            _, ax = plt.subplots(figsize=(4.6, 4.2), layout="constrained")
-        full = self.count > 0
-        confidence, accuracy, count = (
-            part[full].to("cpu", _F64) for part in (self.confidence, self.accuracy, self.count)
-        )
+        ax = axes_or_new(ax, 4.6, 4.2)
+        parts = [part.to("cpu", _F64) for part in (self.confidence, self.accuracy, self.count)]
+        confidence, accuracy, count = (part[parts[2] > 0] for part in parts)
         bins, total = len(self.count), int(self.count.sum())
-        middles = (torch.arange(bins, dtype=_F64) + 0.5) / bins
-        share = self.count.to("cpu", _F64) / total
+        middles, share = (torch.arange(bins, dtype=_F64) + 0.5) / bins, parts[2] / total
         ax.bar(middles.tolist(), share.tolist(), width=0.95 / bins, color="0.85", label="share of points")
         ax.plot([0, 1], [0, 1], color="0.4", linewidth=0.8, label="calibrated")
         low, high = _wilson(accuracy, count)
@@ -90,10 +85,7 @@ def reliability(prediction: Prediction, y: Tensor, bins: int = 15) -> Reliabilit
         ([0, 0, 8, 0, 0, 0, 0, 0, 0, 0], 0.25, 0.0)
     """
     check_count("bins", bins)
-    check_prediction(prediction)
-    prediction.check_classes("reliability")
-    y = checked_targets(prediction, y)
-    probs = prediction.probs.to(_F64)
+    y, probs = _classes_of(prediction, y, "reliability")
     if prediction.one_of_several:
         sure, chosen = probs.max(-1)
         right = chosen == y
@@ -138,11 +130,9 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     """
     check_count("bins", bins)
     check_prediction(prediction)
-    return (
-        reliability(prediction, y, bins).ece
-        if is_class(prediction.target_distribution)
-        else coverage_error(prediction, y)
-    )
+    if is_class(prediction.target_distribution):
+        return reliability(prediction, y, bins).ece
+    return coverage_error(prediction, y)
 
 
 @score(
@@ -154,14 +144,13 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
     order=5,
 )
 def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
-    """Return the Brier score of each point: the squared distance of its probabilities from the observed class.
+    """Return the Brier score of each point, (N,): the squared distance of its probabilities from the observed class.
+
+    It is Σ_c (p_c - 1[y = c])², from 0 to 2; with a Bernoulli likelihood (p - y)², summed over the D targets.
 
     Args:
         prediction: of classes.
         y: class indices, (N,); with a Bernoulli likelihood 0 and 1, (N, D).
-
-    Returns:
-        Σ_c (p_c - 1[y = c])², (N,), from 0 to 2; with a Bernoulli likelihood (p - y)², summed over the D targets.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -170,13 +159,17 @@ def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
         >>> pd.brier(pd.predict(model, guide, torch.ones(2, 2), samples=10), torch.tensor([0, 3])).tolist()
         [0.75, 0.75]
     """
-    check_prediction(prediction)
-    prediction.check_classes("brier")
-    y = checked_targets(prediction, y)
-    probs = prediction.probs.to(_F64)
+    y, probs = _classes_of(prediction, y, "brier")
     came = torch.nn.functional.one_hot(y, probs.shape[-1]) if prediction.one_of_several else y
     squares = (probs - came.to(_F64)).square()
     return prediction.per_point(squares.sum(-1) if prediction.one_of_several else squares).to(prediction.mean)
+
+
+def _classes_of(prediction: Prediction, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Return the checked targets and the probabilities in float64, for the function of this name."""
+    check_prediction(prediction)
+    prediction.check_classes(name)
+    return checked_targets(prediction, y), prediction.probs.to(_F64)
 
 
 def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_seed
+from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.moments import is_class
@@ -62,8 +62,7 @@ def crps(
         >>> pd.crps(answer, answer.mean + 100)[0].item()  # far away, almost the distance
         99.43...
     """
-    if method not in ("mixture", "gaussian", "sample"):
-        raise RangeError(f"method must be 'mixture', 'gaussian' or 'sample'; got {method!r}.")
+    check_choice("method", method, ("mixture", "gaussian", "sample"))
     check_seed(seed)
     if method == "mixture":
         check_normal(prediction, "crps(method='mixture')")
@@ -71,8 +70,8 @@ def crps(
     if is_class(prediction.target_distribution):
         raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
     if method == "gaussian":
-        found = gaussian_distance(prediction.mean.to(_F64) - y, prediction.variance.to(_F64).sqrt())
-        found = found - prediction.variance.to(_F64).sqrt() / math.sqrt(math.pi)
+        scale = prediction.variance.to(_F64).sqrt()
+        found = gaussian_distance(prediction.mean.to(_F64) - y, scale) - scale / math.sqrt(math.pi)
     elif method == "sample":
         found = _from_draws(prediction, y, seed)
     else:

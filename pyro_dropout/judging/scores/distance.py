@@ -1,18 +1,17 @@
 """The distance between two predictions at the same points, such as a guide's and a reference's."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.moments import base_of, is_class, is_normal
-from pyro_dropout.prediction.normal_mixture import check_prediction
+from pyro_dropout.mathematics.checks import check_choice
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.prediction.moments import F64, base_of, is_class, is_normal
+from pyro_dropout.prediction.normal_mixture import check_prediction, mixture_cdf
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
-
-F64 = torch.float64
 
 _GRID = 256  # points at which two distribution functions are compared
 _PIECE = 2**22  # numbers processed at once
@@ -51,9 +50,6 @@ def predictive_distance(
             sites of any kind; or "f", the outputs before the likelihood, where a point estimate has no standard
             deviation to compare.
 
-    Returns:
-        The distances of means, of standard deviations, and of whole distributions.
-
     Example:
         >>> import torch, pyro_dropout as pd
         >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [2.0]])
@@ -67,8 +63,7 @@ def predictive_distance(
         >>> far.wasserstein > near.wasserstein
         True
     """
-    if of not in ("y", "f"):
-        raise RangeError(f"of must be 'y' or 'f'; got {of!r}.")
+    check_choice("of", of, ("y", "f"))
     for each in (prediction, reference):
         check_prediction(each)
         if of == "f" and isinstance(each, SitePrediction):
@@ -101,17 +96,17 @@ def _moments(prediction: Prediction, of: str) -> tuple[Tensor, Tensor]:
 
 def _wasserstein(prediction: Prediction, reference: Prediction, of: str) -> Tensor:
     """Return the 1-Wasserstein distance at each point, of each output: (N, D)."""
-    if of == "f":
-        return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
-    kinds = [each.target_distribution for each in (prediction, reference)]
-    if all(is_class(kind) for kind in kinds):  # of two Bernoulli variables: probability moves between 0 and 1
+    both = (prediction, reference)
+    kinds = [each.target_distribution for each in both]
+    normal, sites = all(map(is_normal, kinds)), all(isinstance(each, SitePrediction) for each in both)
+    if of == "y" and all(map(is_class, kinds)):  # of two Bernoulli variables: probability moves between 0 and 1
         return (prediction.mean - reference.mean).to(F64).abs()
-    if all(isinstance(each, SitePrediction) for each in (prediction, reference)) and not all(map(is_normal, kinds)):
+    if of == "f" or (sites and not normal):
         return between_samples(prediction.samples.to(F64), reference.samples.to(F64))
-    if not all(is_normal(kind) for kind in kinds):
+    if not normal:
         names = " and ".join(type(kind).__name__ for kind in kinds)
         raise PyroDropoutError(f"of='y' compares normal targets, or classes; these are {names}. Use of='f'.")
-    normals = [base_of(each.distribution_at(...)) for each in (prediction, reference)]
+    normals = [base_of(each.distribution_at(...)) for each in both]
     shape = normals[0].loc.shape[1:]
     parts = [tuple(part.to(F64).expand(p.loc.shape).flatten(1) for part in (p.loc, p.scale)) for p in normals]
     size = max(1, _PIECE // sum(len(loc) for loc, _ in parts))
@@ -129,8 +124,7 @@ def between_samples(a: Tensor, b: Tensor) -> Tensor:
     i, j = torch.arange(1, len(a) + 1, device=a.device) * len(b), torch.arange(1, len(b) + 1, device=a.device) * len(a)
     ends = torch.cat([i, j]).unique()
     widths = ends.diff(prepend=ends.new_zeros(1))
-    last = ends - 1
-    gaps = (a[last // len(b)] - b[last // len(a)]).abs()
+    gaps = (a[(ends - 1) // len(b)] - b[(ends - 1) // len(a)]).abs()
     area: Tensor = torch.tensordot(widths.to(a) / (len(a) * len(b)), gaps, 1)
     return area
 
@@ -143,12 +137,5 @@ def between_mixtures(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tens
     total = torch.zeros_like(low)
     for k in range(1, _GRID):  # at both ends F and G are the same
         at = low + k * step
-        total += (_below(a, at) - _below(b, at)).abs()
+        total += (mixture_cdf(*a, at) - mixture_cdf(*b, at)).abs()
     return total * step
-
-
-def _below(mixture: Any, at: Tensor) -> Tensor:
-    """Return the probability below ``at``, (...)."""
-    loc, scale = mixture
-    found: Tensor = torch.special.ndtr((at - loc) / scale).mean(0)
-    return found

@@ -1,9 +1,7 @@
 """The plain scores: log density, root mean squared error, accuracy."""
 
-import torch
 from torch import Tensor
 
-from pyro_dropout.prediction.moments import base_of
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import score
 
@@ -43,6 +41,5 @@ def rmse(prediction: Prediction, y: Tensor) -> float:
 )
 def accuracy(prediction: Prediction, y: Tensor) -> float:
     """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
-    several = isinstance(base_of(prediction.target_distribution), torch.distributions.Categorical)
-    best = prediction.probs.argmax(-1) if several else prediction.probs > 0.5
+    best = prediction.probs.argmax(-1) if prediction.one_of_several else prediction.probs > 0.5
     return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())

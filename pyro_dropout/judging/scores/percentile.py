@@ -6,19 +6,18 @@ percentile.
 """
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_finite, check_non_negative, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.checks import check_choice, check_finite, check_non_negative, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
 Kind = Literal["lognormal", "gamma", "empirical"]
 
 _F64 = torch.float64
-# Below this variance of the logarithms, the standard deviations differ only by rounding.
-_SAME = 1e-12
+_SAME = 1e-12  # below this variance of the logarithms, the standard deviations differ only by rounding
 
 
 class UncertaintyPercentile:
@@ -41,9 +40,8 @@ class UncertaintyPercentile:
     """
 
     def __init__(self, std_train: Tensor, kind: Kind = "lognormal") -> None:
-        if kind not in ("lognormal", "gamma", "empirical"):
-            raise RangeError(f"kind must be 'lognormal', 'gamma' or 'empirical'; got {kind!r}.")
-        _check_some("std_train", std_train)
+        check_choice("kind", kind, ("lognormal", "gamma", "empirical"))
+        _check_tensor("std_train", std_train, least=1)
         (check_non_negative if kind == "empirical" else check_positive)("std_train", std_train)
         self.kind = kind
         self._seen = std_train.detach().to(_F64).reshape(-1).sort().values
@@ -100,20 +98,16 @@ def rescale(std: Tensor, std_train: Tensor) -> Tensor:
     such points are the interesting ones.
 
     Args:
-        std: the uncertainties, of any shape.
+        std: the uncertainties, of any shape; so are the results.
         std_train: uncertainties at the training points, of any shape.
-
-    Returns:
-        The rescaled uncertainties, in the shape of ``std``.
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> pd.rescale(torch.tensor([0.5, 1.5, 5.0]), std_train=torch.tensor([0.5, 1.0, 2.5])).tolist()
         [0.0, 0.5, 2.25]
     """
-    _check_tensor("std", std)
     check_finite("std", std)
-    _check_some("std_train", std_train)
+    _check_tensor("std_train", std_train, least=1)
     check_finite("std_train", std_train)
     low, high = std_train.min(), std_train.max()
     if not bool(low < high):
@@ -121,12 +115,8 @@ def rescale(std: Tensor, std_train: Tensor) -> Tensor:
     return (std - low.to(std)) / (high - low).to(std)
 
 
-def _check_tensor(name: str, value: Any) -> None:
+def _check_tensor(name: str, value: object, least: int = 0) -> None:
     if not isinstance(value, Tensor):
         raise ShapeError(f"{name} must be a tensor; got {type(value).__name__} {value!r}.")
-
-
-def _check_some(name: str, value: Any) -> None:
-    _check_tensor(name, value)
-    if value.numel() == 0:
+    if value.numel() < least:
         raise ShapeError(f"{name} must hold at least one number; got shape {tuple(value.shape)}.")

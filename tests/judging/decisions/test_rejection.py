@@ -83,7 +83,7 @@ def test_bad_input() -> None:
         with pytest.raises(pd.PyroDropoutError, match="exactly one of budget and threshold"):
             pd.defer(some, **both)
     for budget in (-0.1, 1.1, float("nan")):
-        with pytest.raises(pd.RangeError, match=r"budget is the share.*\[0, 1\]"):
+        with pytest.raises(pd.RangeError, match=r"budget must lie in \[0, 1\]"):
             pd.defer(some, budget=budget)
     with pytest.raises(pd.RangeError, match="threshold must be a real number"):
         pd.defer(some, threshold="high")  # type: ignore[arg-type]

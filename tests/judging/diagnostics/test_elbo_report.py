@@ -107,7 +107,7 @@ def test_a_seed_repeats_and_leaves_no_mark() -> None:
 def test_bad_input() -> None:
     model, guide, x = problem()
     y = torch.zeros(5, 1)
-    with pytest.raises(pd.RangeError, match="samples must be at least 2, for a standard error; got 1"):
+    with pytest.raises(pd.RangeError, match="samples must be a whole number of at least 2; got 1"):
         pd.elbo_report(model, guide, x, y, samples=1)
     with pytest.raises(pd.PyroDropoutError, match=r"write elbo_report\(\*fleet\[i\], x, y\)"):
         pd.elbo_report(None, pd.Fleet(lambda seed: (model, guide), {"seed": [0]}), x, y)
