@@ -6,7 +6,7 @@ Each is a ``typing.Protocol``. A class of your own that has the methods is one; 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from torch import Tensor
+from torch import Size, Tensor
 
 Weights = dict[str, Tensor]
 
@@ -33,6 +33,40 @@ class Likelihood(Protocol):
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise an error unless every target is possible."""
+
+
+@runtime_checkable
+class SiteDistribution(Protocol):
+    """q of one site of a guide, as Pyro's distributions are: ``pyro.distributions.Normal(m, s).to_event(2)`` is one.
+
+    Its batch and event shapes together are the shape of the site, and its event holds all dimensions that do not belong
+    to a plate. ``mean`` and ``icdf`` are optional: ``guide.mean()`` needs the first, and quantiles come from draws
+    without the second. Distributions of ``torch.distributions`` cannot be called, so Pyro cannot sample from them.
+    """
+
+    @property
+    def batch_shape(self) -> Size:
+        """The sizes of the plates."""
+
+    @property
+    def event_shape(self) -> Size:
+        """The shape of one draw in one element of the plates."""
+
+    @property
+    def has_rsample(self) -> bool:
+        """Whether draws have gradients; a point and a mixture with trained probabilities may do without."""
+
+    def __call__(self, sample_shape: Size = ...) -> Tensor:
+        """Draw with gradients, for a sample statement."""
+
+    def sample(self, sample_shape: Size = ...) -> Tensor:
+        """Draw without gradients, (*sample_shape, *batch_shape, *event_shape)."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return log q of draws, (*sample_shape, *batch_shape)."""
+
+    def expand(self, batch_shape: Size) -> "SiteDistribution":
+        """Return the same distribution in larger plates."""
 
 
 @runtime_checkable

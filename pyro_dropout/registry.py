@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:  # importing torch takes seconds
+    from torch import Tensor
+
+    from pyro_dropout.guides.base import SiteGuide
+    from pyro_dropout.protocols import PyroModel
 
 # The subpackages, in the order in which they may import: each from itself and from those before it.
 FLOORS = (
@@ -28,38 +34,14 @@ FLOORS = (
     "cli",
 )
 
+Make = Callable[["PyroModel", Callable[[str], float]], "SiteGuide"]
 Made = TypeVar("Made", bound=type)
-
-
-@dataclass(frozen=True)
-class GuideEntry:
-    """A guide under its name.
-
-    Attributes:
-        name: on the command line, in the estimators and in comparisons.
-        guide: the class.
-        make: builds it with settings for data that nobody has looked at yet, from a model and ``keep``, the
-            probability of keeping a row by site.
-        density: whether draws of weights have a density with these settings.
-        learns_keep: whether it learns what to keep; others never drop a layer's only input.
-        compared: whether ``pyro-dropout compare`` takes it by default.
-        order: its place in lists.
-        alias: another name for it; "" for none.
-    """
-
-    name: str
-    guide: type
-    make: Callable[[Any, Callable[[str], float]], Any]
-    density: bool
-    learns_keep: bool
-    compared: bool
-    order: int
-    alias: str
+Computed = TypeVar("Computed", bound=Callable[..., "float | Tensor"])
 
 
 @dataclass(frozen=True)
 class Listed:
-    """What the source says of a guide, without an import: its name, alias, order, and whether it is compared."""
+    """What the source says of a guide, without an import; the attributes are arguments of ``guide``."""
 
     name: str
     alias: str
@@ -67,14 +49,24 @@ class Listed:
     compared: bool
 
 
+@dataclass(frozen=True)
+class GuideEntry(Listed):
+    """A guide under its name: its class, and the arguments of ``guide``."""
+
+    guide: type
+    make: Make
+    density: bool
+    learns_keep: bool
+
+
 _GUIDES: dict[str, GuideEntry] = {}
-_FOLDER = Path(__file__).parent / "guides"
+_HERE = Path(__file__).parent
 
 
 def guide(
     name: str,
     *,
-    make: Callable[[Any, Callable[[str], float]], Any] | None = None,
+    make: Make | None = None,
     density: bool = True,
     learns_keep: bool = False,
     compared: bool = False,
@@ -84,10 +76,12 @@ def guide(
     """Register a guide; a decorator of its class.
 
     Args:
-        name: of the guide, on the command line and elsewhere; a literal, since it is read from the source too.
-        make: builds the guide from a model and ``keep``, a function of the site; by default ``cls(model)``.
-        density: whether its draws of weights have a density.
-        learns_keep: whether it learns what to keep.
+        name: on the command line, in the estimators and in comparisons; a literal, since it is read from the source
+            too.
+        make: builds the guide with settings for data that nobody has looked at yet, from a model and ``keep``, the
+            probability of keeping a row by site; by default ``cls(model)``.
+        density: whether draws of weights have a density with these settings.
+        learns_keep: whether it learns what to keep; others never drop a layer's only input.
         compared: whether ``pyro-dropout compare`` takes it by default.
         order: its place in lists; new ones come last.
         alias: another name for it.
@@ -105,35 +99,38 @@ def guide(
     """
 
     def register(cls: Made) -> Made:
-        known = _GUIDES.get(name)
-        if known is not None and _path(known.guide) != _path(cls):
-            raise ValueError(f"a guide named {name!r} is registered already: {known.guide.__qualname__}.")
+        if name in _GUIDES:
+            _check_same("guide", name, _GUIDES[name].guide, cls)
         build = make or (lambda model, keep: cls(model))
-        _GUIDES[name] = GuideEntry(name, cls, build, density, learns_keep, compared, order, alias)
+        _GUIDES[name] = GuideEntry(name, alias, order, compared, cls, build, density, learns_keep)
         return cls
 
     return register
 
 
-def _path(thing: Any) -> str:
-    return f"{thing.__module__}.{thing.__qualname__}"
+def _check_same(kind: str, name: str, known: Callable[..., object], new: Callable[..., object]) -> None:
+    """Raise unless a name is registered again by the same code, as when its module is reloaded."""
+    if (known.__module__, known.__qualname__) != (new.__module__, new.__qualname__):
+        raise ValueError(f"a {kind} named {name!r} is registered already: {known.__qualname__}.")
+
+
+def _import_all(folder: str) -> None:
+    """Import every module of a folder of the package, so that what it holds is registered."""
+    for path in sorted((_HERE / folder).glob("*.py")):
+        if path.stem != "__init__":
+            import_module(f"pyro_dropout.{folder.replace('/', '.')}.{path.stem}")
 
 
 def guides() -> Mapping[str, GuideEntry]:
     """Return all registered guides by name, in order; this imports them."""
-    for path in sorted(_FOLDER.glob("*.py")):
-        if path.stem != "__init__":
-            import_module(f"pyro_dropout.guides.{path.stem}")
+    _import_all("guides")
     return dict(sorted(_GUIDES.items(), key=lambda item: item[1].order))
 
 
 def resolve_guide(name: str) -> GuideEntry:
     """Return the guide of this name or alias."""
     known = guides()
-    by_alias = {entry.alias: entry for entry in known.values() if entry.alias}
-    if name not in known and name not in by_alias:
-        raise KeyError(name)
-    return known.get(name) or by_alias[name]
+    return {**{entry.alias: entry for entry in known.values() if entry.alias}, **known}[name]
 
 
 def guide_names() -> tuple[str, ...]:
@@ -145,7 +142,7 @@ def guide_names() -> tuple[str, ...]:
 @cache
 def listed_guides() -> tuple[Listed, ...]:
     """Return the guides that the source registers, in order, without importing them."""
-    found = [entry for path in sorted(_FOLDER.glob("*.py")) for entry in _registrations(path)]
+    found = [entry for path in sorted((_HERE / "guides").glob("*.py")) for entry in _registrations(path)]
     return tuple(sorted(found, key=lambda entry: entry.order))
 
 
@@ -153,9 +150,8 @@ def _registrations(path: Path) -> Iterator[Listed]:
     """Yield the calls of ``guide("name", ...)`` in a file."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "guide" and node.args:
-            given: dict[Any, Any] = {
-                each.arg: each.value.value for each in node.keywords if isinstance(each.value, ast.Constant)
-            }
+            constants = [each for each in node.keywords if isinstance(each.value, ast.Constant)]
+            given = {each.arg: ast.literal_eval(each.value) for each in constants}
             name = ast.literal_eval(node.args[0])
             yield Listed(name, given.get("alias", ""), given.get("order", 100), given.get("compared", False))
 
@@ -165,21 +161,10 @@ def _registrations(path: Path) -> Iterator[Listed]:
 
 @dataclass(frozen=True)
 class ScoreEntry:
-    """A score of predictions on held-out data: one column of a comparison.
-
-    Attributes:
-        name: of the column.
-        compute: returns the score of a prediction and its targets: a number, or one for each point.
-        heading: of the column, as people read it.
-        meaning: what it says, in a sentence or two.
-        better: "more", "less", "one" (the nearer to 1), "level" (the nearer to 0.95), or "" where none is better.
-        digits: after the decimal point.
-        of: the kinds of targets that have it, of "any", "numbers", "normal" (Gaussian noise) and "classes".
-        order: its place in the table.
-    """
+    """A score of predictions on held-out data: its function, and the arguments of ``score``."""
 
     name: str
-    compute: Callable[[Any, Any], Any]
+    compute: Callable[..., "float | Tensor"]
     heading: str
     meaning: str
     better: str
@@ -191,7 +176,6 @@ class ScoreEntry:
 _SCORES: dict[str, ScoreEntry] = {}
 _BETTER = ("more", "less", "one", "level", "")
 _KINDS = ("any", "numbers", "normal", "classes")
-Computed = TypeVar("Computed", bound=Callable[..., Any])
 
 
 def score(
@@ -211,7 +195,7 @@ def score(
         heading: of the column, as people read it.
         meaning: what it says, in a sentence or two.
         better: "more", "less", "one" (the nearer to 1), "level" (the nearer to 0.95), or "" where none is better.
-        of: the kinds of targets that have it, of "any", "numbers", "normal" and "classes".
+        of: the kinds of targets that have it, of "any", "numbers", "normal" (Gaussian noise) and "classes".
         digits: after the decimal point.
         order: its place in the table; new ones come after those of the package.
 
@@ -230,9 +214,8 @@ def score(
         )
 
     def register(function: Computed) -> Computed:
-        known = _SCORES.get(name)
-        if known is not None and _path(known.compute) != _path(function):
-            raise ValueError(f"a score named {name!r} is registered already: {_path(known.compute)}.")
+        if name in _SCORES:
+            _check_same("score", name, _SCORES[name].compute, function)
         _SCORES[name] = ScoreEntry(name, function, heading, meaning, better, digits, of, order)
         return function
 
@@ -241,7 +224,5 @@ def score(
 
 def scores() -> Mapping[str, ScoreEntry]:
     """Return all registered scores by name, in order; this imports them."""
-    for path in sorted((Path(__file__).parent / "judging" / "scores").glob("*.py")):
-        if path.stem != "__init__":
-            import_module(f"pyro_dropout.judging.scores.{path.stem}")
+    _import_all("judging/scores")
     return dict(sorted(_SCORES.items(), key=lambda item: item[1].order))

@@ -7,11 +7,11 @@ constrained sites, the parameter store. Means, draws and quantiles of a trained 
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, cast
 
 import pyro
 import pyro.distributions as dist
@@ -19,23 +19,33 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
-from torch.distributions import Distribution, register_kl
+from torch.distributions import register_kl
 
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.marginals import Marginals
-from pyro_dropout.guides.sites import GuideSite, Init, first_value, per_row, read_site
-from pyro_dropout.mathematics.checks import check_positive, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
+from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 
-__all__ = ["Bias", "GuideSite", "Image", "Init", "SiteGuide", "gaussian", "matching", "per_row", "state_key", "trained"]
+__all__ = ["GuideSite", "Image", "Init", "InitLoc", "SiteGuide", "gaussian", "matching", "per_row", "trained"]
 
+Family = Literal["map", "gaussian"]
 Bias = Literal["map", "gaussian", "dropout"]
-Other = Literal["gaussian", "map"]
-InitLoc = Callable[[Any], Tensor]
+Check = Callable[[str, object], None]
+
+
+class Shared(TypedDict):
+    """The options that every guide hands on to ``SiteGuide``."""
+
+    init: Init
+    init_loc_fn: InitLoc | None
+    init_scale: float
+    other: Family
 
 
 class SiteState(nn.Module):
@@ -49,6 +59,13 @@ class SiteState(nn.Module):
             else:
                 self.register_buffer(name, value)
 
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Tensor: ...
+
+
+State = SiteState | SimpleNamespace  # the tensors of a site by name; in a plate, those that it shows now
+
 
 def trained(value: Tensor) -> nn.Parameter:
     """Return a parameter that starts at ``value``."""
@@ -60,7 +77,7 @@ class Image(dist.Delta):
 
 
 @register_kl(Image, dist.Distribution)  # type: ignore[untyped-decorator]
-def _kl_image(q: Image, p: Any) -> Tensor:
+def _kl_image(q: Image, p: Distribution) -> Tensor:
     log_density: Tensor = q.log_density - p.log_prob(q.v)  # Pyro's KL of a Delta leaves log_density out
     return log_density
 
@@ -89,33 +106,34 @@ class SiteGuide(Marginals):
         create_plates: as in Pyro's AutoGuide.
     """
 
-    biases: tuple[str, ...] = ("map", "gaussian")
+    biases: tuple[Bias, ...] = ("map", "gaussian")
     drops = False  # whether the guide differs from a Gaussian only at weights
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         *,
         bias: Bias = "map",
-        other: Other = "gaussian",
+        other: Family = "gaussian",
         row_dim: BySite | None = None,
         init: Init = "module",
         init_loc_fn: InitLoc | None = None,
         init_scale: float = 0.1,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(model)}.")
-        for name, value in (("create_plates", create_plates), ("init_loc_fn", init_loc_fn)):
+        for name, value, what in (
+            ("create_plates", create_plates, "a function of the model's arguments that returns plates"),
+            ("init_loc_fn", init_loc_fn, "a function of a site, such as pyro.infer.autoguide.init_to_median"),
+        ):
             if value is not None and not callable(value):
-                raise PyroDropoutError(f"{name} must be {_FUNCTIONS[name]}, or None; got {describe(value)}.")
+                raise PyroDropoutError(f"{name} must be {what}, or None; got {describe(value)}.")
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
-        if bias not in self.biases:
-            raise RangeError(f"bias must be one of {', '.join(self.biases)}; got {bias!r}.")
-        if other not in ("gaussian", "map"):
-            raise RangeError(f"other must be 'gaussian' or 'map'; got {other!r}.")
-        if not callable(init) and init not in ("module", "paper"):
-            raise RangeError(f"init must be 'module', 'paper' or a function of name and shape; got {init!r}.")
+        check_choice("bias", bias, self.biases)
+        check_choice("other", other, ("gaussian", "map"))
+        if not callable(init):
+            check_choice("init", init, ("module", "paper"), "a function of name and shape")
         if init_loc_fn is not None and init != "module":
             raise PyroDropoutError("give init or init_loc_fn, not both: each sets where the guide starts.")
         check_positive("init_scale", init_scale)
@@ -138,14 +156,14 @@ class SiteGuide(Marginals):
         """Return the tensors of a weight site's distribution: trained ones as ``nn.Parameter``."""
 
     @abstractmethod
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Return q(w) of a weight site, made from its tensors."""
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """Return the tensors of a bias site's distribution."""
         return self._simple_parameters(site, "map" if self.bias == "map" else "gaussian")
 
-    def bias_distribution(self, site: GuideSite, state: Any) -> Any:
+    def bias_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Return q(b) of a bias site: a point, or a Gaussian with a separate width for each number."""
         return self._simple_distribution(site, state)
 
@@ -153,10 +171,14 @@ class SiteGuide(Marginals):
         """Return the starting value of a learned log standard deviation."""
         return torch.full_like(site.start, self.init_scale).log()
 
-    def setting(self, name: str, value: BySite, site: GuideSite, default: float) -> float | Tensor:
-        """Return the value for ``site`` of an option given as a number, dict or function."""
-        found = by_site(name, value, site.name, list(self._expected_sites))
-        return default if found is None else found
+    def setting(
+        self, name: str, value: BySite, site: GuideSite, default: float, check: Check = lambda name, value: None
+    ) -> float | Tensor:
+        """Return the value for ``site`` of an option given as a number, dict or function, after a check of it."""
+        found = by_site(name, value, site.name, self._expected_sites)
+        found = default if found is None else found
+        check(f"{name} of {site.name}", found)
+        return found
 
     def _joint(self, site: GuideSite) -> bool:
         """Whether a site shares noise with others, so that it is drawn as one tensor, its plates included."""
@@ -168,13 +190,14 @@ class SiteGuide(Marginals):
         found: dict[str, Tensor] = {"loc": trained(site.start)}
         return found if how == "map" else {**found, "log_scale": trained(self.log_width(site))}
 
-    def _simple_distribution(self, site: GuideSite, state: Any) -> Any:
+    def _simple_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Return a point, or independent Gaussians; in a plate, with one batch element for each of its elements."""
         if not hasattr(state, "log_scale"):
             return dist.Delta(state.loc, event_dim=state.loc.dim() if site.plain else site.free_dim)
         if site.plain:
             return gaussian(state.loc, state.log_scale)
-        return dist.Normal(state.loc, state.log_scale.exp(), validate_args=False).to_event(site.free_dim)
+        q: SiteDistribution = dist.Normal(state.loc, state.log_scale.exp(), validate_args=False).to_event(site.free_dim)
+        return q
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
         if site.kind == "bias":
@@ -186,35 +209,38 @@ class SiteGuide(Marginals):
         # One weight for each element of its plates: all of them have the same tensors, stacked.
         elements = site.start.flatten(0, site.start.dim() - site.free_dim - 1)
         parts = [self.parameters_of(replace(site.element(), start=start)) for start in elements]
-        return {
-            name: trained(torch.stack([part[name] for part in parts]))
-            if isinstance(value, nn.Parameter)
-            else torch.stack([part[name] for part in parts])
-            for name, value in parts[0].items()
-        }
+        stacked = {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
+        learned = {name for name, value in parts[0].items() if isinstance(value, nn.Parameter)}
+        return {name: trained(value) if name in learned else value for name, value in stacked.items()}
 
-    def _distribution(self, site: GuideSite, state: Any) -> Any:
+    def _distribution(self, site: GuideSite) -> Distribution:
         """Return q of a site, from its tensors; in a plate, of the elements that the plate shows now."""
+        state = self._state(site)
         if not site.plates or self._joint(site):
             return self._made(site, state)
-        names = [*state._parameters, *state._buffers]
         if site.kind == "weight":
-            lead = site.start.shape[: site.start.dim() - site.free_dim]
-            index = pyro.subsample(torch.arange(lead.numel()).reshape(lead), event_dim=0)
-            here = {name: getattr(state, name)[index.flatten().to(site.start.device)] for name in names}
-            parts = [SimpleNamespace(**dict(zip(here, row, strict=True))) for row in zip(*here.values(), strict=True)]
-            return Stacked([self.weight_distribution(site.element(), part) for part in parts], index.shape)
+            return Stacked(*self._elements(site, state))
+        names = [*state._parameters, *state._buffers]
         shown = {name: pyro.subsample(getattr(state, name), event_dim=site.free_dim) for name in names}
         return self._made(site, SimpleNamespace(**shown))
 
-    def _made(self, site: GuideSite, state: Any) -> Any:
+    def _elements(self, site: GuideSite, state: SiteState) -> tuple[list[SiteDistribution], torch.Size]:
+        """Return q of each weight that the plates of a site show now, and the sizes of the plates."""
+        lead = site.start.shape[: site.start.dim() - site.free_dim]
+        index = pyro.subsample(torch.arange(lead.numel()).reshape(lead), event_dim=0)
+        rows = index.flatten().to(site.start.device)
+        here = {name: getattr(state, name)[rows] for name in [*state._parameters, *state._buffers]}
+        parts = [SimpleNamespace(**dict(zip(here, row, strict=True))) for row in zip(*here.values(), strict=True)]
+        return [self.weight_distribution(site.element(), part) for part in parts], index.shape
+
+    def _made(self, site: GuideSite, state: State) -> Distribution:
         if site.kind == "weight":
             return self.weight_distribution(site, state)
         return self.bias_distribution(site, state) if site.kind == "bias" else self._simple_distribution(site, state)
 
     # --- reading the model --------------------------------------------------------------------------------------------
 
-    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         start = InitMessenger(first_value(self.init_loc_fn))
         if not args and not kwargs and hasattr(self.model, "sample_sites"):
             # The trace is kept: with the network's own tensors as its values it costs no memory.
@@ -231,11 +257,12 @@ class SiteGuide(Marginals):
         self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}
         found = list(self.prototype_trace.iter_stochastic_nodes())
         self._expected_sites = [name for name, _ in found]
-        options: Any = {"guide": type(self).__name__, "sites": self._expected_sites, "row_dim": self._row_dim}
-        for name, site in found:
-            known = read_site(name, site, init=self.init, given=self.init_loc_fn is not None, **options)
-            self._sites[name] = known
-            self._states[state_key(name)] = SiteState(**self._tensors_of(known))
+        guide, sites, given = type(self).__name__, self._expected_sites, self.init_loc_fn is not None
+        for name, message in found:
+            site = self._sites[name] = read_site(
+                name, message, guide=guide, sites=sites, row_dim=self._row_dim, init=self.init, given=given
+            )
+            self._states[site.key] = SiteState(**self._tensors_of(site))
         if not self._sites:
             raise PyroDropoutError("the model has no latent site for this guide; are all of them hidden or observed?")
         self._check_built()
@@ -244,8 +271,11 @@ class SiteGuide(Marginals):
         """Raise an error if a distribution does not fit its site; warn if the guide finds no weight."""
         with torch.no_grad():
             self._before_sampling()
-            for name, site in self._sites.items():
-                check_distribution(self._distribution(site, self._states[state_key(name)]), site, type(self).__name__)
+            for site in self._sites.values():
+                if site.kind == "weight" and site.plates and not self._joint(site):
+                    for q in self._elements(site, self._state(site))[0]:
+                        check_distribution(q, site.element(), type(self).__name__)
+                check_distribution(self._distribution(site), site, type(self).__name__)
         kinds = {site.kind for site in self._sites.values()}
         if self.drops and "weight" not in kinds and not ("bias" in kinds and self.bias == "dropout"):
             warnings.warn(
@@ -258,86 +288,73 @@ class SiteGuide(Marginals):
     # --- a guide as a Pyro program ------------------------------------------------------------------------------------
 
     @property
-    def _states(self) -> Any:
+    def _states(self) -> nn.ModuleDict:
         """The states, without registering them with Pyro: reading ``states`` would, under Pyro's own names."""
-        return self._modules["states"]
+        return cast(nn.ModuleDict, self._modules["states"])
 
-    def _tell(self) -> Any:
-        """Register all parameters with Pyro, adopt values loaded into its store, and return the states."""
+    def _state(self, site: GuideSite) -> SiteState:
+        return cast(SiteState, self._states[site.key])
+
+    def _tell(self) -> None:
+        """Register all parameters with Pyro, and adopt values loaded into its store."""
         named = {name.replace("/", "."): value for name, value in self._states.named_parameters()}
         tell_pyro(self, named, str(self._pyro_name))
-        return self._states
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def forward(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Sample every latent site; takes the model's arguments and returns the values by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
         plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
-        states = self._tell()
+        self._tell()
         self._before_sampling()
         result: dict[str, Tensor] = {}
         for name, site in self._sites.items():
-            state = states[state_key(name)]
+            free = self._drawn_whole(site, plates) if self._joint(site) and not site.plain else None
             with ExitStack() as stack:
-                joint = self._joint(site)
-                free = self._drawn_whole(site, state, plates) if joint and not site.plain else None
                 for frame in site.plates:
                     stack.enter_context(plates[frame.name])
-                result[name] = self._sample(site, state) if free is None else self._sample_image(site, free)
+                result[name] = self._sample(site) if free is None else self._sample_image(site, free)
         return result
 
-    def _sample(self, site: GuideSite, state: Any) -> Tensor:
-        q = self._distribution(site, state)
+    def _sample(self, site: GuideSite) -> Tensor:
+        q = self._distribution(site)
         if isinstance(q, dist.Delta):
-            value = q.v if site.transform is None else site.transform(q.v)
+            value = site.image(q.v)
             event_dim = value.dim() if site.plain else site.event_dim
             return pyro.sample(site.name, dist.Delta(value, event_dim=event_dim))
         if isinstance(q, RowMixture | Stacked):
             q.lenient, q.site = True, site.name
         if site.transform is None:
-            infer: Any = {"reused": site.reused}
-            return pyro.sample(site.name, q, infer=infer)
+            return pyro.sample(site.name, q, infer={"reused": site.reused})  # type: ignore[arg-type]
         return self._sample_image(site, pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True}))
 
     def _sample_image(self, site: GuideSite, free: Tensor) -> Tensor:
         """Sample a site at a draw mapped from unconstrained space."""
-        value = free if site.transform is None else site.transform(free)
+        value = site.image(free)
         log_density = 0.0 if poutine.get_mask() is False else site.log_volume(free, value)
         return pyro.sample(site.name, Image(value, log_density=log_density, event_dim=site.event_dim))  # type: ignore[no-untyped-call]
 
-    def _drawn_whole(self, site: GuideSite, state: Any, plates: Any) -> Tensor:
+    def _drawn_whole(self, site: GuideSite, plates: Mapping[str, pyro.plate]) -> Tensor:
         """Draw a site together with its plates, so that it can share noise with other sites."""
         for frame in site.plates:
-            if plates[frame.name].subsample_size != site.start.shape[frame.dim - site.free_dim]:
+            if plates[frame.name].subsample_size != frame.size:
                 raise PyroDropoutError(
                     f"site {site.name!r} is in plate {frame.name!r}, which is subsampled now and was not when"
                     f" {type(self).__name__} first saw the model. Call the guide first with the subsample."
                 )
-        q = self._distribution(site, state)
+        q = self._distribution(site)
         q.lenient, q.site = True, site.name
         free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
         lead = free.shape[: free.dim() - site.start.dim()]  # particles, and dimensions for inner plates
         return free.reshape(torch.broadcast_shapes(site.start.shape, (*lead, *[1] * site.free_dim)))
 
-    def _before_sampling(self) -> None:
-        """Prepare what the sites of one draw share; nothing, for most guides."""
 
-
-_FUNCTIONS = {
-    "create_plates": "a function of the model's arguments that returns plates",
-    "init_loc_fn": "a function of a site, such as pyro.infer.autoguide.init_to_median",
-}
-
-
-def check_distribution(q: Any, site: GuideSite, guide: str) -> None:
-    """Raise an error unless a guide can sample a site from q.
-
-    q must be a Pyro distribution over real numbers with ``rsample``; its batch and event shapes together must be the
-    shape of the site, and its event must hold all dimensions that do not belong to a plate.
-    """
-    if not isinstance(q, Distribution) or not hasattr(q, "to_event"):
+def check_distribution(q: object, site: GuideSite, guide: str) -> None:
+    """Raise an error unless a guide can sample a site from q: see ``protocols.SiteDistribution``."""
+    if not isinstance(q, SiteDistribution):
         raise PyroDropoutError(
-            f"{guide} must give a distribution of pyro.distributions for {site.name!r}; it gave {describe(q)}."
+            f"{guide} must give a distribution of pyro.distributions for {site.name!r}; it gave {describe(q)}, of type"
+            f" {type(q).__module__}.{type(q).__qualname__}."
         )
     shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim
     if shape != site.start.shape or (len(q.event_shape) != event and not isinstance(q, RowMixture)):
@@ -353,12 +370,14 @@ def check_distribution(q: Any, site: GuideSite, guide: str) -> None:
         )
 
 
+def check_unless_by_site(check: Check, **options: BySite) -> None:
+    """Check options that are given as numbers; those given by site are checked where they are read."""
+    for name, value in options.items():
+        if not callable(value) and not isinstance(value, Mapping):
+            check(name, value)
+
+
 def gaussian(loc: Tensor, log_scale: Tensor) -> RowMixture:
     """Return independent Gaussians with a width for each number, as a row mixture of one component."""
     one = torch.ones(1, dtype=loc.dtype, device=loc.device)
     return RowMixture(loc.unsqueeze(0), log_scale.exp(), one, row_dim=None, validate_args=False)
-
-
-def state_key(name: str) -> str:
-    """Return a site's name as torch allows it for a submodule, which may hold no dot."""
-    return name.replace(".", "/")

@@ -5,17 +5,18 @@ posterior that comes out, and what is sampled from it, is the Bernoulli mixture 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, per_row, state_key, trained
-from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
+from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, check_unless_by_site, matching, trained
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
+from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -39,13 +40,7 @@ class ConcreteMixture(BernoulliMixture):
         return self.per_row(self.sample_masks(sample_shape)[0]) * self.loc
 
 
-@guide(
-    "concrete",
-    make=lambda model, keep: AutoConcreteDropout(model, keep=keep),
-    density=False,
-    learns_keep=True,
-    order=2,
-)
+@guide("concrete", make=lambda model, keep: AutoConcreteDropout(model, keep), density=False, learns_keep=True, order=2)
 class AutoConcreteDropout(SiteGuide):
     """Dropout that learns how much to drop: one ``keep`` for each weight site.
 
@@ -72,31 +67,28 @@ class AutoConcreteDropout(SiteGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         keep: BySite = 0.9,
         *,
         temperature: float = 0.1,
-        bias: Any = "map",
+        bias: Family = "map",
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
-        other: Other = "gaussian",
+        other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
-        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
         check_positive("temperature", temperature)
-        if not callable(keep) and not isinstance(keep, dict):
-            check_keep("keep", keep)
+        check_unless_by_site(check_keep, keep=keep)
         self.keep, self.temperature = keep, temperature
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """M and the logit of keep are trained."""
-        given = self.setting("keep", self.keep, site, 0.9)
-        check_keep(f"keep of {site.name}", given)
-        keep = matching(given, site.start)
+        keep = matching(self.setting("keep", self.keep, site, 0.9, check_keep), site.start)
         by_row = per_row("keep", keep, site)
         if not bool((keep < 1).all()):
             raise RangeError(
@@ -104,31 +96,25 @@ class AutoConcreteDropout(SiteGuide):
             )
         return {"loc": trained(site.start / by_row), "logit": trained(torch.log(keep) - torch.log1p(-keep))}
 
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A Bernoulli mixture with relaxed flips."""
         q = ConcreteMixture(state.loc, torch.sigmoid(state.logit), 0.0, site.row_dim, validate_args=False)
         q.temperature, q.logit = self.temperature, state.logit
         return q
 
-    def _marginal(self, site: GuideSite, state: Any) -> Any:
-        return as_flips(super()._marginal(site, state))
+    def _marginal(self, site: GuideSite) -> Distribution:
+        return as_flips(super()._marginal(site))
 
-    def sample_weights(self, n: int) -> dict[str, Tensor]:
-        """Draw ``n`` times from the posterior, with coin flips that are not relaxed."""
-        check_count("n", n)
-        with torch.no_grad():
-            return {site.name: self.posterior(site.name).sample((n,)) for site in self._known()}
+    def _drawn_from(self, site: GuideSite) -> Distribution:
+        return self._marginal(site)
 
     def keeps(self) -> dict[str, Tensor]:
         """Return the learned probability of keeping a row, by weight site."""
-        states = self._tell()
-        return {site.name: torch.sigmoid(states[state_key(site.name)].logit) for site in self._weights()}
-
-    def _weights(self) -> list[GuideSite]:
-        return [site for site in self._known() if site.kind == "weight"]
+        weights = [site for site in self._known() if site.kind == "weight"]
+        return {site.name: torch.sigmoid(self._state(site).logit) for site in weights}
 
 
-def as_flips(q: Any) -> Any:
+def as_flips(q: Distribution) -> Distribution:
     """Return q with coin flips that are not relaxed: what was learned, and what predictions are drawn from."""
     if isinstance(q, Stacked):
         return Stacked([as_flips(part) for part in q.parts], q.parts_shape)

@@ -1,7 +1,6 @@
 """Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 8-10)."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pyro.distributions as dist
 from torch import Tensor
@@ -9,18 +8,19 @@ from torch import Tensor
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import (
     Bias,
-    GuideSite,
-    Init,
-    InitLoc,
-    Other,
+    Family,
+    Shared,
     SiteGuide,
+    State,
+    check_unless_by_site,
     gaussian,
     matching,
-    per_row,
     trained,
 )
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -61,7 +61,7 @@ class AutoDropout(SiteGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         keep: BySite = 0.9,
         scale: BySite = 0.0,
         bias: Bias = "map",
@@ -69,33 +69,30 @@ class AutoDropout(SiteGuide):
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
-        other: Other = "gaussian",
+        other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
-        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
         self.keep, self.scale = keep, scale
-        for name, value, check in (("keep", keep, check_keep), ("scale", scale, check_non_negative)):
-            if not callable(value) and not isinstance(value, dict):
-                check(name, value)
+        check_unless_by_site(check_keep, keep=keep)
+        check_unless_by_site(check_non_negative, scale=scale)
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """M is trained; keep and σ are settings."""
-        keep = self.setting("keep", self.keep, site, 0.9)
-        scale = self.setting("scale", self.scale, site, 0.0)
-        check_keep(f"keep of {site.name}", keep)
-        check_non_negative(f"scale of {site.name}", scale)
+        keep = self.setting("keep", self.keep, site, 0.9, check_keep)
+        scale = self.setting("scale", self.scale, site, 0.0, check_non_negative)
         settings = {"keep": matching(keep, site.start)}
         if not is_number(scale, 0):
             settings["scale"] = matching(scale, site.start)
         by_row = per_row("keep", settings["keep"], site)
         return {"loc": trained(site.start / by_row if site.own else site.start), **settings}
 
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A Bernoulli mixture over rows; a point or a Gaussian where nothing is ever dropped."""
-        scale = state.scale if hasattr(state, "scale") else 0.0
+        scale = getattr(state, "scale", 0.0)
         if is_number(self.setting("keep", self.keep, site, 0.9), 1):
             if isinstance(scale, float):
                 return dist.Delta(state.loc, event_dim=state.loc.dim())
@@ -110,21 +107,20 @@ class AutoDropout(SiteGuide):
         """As in every guide; a dropped bias has the tensors of a weight."""
         return self.parameters_of(site) if self._is_dropped(site) else super().bias_parameters(site)
 
-    def bias_distribution(self, site: GuideSite, state: Any) -> Any:
+    def bias_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """As in every guide; a dropped bias is one row."""
         if not self._is_dropped(site):
             return super().bias_distribution(site, state)
-        scale = state.scale if hasattr(state, "scale") else 0.0
-        return BernoulliMixture(state.loc, state.keep, scale, "all", validate_args=False)
+        return BernoulliMixture(state.loc, state.keep, getattr(state, "scale", 0.0), "all", validate_args=False)
 
 
-def is_number(value: Any, number: float) -> bool:
+def is_number(value: float | Tensor, number: float) -> bool:
     """Whether ``value`` is known to be ``number``: a plain number or a single tensor element, not one for each row."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.requires_grad and float(value) == number
     return bool(value == number)
 
 
-def _smooth(model: Callable[..., Any], keep: Callable[[str], float]) -> AutoDropout:
+def _smooth(model: PyroModel, keep: Callable[[str], float]) -> AutoDropout:
     """Dropout with a little noise on every weight, which gives it a density."""
     return AutoDropout(model, keep=keep, scale=0.02, bias="gaussian", init_scale=0.02)

@@ -3,7 +3,8 @@
 import copy
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +19,8 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 
 # Each convolution, with the dropout that drops its input channels whole.
 _CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}
-_CONVOLUTIONS = tuple(_CHANNELS)
 _DROPOUTS = (nn.Dropout, *_CHANNELS.values())
-_LEAVES = (nn.Linear, *_CONVOLUTIONS, *_DROPOUTS, nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.Embedding)
+_LEAVES = (nn.Linear, *_CHANNELS, *_DROPOUTS, nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.Embedding)
 # Dropping a unit before or after these is the same: each output unit sees one input unit, and 0 stays 0.
 _UNITWISE = (nn.ReLU, nn.LeakyReLU, nn.Identity)
 _UNITWISE_FUNCTIONS = (F.relu, torch.relu, F.leaky_relu)
@@ -74,7 +74,8 @@ def from_dropout(
     clean = copy.deepcopy(net)
     for path, module in list(clean.named_modules(remove_duplicate=False)):
         if isinstance(module, _DROPOUTS):
-            _replace(clean, path, nn.Identity())
+            parent, _, name = path.rpartition(".")
+            setattr(clean.get_submodule(parent), name, nn.Identity())
     keep: dict[str, float] = {}
     for drop in _dropped(net, graph):
         site = names.get(id(net.get_submodule(drop.layer).weight))
@@ -82,7 +83,7 @@ def from_dropout(
             raise PyroDropoutError(f"the weight of layer {drop.layer!r} is computed from others: it is not a site.")
         keep[site] = drop.keep
         if isinstance(net.get_submodule(drop.layer), nn.Linear):
-            clean.get_submodule(drop.layer).register_forward_pre_hook(_NoPositions(drop))
+            clean.get_submodule(drop.layer).register_forward_pre_hook(partial(_check_positions, drop))
     if prior is None:
         prior = Prior(length_scale, bias_length_scale=length_scale, width_scaled=False)
     model = BayesianNet(clean, prior, Gaussian(tau) if likelihood is None else likelihood)
@@ -101,19 +102,14 @@ class _Drop(NamedTuple):
     keep: float
 
 
-class _NoPositions:
-    """Rejects a sequence before a dropped Linear layer, where torch draws a mask for each position."""
-
-    def __init__(self, drop: _Drop) -> None:
-        self.drop = drop
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        if inputs[0].dim() > 2:
-            raise PyroDropoutError(
-                f"{self.drop.label} drops units of {self.drop.layer!r} separately at each position of an input of shape"
-                f" {tuple(inputs[0].shape)}, but a draw of the weights drops them at all positions: the two differ."
-                " Build the pair by hand: BayesianNet(net without dropout) and AutoDropout(model, keep={...})."
-            )
+def _check_positions(drop: _Drop, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Reject a sequence before a dropped Linear layer, where torch draws a mask for each position."""
+    if inputs[0].dim() > 2:
+        raise PyroDropoutError(
+            f"{drop.label} drops units of {drop.layer!r} separately at each position of an input of shape"
+            f" {tuple(inputs[0].shape)}, but a draw of the weights drops them at all positions: the two differ."
+            " Build the pair by hand: BayesianNet(net without dropout) and AutoDropout(model, keep={...})."
+        )
 
 
 def _follow(net: nn.Module) -> fx.Graph:
@@ -156,7 +152,7 @@ def _dropped(net: nn.Module, graph: fx.Graph) -> Iterator[_Drop]:
             yield _Drop(path, label, 1 - p)
 
 
-def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
+def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> list[object]:
     """Return the parameters that a node uses."""
     if node.op == "call_module":
         return list(modules[str(node.target)].parameters())
@@ -184,14 +180,15 @@ def _check_rows(label: str, dropout: nn.Module, path: str, layer: nn.Module) -> 
 
 def _dropout(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] | None:
     """Return a dropout node's name and p; None for any other node."""
-    if node.op == "call_function" and "dropout" in getattr(node.target, "__name__", ""):
-        name = getattr(node.target, "__name__", "dropout")
+    name = getattr(node.target, "__name__", "")
+    if node.op == "call_function" and "dropout" in name:
         raise PyroDropoutError(
             f"the network calls F.{name} (node {node.name!r}); make it an nn.Dropout layer, which can be taken out."
         )
     if node.op != "call_module":
         return None
-    module, label = modules[str(node.target)], f"{type(modules[str(node.target)]).__name__} {node.target!r}"
+    module = modules[str(node.target)]
+    label = f"{type(module).__name__} {node.target!r}"
     if isinstance(module, _DROPOUTS):
         return label, module.p
     if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -216,19 +213,12 @@ def _behind(node: fx.Node, modules: dict[str, nn.Module], label: str) -> Iterato
         ):
             yield from _behind(user, modules, label)
         else:
-            what = "the network's output" if user.op == "output" else _described(user, module)
+            what = repr(getattr(user.target, "__name__", user.target))
+            if module is not None:
+                what = f"{type(module).__name__} {user.target!r}"
+            elif user.op == "output":
+                what = "the network's output"
             raise PyroDropoutError(
                 f"{label} comes before {what}, which is not a Linear or convolution layer: what it drops are not rows"
                 " of a weight. Move it directly before a weight layer."
             )
-
-
-def _described(node: fx.Node, module: nn.Module | None) -> str:
-    if module is not None:
-        return f"{type(module).__name__} {node.target!r}"
-    return repr(getattr(node.target, "__name__", node.target))
-
-
-def _replace(net: nn.Module, path: str, new: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(net.get_submodule(parent), name, new)

@@ -4,17 +4,21 @@ With V = σA the covariance is diag σ² + V Vᵀ; A is what is trained.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, state_key, trained
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, trained
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.mathematics.checks import check_choice, check_count
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
 from pyro_dropout.mathematics.no_density import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture import LOG_2PI
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -23,25 +27,19 @@ class SharedFactor:
 
     def __init__(self, directions: list[Tensor]) -> None:
         self._directions = directions
-        self._factors: list[Factor] | None = None
-        self._log_det: Tensor | None = None
         self.coefficients: Tensor | None = None
         self.noise: dict[int, Tensor] = {}
         self.total = sum(len(a) for a in directions)
 
-    @property
+    @cached_property
     def factors(self) -> list[Factor]:
         """The factorisation, computed on first use."""
-        if self._factors is None:
-            self._factors = joint_factor([a[None, None] for a in self._directions])
-        return self._factors
+        return joint_factor([a[None, None] for a in self._directions])
 
-    @property
+    @cached_property
     def log_det(self) -> Tensor:
         """The joint log det(I + AAᵀ), computed on first use."""
-        if self._log_det is None:
-            self._log_det = joint_log_det(self._directions)
-        return self._log_det
+        return joint_log_det(self._directions)
 
     def draw(self, shape: Sequence[int], like: Tensor, rank: int) -> Tensor:
         """Return η for ``shape`` draws: the same for every site that asks."""
@@ -126,23 +124,21 @@ class AutoLowRank(SiteGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         rank: int = 10,
         per: Literal["layer", "net"] = "layer",
         *,
         init: Init = "module",
         init_scale: float = 0.1,
-        bias: Any = "gaussian",
-        other: Other = "gaussian",
+        bias: Family = "gaussian",
+        other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
-        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, create_plates=create_plates, **shared)
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 1:
-            raise RangeError(f"rank must be a whole number of at least 1; got {rank!r}.")
-        if per not in ("layer", "net"):
-            raise RangeError(f"per must be 'layer' or 'net'; got {per!r}.")
+        check_count("rank", rank)
+        check_choice("per", per, ("layer", "net"))
         self.rank, self.per = rank, per
         self._shared: SharedFactor | None = None
         self._start()
@@ -154,7 +150,7 @@ class AutoLowRank(SiteGuide):
         width = self.log_width(site) - 0.5 * added.log1p()
         return {"loc": trained(site.start), "log_scale": trained(width), "factor": trained(factor)}
 
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """One Gaussian over the whole tensor."""
         return LowRankNormal(state.loc, state.log_scale.exp(), state.factor)
 
@@ -165,13 +161,13 @@ class AutoLowRank(SiteGuide):
         shown_in_part = site.subsampled or any(frame.name in self._subsampled for frame in site.plates)
         return self.per == "net" and not shown_in_part
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**super().__getstate__(), "_shared": None}  # left over from a draw
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
         return self.parameters_of(site) if self._joint(site) else super()._tensors_of(site)
 
-    def _made(self, site: GuideSite, state: Any) -> Any:
+    def _made(self, site: GuideSite, state: State) -> Distribution:
         if not self._joint(site):
             return super()._made(site, state)
         assert self._shared is not None
@@ -184,7 +180,7 @@ class AutoLowRank(SiteGuide):
 
     def _before_sampling(self) -> None:
         if self.per == "net":
-            self._shared = SharedFactor([self._states[state_key(name)].factor for name in self._together()])
+            self._shared = SharedFactor([self._state(self._sites[name]).factor for name in self._together()])
 
-    def _marginal(self, site: GuideSite, state: Any) -> Any:
-        return self.weight_distribution(site, state) if self._joint(site) else super()._marginal(site, state)
+    def _marginal(self, site: GuideSite) -> Distribution:
+        return self.weight_distribution(site, self._state(site)) if self._joint(site) else super()._marginal(site)

@@ -4,8 +4,8 @@ Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, 
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Self
 
 import pyro.distributions as dist
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.distributions import Independent, TransformedDistribution
 
 from pyro_dropout.guides.sites import GuideSite
-from pyro_dropout.mathematics.checks import check_count
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.checks import check_count, check_level
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.quantiles import marginal_quantile
 from pyro_dropout.mathematics.row_mixture import RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.protocols import Distribution, Trace
 
 _DRAWS = 10_000  # for quantiles of a distribution that has no ``icdf``
 
@@ -27,85 +28,80 @@ class Marginals(AutoGuide):
     """A guide that describes the posterior of each site; ``SiteGuide`` provides the sites."""
 
     _sites: dict[str, GuideSite]
-    prototype_trace: Any
+    prototype_trace: Trace
 
-    def _distribution(self, site: GuideSite, state: Any) -> Any:
+    def _distribution(self, site: GuideSite) -> Distribution:
         raise NotImplementedError
 
-    def _tell(self) -> Any:
+    def _tell(self) -> None:
         raise NotImplementedError
 
     def _before_sampling(self) -> None:
-        raise NotImplementedError
+        """Prepare what the sites of one draw share; nothing, for most guides."""
 
-    def _marginal(self, site: GuideSite, state: Any) -> Any:
+    def _marginal(self, site: GuideSite) -> Distribution:
         """Return q of one site by itself."""
-        return self._distribution(site, state)
+        return self._distribution(site)
 
-    def _known(self) -> Iterator[GuideSite]:
+    def _drawn_from(self, site: GuideSite) -> Distribution:
+        """Return what draws of a site come from, after ``_before_sampling``."""
+        return self._distribution(site)
+
+    def _known(self) -> list[GuideSite]:
+        """Return all sites, with their parameters told to Pyro."""
         if self.prototype_trace is None:
             raise PyroDropoutError(
                 f"{type(self).__name__} has not seen its model's sites yet: call it once with the model's arguments, or"
                 " fit it, first."
             )
-        return iter(self._sites.values())
+        self._tell()
+        return list(self._sites.values())
 
-    def _marginals(self) -> Iterator[tuple[GuideSite, Any]]:
-        """Yield every site with its distribution in unconstrained space."""
-        sites, states = list(self._known()), self._tell()
-        for site in sites:
-            yield site, self._marginal(site, states[site.name.replace(".", "/")])
-
-    def posterior(self, name: str) -> Any:
+    def posterior(self, name: str) -> Distribution:
         """Return the posterior distribution of one site."""
         sites = {site.name: site for site in self._known()}
         if name not in sites:
             raise PyroDropoutError(f"{name!r} is not a site of this guide; the sites are {', '.join(sites)}.")
-        fn = self._marginal(sites[name], self._tell()[name.replace(".", "/")])
-        transform = sites[name].transform
-        if transform is None:
-            return fn
-        if isinstance(fn, dist.Delta):
-            return dist.Delta(transform(fn.v), event_dim=sites[name].event_dim)
-        return TransformedDistribution(fn, [transform])
+        site, q = sites[name], self._marginal(sites[name])
+        if site.transform is None:
+            return q
+        if isinstance(q, dist.Delta):
+            return dist.Delta(site.image(q.v), event_dim=site.event_dim)
+        return TransformedDistribution(q, [site.transform])
 
     def mean(self) -> dict[str, Tensor]:
         """Return E[w] of every site; of a constrained site, the image of the mean in unconstrained space."""
         with torch.no_grad():
-            return {site.name: _image(site, fn.mean) for site, fn in self._marginals()}
+            return {site.name: site.image(self._marginal(site).mean.clone()) for site in self._known()}
 
     def sample_weights(self, n: int) -> dict[str, Tensor]:
         """Draw ``n`` times from the posterior: {name: (n, ...)}."""
         check_count("n", n)
         with torch.no_grad():
-            states = self._tell() if self.prototype_trace is not None else {}
+            sites = self._known()
             self._before_sampling()
-            return {
-                site.name: _image(site, self._distribution(site, states[site.name.replace(".", "/")]).sample((n,)))
-                for site in self._known()
-            }
+            return {site.name: site.image(self._drawn_from(site).sample((n,)).clone()) for site in sites}
 
-    def median(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def median(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the posterior median of every element of every site."""
         return {name: values[0] for name, values in self.quantiles([0.5], *args, **kwargs).items()}
 
-    def quantiles(self, quantiles: Sequence[float] | Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def quantiles(self, quantiles: Sequence[float] | Tensor, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return quantiles of every element of every site: {name: (len(quantiles), ...)}."""
         levels = [float(level) for level in quantiles]
         for level in levels:
-            if not 0 < level < 1:
-                raise RangeError(f"quantiles must lie strictly between 0 and 1; got {level!r}.")
+            check_level("quantiles", level)
         if self.prototype_trace is None and (args or kwargs):
             self._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
         with torch.no_grad():
             return {
-                site.name: torch.stack([_image(site, value) for value in _quantiles(fn, levels)])
-                for site, fn in self._marginals()
+                site.name: torch.stack([site.image(value) for value in _quantiles(self._marginal(site), levels)])
+                for site in self._known()
             }
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         # Pyro's own method takes the model away from the guide that is being pickled. A model is often a function that
         # cannot be pickled; the copy has none, but knows its sites.
         state = self.__dict__.copy()
@@ -114,7 +110,7 @@ class Marginals(AutoGuide):
             parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
         return state
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         state = {name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()}
@@ -123,13 +119,7 @@ class Marginals(AutoGuide):
         return made
 
 
-def _image(site: GuideSite, value: Tensor) -> Tensor:
-    """Map values from unconstrained space to the support of a site."""
-    found: Tensor = value.clone() if site.transform is None else site.transform(value)
-    return found
-
-
-def _quantiles(fn: Any, levels: list[float]) -> list[Tensor]:
+def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
     """Return quantiles of every element of a distribution."""
     if isinstance(fn, dist.Delta):
         return [fn.v for _ in levels]

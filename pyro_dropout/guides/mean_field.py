@@ -1,11 +1,12 @@
 """Mean field: q(w) = N(m, diag σ²), an independent Gaussian for every weight and bias (Graves 2011)."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
-from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, gaussian, trained
+from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, gaussian, trained
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -33,16 +34,16 @@ class AutoMeanField(SiteGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         *,
         init: Init = "module",
         init_scale: float = 0.1,
-        bias: Any = "gaussian",
-        other: Other = "gaussian",
+        bias: Family = "gaussian",
+        other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
-        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, create_plates=create_plates, **shared)
         self._start()
 
@@ -50,6 +51,6 @@ class AutoMeanField(SiteGuide):
         """Means and log widths, one of each for every weight."""
         return {"loc": trained(site.start), "log_scale": trained(self.log_width(site))}
 
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Independent Gaussians."""
         return gaussian(state.loc, state.log_scale)

@@ -1,16 +1,17 @@
 """Multiplicative noise: w = m(1 + √α ε) + σ ε', Gaussian dropout with N(1, α) (§5; Kingma et al. 2015)."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
+from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, check_unless_by_site, matching, trained
 from pyro_dropout.guides.dropout import is_number
-from pyro_dropout.mathematics.checks import check_flag, check_non_negative, check_positive
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.mathematics.checks import check_choice, check_flag, check_non_negative, check_positive
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -49,37 +50,33 @@ class AutoMultiplicative(SiteGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         alpha: BySite = 0.1,
         *,
         per: Literal["row", "weight"] = "row",
         learn_alpha: bool = False,
         scale: BySite = 0.0,
-        bias: Any = "map",
+        bias: Family = "map",
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
-        other: Other = "gaussian",
+        other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
-        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
-        if per not in ("row", "weight"):
-            raise RangeError(f"per must be 'row' or 'weight'; got {per!r}.")
+        check_choice("per", per, ("row", "weight"))
         check_flag("learn_alpha", learn_alpha)
-        for name, value, check in (("alpha", alpha, check_positive), ("scale", scale, check_non_negative)):
-            if not callable(value) and not isinstance(value, dict):
-                check(name, value)
+        check_unless_by_site(check_positive, alpha=alpha)
+        check_unless_by_site(check_non_negative, scale=scale)
         self.alpha, self.per, self.learn_alpha, self.scale = alpha, per, learn_alpha, scale
         self._start()
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means are trained; α is trained or a setting; σ is a setting."""
-        alpha = self.setting("alpha", self.alpha, site, 0.1)
-        scale = self.setting("scale", self.scale, site, 0.0)
-        check_positive(f"alpha of {site.name}", alpha)
-        check_non_negative(f"scale of {site.name}", scale)
+        alpha = self.setting("alpha", self.alpha, site, 0.1, check_positive)
+        scale = self.setting("scale", self.scale, site, 0.0, check_non_negative)
         log_alpha = matching(alpha, site.start).log()
         found: dict[str, Tensor] = {"loc": trained(site.start)}
         found["log_alpha"] = trained(log_alpha) if self.learn_alpha else log_alpha
@@ -87,14 +84,14 @@ class AutoMultiplicative(SiteGuide):
             found["scale"] = matching(scale, site.start)
         return found
 
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """Multiplicative normal over rows or over single weights."""
         row_dim = site.row_dim if self.per == "row" else None
-        scale = state.scale if hasattr(state, "scale") else 0.0
+        scale = getattr(state, "scale", 0.0)
         return MultiplicativeNormal(state.loc, state.log_alpha.exp(), scale, row_dim, validate_args=False)
 
 
-def _like_dropout(model: Callable[..., Any], keep: Callable[[str], float]) -> AutoMultiplicative:
+def _like_dropout(model: PyroModel, keep: Callable[[str], float]) -> AutoMultiplicative:
     """The α with dropout's variance, (1 - keep)/keep, and next to none where a row is always kept."""
 
     def alpha(site: str) -> float:

@@ -1,16 +1,18 @@
 """Row mixture: q(w_r) = Σ_l π_l N(m_rl, diag σ_rl²) for every row r, with L >= 2 components and all means free (§5)."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import GuideSite, Init, InitLoc, Other, SiteGuide, matching, trained
-from pyro_dropout.mathematics.checks import check_non_negative, check_positive, describe
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, matching, trained
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -53,27 +55,25 @@ class AutoRowMixture(SiteGuide):
 
     def __init__(
         self,
-        model: Callable[..., Any],
+        model: PyroModel,
         components: int = 2,
         *,
         weights: Literal["fixed", "learned"] = "fixed",
         probs: Tensor | None = None,
         scale: float | None = None,
         spread: float = 0.3,
-        bias: Any = "map",
+        bias: Family = "map",
         row_dim: BySite | None = None,
         init: Init = "module",
         init_scale: float = 0.1,
-        other: Other = "gaussian",
+        other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
-        create_plates: Any = None,
+        create_plates: Callable[..., object] | None = None,
     ) -> None:
-        shared: Any = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
-        if isinstance(components, bool) or not isinstance(components, int) or components < 2:
-            raise RangeError(f"components must be a whole number of at least 2; got {components!r}.")
-        if weights not in ("fixed", "learned"):
-            raise RangeError(f"weights must be 'fixed' or 'learned'; got {weights!r}.")
+        check_count("components", components, least=2)
+        check_choice("weights", weights, ("fixed", "learned"))
         if probs is not None:
             check_positive("probs", probs)
             if not isinstance(probs, Tensor) or probs.shape != (components,):
@@ -91,15 +91,13 @@ class AutoRowMixture(SiteGuide):
         locs = site.start + self.spread * width * torch.randn((self.components, *site.start.shape)).to(site.start)
         logits = self.probs.to(site.start).log()
         found: dict[str, Tensor] = {"locs": trained(locs)}
-        if self.scale is None:
-            found["log_scale"] = trained(torch.full_like(locs, self.init_scale).log())
-        else:
-            found["log_scale"] = matching(self.scale, site.start).log()
+        wide = torch.full_like(locs, self.init_scale) if self.scale is None else matching(self.scale, site.start)
+        found["log_scale"] = trained(wide.log()) if self.scale is None else wide.log()
         rows = site.start.shape[int(site.row_dim or 0)]
         found["logits"] = trained(logits.expand(rows, -1)) if self.weights == "learned" else logits
         return found
 
-    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """A row mixture with free means."""
         family = LearnedRowMixture if self.weights == "learned" else RowMixture
         probs = torch.softmax(state.logits, -1)

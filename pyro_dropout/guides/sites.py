@@ -5,26 +5,27 @@ plates. A *bias* is a site that the model marks as one, or else a real-valued ve
 (a scalar, a constrained site, a site in a plate) is an *other* latent variable, and is never dropped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.ops.tensor_utils import periodic_repeat
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Size, Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import Transform, biject_to, constraints
 
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.mathematics.checks import check_finite
+from pyro_dropout.mathematics.checks import check_choice, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
+from pyro_dropout.protocols import Distribution, Message
 
-Kind = Literal["weight", "bias", "other"]
 Init = Literal["module", "paper"] | Callable[[str, Size], Tensor]
-_KINDS = ("weight", "bias", "other")
+InitLoc = Callable[[Message], Tensor]
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,17 @@ class GuideSite:
     kind: str
     row_dim: RowDim
     start: Tensor
-    transform: Any = None
+    transform: Transform | None = None
     event_dim: int = 0
     free_dim: int = 0
-    plates: tuple[Any, ...] = ()
+    plates: tuple[CondIndepStackFrame, ...] = ()
     reused: bool = False
     own: bool = False
+
+    @property
+    def key(self) -> str:
+        """The site's name as torch allows it for a submodule, which may hold no dot."""
+        return self.name.replace(".", "/")
 
     @property
     def plain(self) -> bool:
@@ -70,28 +76,22 @@ class GuideSite:
         lead = self.start.dim() - self.free_dim
         return replace(self, start=self.start[(0,) * lead], plates=())
 
+    def image(self, free: Tensor) -> Tensor:
+        """Map a value from unconstrained space to the support of the site."""
+        return free if self.transform is None else torch.as_tensor(self.transform(free))
+
     def log_volume(self, free: Tensor, value: Tensor) -> float | Tensor:
         """Return the transform's log-determinant term for a draw, one number for each element of a plate."""
         if self.transform is None:
             return 0.0
-        found: Tensor = self.transform.inv.log_abs_det_jacobian(value, free)
+        found = self.transform.inv.log_abs_det_jacobian(value, free)
         return torch.as_tensor(sum_rightmost(found, found.dim() - value.dim() + self.event_dim))
 
 
 def read_site(
-    name: str, site: Any, *, guide: str, sites: list[str], row_dim: BySite | None, init: Init, given: bool
+    name: str, site: Message, *, guide: str, sites: list[str], row_dim: BySite | None, init: Init, given: bool
 ) -> GuideSite:
-    """Return what a guide knows about a site of its model's trace.
-
-    Args:
-        name: the site's name.
-        site: the site, with the value that it starts from.
-        guide: the name of the guide's class, for messages.
-        sites: the names of all sites.
-        row_dim: which dimension indexes rows, if the user has set it.
-        init: where means start.
-        given: whether the value comes from the user's ``init_loc_fn``.
-    """
+    """Return what a guide knows about a site of its model's trace; ``given``: its value is from ``init_loc_fn``."""
     fn, value, infer = site["fn"], site["value"].detach(), site["infer"]
     if not value.is_floating_point() or fn.support.is_discrete:
         raise PyroDropoutError(
@@ -107,7 +107,7 @@ def read_site(
         size = frame.full_size or frame.size
         if size != frame.size:
             free = periodic_repeat(free, size, frame.dim - free_dim).contiguous()
-    kind = _kind(name, infer, real, free, plates)
+    kind = _kind(name, infer, real, free, bool(plates))
     known = GuideSite(name, kind, 0, free, transform, fn.event_dim, free_dim, plates, bool(infer.get("reused", False)))
     shape = known.element().start.shape if plates else free.shape
     rows = _rows(name, infer, row_dim, sites, shape, kind)
@@ -115,19 +115,17 @@ def read_site(
     return replace(known, row_dim=rows, start=start, own=own)
 
 
-def first_value(init_loc_fn: Callable[[Any], Tensor] | None) -> Callable[[Any], Tensor]:
+def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
     """Return the function that gives each site the value it has while a guide reads its model.
 
     The value comes from ``init_loc_fn``, or else from the model; otherwise it is the prior's median (discrete: a draw).
     """
 
-    def first(site: Any) -> Tensor:
+    def first(site: Message) -> Tensor:
         if init_loc_fn is not None:
-            found: Tensor = init_loc_fn(site)
-        elif "init" in site["infer"]:
-            found = site["infer"]["init"]
-        else:
-            found = site["fn"]() if site["fn"].support.is_discrete else init_to_median(site)
+            return init_loc_fn(site)
+        infer, fn = site["infer"], site["fn"]
+        found: Tensor = infer["init"] if "init" in infer else fn() if fn.support.is_discrete else init_to_median(site)
         return found
 
     return first
@@ -144,23 +142,19 @@ def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
     return value if value.numel() == 1 else layout.per_row(value)
 
 
-def _kind(name: str, infer: Mapping[str, Any], real: bool, free: Tensor, plates: tuple[Any, ...]) -> str:
-    kind = infer.get("kind")
-    if kind is not None:
-        if kind not in _KINDS:
-            raise RangeError(f"infer['kind'] of {name!r} must be one of {', '.join(_KINDS)}; got {kind!r}.")
-        return str(kind)
-    if not real or plates or not free.dim():
+def _kind(name: str, infer: Message, real: bool, free: Tensor, in_plates: bool) -> str:
+    if infer.get("kind") is not None:
+        check_choice(f"infer['kind'] of {name!r}", infer["kind"], ("weight", "bias", "other"))
+        return str(infer["kind"])
+    if not real or in_plates or not free.dim():
         return "other"
     return "weight" if free.dim() >= 2 else "bias"
 
 
-def _rows(
-    name: str, infer: Mapping[str, Any], chosen: BySite | None, sites: list[str], shape: Size, kind: str
-) -> RowDim:
+def _rows(name: str, infer: Message, chosen: BySite | None, sites: list[str], shape: Size, kind: str) -> RowDim:
     """Return the dimension of a site (of one element of its plates) that indexes rows."""
     found: RowDim = infer.get("row_dim", min(1, max(0, len(shape) - 1)))
-    said: Any = by_site("row_dim", chosen, name, sites)
+    said: object = by_site("row_dim", chosen, name, sites)
     if said is not None:
         if isinstance(said, bool) or not isinstance(said, Integral):
             raise RangeError(f"row_dim of {name!r} must be a whole number; got {said!r}.")
@@ -170,7 +164,7 @@ def _rows(
     return found
 
 
-def _start(site: GuideSite, infer: Mapping[str, Any], init: Init, given: bool) -> tuple[Tensor, bool]:
+def _start(site: GuideSite, infer: Message, init: Init, given: bool) -> tuple[Tensor, bool]:
     """Return where a site's mean starts, and whether the model or the user has set it."""
     value, name = site.start, site.name
     if callable(init):
@@ -192,23 +186,22 @@ def _start(site: GuideSite, infer: Mapping[str, Any], init: Init, given: bool) -
     return (torch.rand_like(value) * 2 - 1) * (3 / fan_in) ** 0.5, False
 
 
-def _transform(name: str, fn: Any, guide: str) -> Any:
+def _transform(name: str, fn: Distribution, guide: str) -> Transform:
     try:
-        return biject_to(fn.support)
+        found: Transform = biject_to(fn.support)
+        return found
     except NotImplementedError:
-        reparam = "ProjectedNormalReparam" if "sphere" in repr(fn.support).lower() else None
-        advice = (
-            f"Write poutine.reparam(model, config={{{name!r}: pyro.infer.reparam.{reparam}()}})."
-            if reparam
-            else "Reparameterise it (pyro.poutine.reparam), or hide it and add a guide for it through AutoGuideList."
-        )
+        advice = "Reparameterise it (pyro.poutine.reparam), or hide it and add a guide for it through AutoGuideList."
+        if "sphere" in repr(fn.support).lower():
+            reparam = "pyro.infer.reparam.ProjectedNormalReparam()"
+            advice = f"Write poutine.reparam(model, config={{{name!r}: {reparam}}})."
         raise PyroDropoutError(
             f"site {name!r} ({type(fn).__name__}) has the support {fn.support}, which no bijection maps to"
             f" real numbers, so {guide} cannot draw it. {advice}"
         ) from None
 
 
-def _is_real(support: Any) -> bool:
+def _is_real(support: constraints.Constraint) -> bool:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support is constraints.real

@@ -5,81 +5,64 @@ standardised internally. A prediction is a mean over functions drawn with a seed
 the same prediction alone and in a batch.
 """
 
-from collections.abc import Callable
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import torch
+from numpy.random import RandomState
+from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import Tags, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_count, check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import seeded
-from pyro_dropout.sklearn.inputs import check_settings, held_back, kept_rows, layer_widths
-from pyro_dropout.sklearn.network import Architecture, Learned, alone, answers, best_noise, set_noise, train
+from pyro_dropout.sklearn.inputs import check_estimator_settings, held_back, kept_rows, layer_widths
+from pyro_dropout.sklearn.network import Architecture, Learned, Pair, alone, answers, best_noise, set_noise, train
 from pyro_dropout.training.history import History
 
 _LONG = 5000  # number of steps from which compilation, about ten seconds, pays off
 _SEEDS = 2**31 - 1
 
+Array = NDArray[Any]  # of numbers or of classes
+Floats = NDArray[np.float64]
+Seed = int | RandomState | None
+Read = Callable[[Prediction], tuple[Tensor, ...]]
 
+
+@dataclass(eq=False, repr=False)  # its constructor stores every setting as given, which is what scikit-learn asks for
 class _Network(BaseEstimator):  # type: ignore[misc]
     """Base of both estimators: train a model and its guide, store what was learned, and draw functions from it."""
 
-    learned_: Learned
-    seed_: int
-
-    # Any: by scikit-learn's convention constructors accept everything, and fit validates it.
-    def __init__(
-        self,
-        hidden_layer_sizes: Any = (50,),
-        *,
-        activation: Any = "relu",
-        guide: Any = "dropout",
-        keep: Any = 0.9,
-        length_scale: Any = 1.0,
-        max_steps: Any = 1000,
-        batch_size: Any = 128,
-        learning_rate: Any = 0.01,
-        samples: Any = 200,
-        early_stopping: Any = False,
-        validation_fraction: Any = 0.2,
-        patience: Any = 10,
-        refit: Any = True,
-        warm_start: Any = False,
-        random_state: Any = None,
-        device: Any = None,
-        compile: Any = "auto",
-        verbose: Any = False,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.guide = guide
-        self.keep = keep
-        self.length_scale = length_scale
-        self.max_steps = max_steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.samples = samples
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.refit = refit
-        self.warm_start = warm_start
-        self.random_state = random_state
-        self.device = device
-        self.compile = compile
-        self.verbose = verbose
+    hidden_layer_sizes: int | Sequence[int] | NDArray[np.integer] = (50,)
+    _: KW_ONLY
+    activation: str = "relu"
+    guide: str = "dropout"
+    keep: float | Sequence[float] | Floats = 0.9
+    length_scale: float = 1.0
+    max_steps: int = 1000
+    batch_size: int = 128
+    learning_rate: float = 0.01
+    samples: int = 200
+    early_stopping: bool = False
+    validation_fraction: float = 0.2
+    patience: int = 10
+    refit: bool = True
+    warm_start: bool = False
+    random_state: Seed = None
+    device: torch.device | str | int | None = None
+    compile: bool | Literal["auto"] = "auto"
+    verbose: bool = False
 
     def _train(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
         """Train on x, (N, Q), and y, (N, D) or class indices, and set the fitted attributes."""
-        device, plan = self._settled(x.shape[1], outputs, classes)
+        plan, device = self._settled(x.shape[1], outputs, classes), self._device()
         earlier = None if self._fresh() else self.learned_
         if earlier is not None and earlier.architecture != plan:
             raise PyroDropoutError(
@@ -97,15 +80,15 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         with alone(seeds[1], device):
             pair = plan.pair(x[mine], y[mine], tau) if earlier is None else earlier.continued(tau)
             watched = (x[held], y[held]) if held is not None and self.early_stopping else None
-            history = self._run(pair, x[mine], y[mine], self.max_steps, device, watched)
+            history = self._run(pair, x[mine], y[mine], self.max_steps, watched)
             if searching:
                 tau = best_noise(Learned.of(plan, *pair), x[held], y[held], samples=self.samples, seed=seeds[2])
                 set_noise(pair[0], tau)
             validation = history.validation
             if held is not None and self.refit and earlier is None:
                 pair = plan.pair(x, y, tau)
-                history = self._run(pair, x, y, history.best_step or history.steps, device)
-        self.learned_ = Learned.of(plan, *pair)
+                history = self._run(pair, x, y, history.best_step or history.steps)
+        self.learned_: Learned = Learned.of(plan, *pair)
         self.seed_ = seeds[2]
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
@@ -114,57 +97,46 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     def _fresh(self) -> bool:
         return not (self.warm_start and hasattr(self, "learned_"))
 
-    def _settled(self, inputs: int, outputs: int, classes: bool) -> tuple[torch.device, Architecture]:
-        check_settings(self.get_params())
+    def _settled(self, inputs: int, outputs: int, classes: bool) -> Architecture:
+        """Check all settings, and return what they describe."""
+        check_estimator_settings(self.get_params())
         hidden = layer_widths(self.hidden_layer_sizes)
-        keep = kept_rows(self.keep, len(hidden) + 1)
-        plan = Architecture(
-            inputs, outputs, hidden, self.activation, float(self.length_scale), self.guide, keep, classes
-        )
-        return check_device("device", "cpu" if self.device is None else self.device), plan
+        keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
+        return Architecture(inputs, outputs, hidden, self.activation, length, self.guide, keep, classes)
+
+    def _device(self) -> torch.device:
+        return check_device("device", "cpu" if self.device is None else self.device)
 
     def _run(
-        self, pair: Any, x: Tensor, y: Tensor, steps: int, device: torch.device, validation: Any = None
+        self, pair: Pair, x: Tensor, y: Tensor, steps: int, validation: tuple[Tensor, Tensor] | None = None
     ) -> History:
-        long = self.max_steps >= _LONG
-        return train(
-            pair,
-            x,
-            y,
-            validation,
-            steps=steps,
-            batch_size=self.batch_size,
-            lr=float(self.learning_rate),
-            compile=long and "auto" if self.compile == "auto" else self.compile,
-            progress=bool(self.verbose),
-            device=device,
-            patience=self.patience,
-        )
+        options = {"batch_size": self.batch_size, "patience": self.patience, "device": self._device()}
+        compile = self.compile if self.compile != "auto" else self.max_steps >= _LONG and "auto"
+        lr, progress = float(self.learning_rate), bool(self.verbose)
+        return train(pair, x, y, validation, steps=steps, lr=lr, compile=compile, progress=progress, **options)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
-    def model_and_guide(self) -> tuple[Standardised, Any]:
+    def model_and_guide(self) -> Pair:
         """Return the fitted model and its guide, for use with the rest of this package.
 
         They are copies in float64, in the units of the data; training them does not change the estimator.
         """
         check_is_fitted(self)
-        pair: tuple[Standardised, Any] = self.learned_.pair()
-        return pair
+        return self.learned_.pair()
 
-    def _answers(self, X: Any, samples: int, seed: int, read: Callable[[Prediction], tuple[Tensor, ...]]) -> list[Any]:
+    def _answers(self, X: object, samples: int, seed: int, read: Read) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
-        device = check_device("device", "cpu" if self.device is None else self.device)
-        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(device)
+        x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(self._device())
         return [part.cpu().numpy() for part in answers(self.learned_, x, read, samples=samples, seed=seed)]
 
-    def _collected(self, X: Any, read: Callable[[Prediction], tuple[Tensor, ...]]) -> list[Any]:
+    def _collected(self, X: object, read: Read) -> list[Array]:
         check_is_fitted(self)
         check_count("samples", self.samples)
         return self._answers(X, self.samples, self.seed_, read)
 
-    def _drawn(self, X: Any, n_samples: int, random_state: Any) -> Any:
+    def _drawn(self, X: object, n_samples: int, random_state: Seed) -> Array:
         """Return new targets of ``n_samples`` functions at X, (N, n_samples, ...), noise included."""
         check_count("n_samples", n_samples)
         function, noise = (int(seed) for seed in check_random_state(random_state).randint(_SEEDS, size=2))
@@ -177,6 +149,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         return self._answers(X, n_samples, function, draw)[0]
 
 
+@dataclass(eq=False, repr=False)
 class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     """A Bayesian network for regression, whose predictions come with uncertainty.
 
@@ -228,88 +201,49 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         (2, 5)
     """
 
-    def __init__(
-        self,
-        hidden_layer_sizes: Any = (50,),
-        *,
-        activation: Any = "relu",
-        guide: Any = "dropout",
-        keep: Any = 0.9,
-        length_scale: Any = 1.0,
-        tau: Any = "auto",
-        max_steps: Any = 1000,
-        batch_size: Any = 128,
-        learning_rate: Any = 0.01,
-        samples: Any = 200,
-        early_stopping: Any = False,
-        validation_fraction: Any = 0.2,
-        patience: Any = 10,
-        refit: Any = True,
-        warm_start: Any = False,
-        random_state: Any = None,
-        device: Any = None,
-        compile: Any = "auto",
-        verbose: Any = False,
-    ) -> None:
-        super().__init__(
-            hidden_layer_sizes,
-            activation=activation,
-            guide=guide,
-            keep=keep,
-            length_scale=length_scale,
-            max_steps=max_steps,
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            samples=samples,
-            early_stopping=early_stopping,
-            validation_fraction=validation_fraction,
-            patience=patience,
-            refit=refit,
-            warm_start=warm_start,
-            random_state=random_state,
-            device=device,
-            compile=compile,
-            verbose=verbose,
-        )
-        self.tau = tau
+    tau: float | Literal["auto"] = field(default="auto", kw_only=True)
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and targets y, (N,) or (N, D)."""
-        X, y = validate_data(
+        x, values = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2, reset=self._fresh()
         )
-        self._one_column = y.ndim == 1
-        targets = _tensor(y.reshape(len(y), -1))
-        self._train(_tensor(X), targets, targets.shape[1], classes=False)
-        likelihood: Any = self.learned_.pair()[0].likelihood
-        tau = likelihood.tau.numpy()
+        self._one_column = values.ndim == 1
+        targets = _tensor(values.reshape(len(values), -1))
+        self._train(_tensor(x), targets, targets.shape[1], classes=False)
+        tau = self.learned_.noise().numpy()
         self.tau_ = float(tau[0]) if self._one_column else tau
         return self
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    @overload
+    def predict(self, X: object, return_std: Literal[False] = False) -> Floats: ...
+
+    @overload
+    def predict(self, X: object, return_std: Literal[True]) -> tuple[Floats, Floats]: ...
+
+    def predict(self, X: object, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Return the expected targets at X; with ``return_std`` also their standard deviations, noise included."""
         mean, std = (self._shaped(part) for part in self._collected(X, lambda answer: (answer.mean, answer.std)))
         return (mean, std) if return_std else mean
 
-    def interval(self, X: Any, level: float = 0.95) -> tuple[Any, Any]:
+    def interval(self, X: object, level: float = 0.95) -> tuple[Floats, Floats]:
         """Return the ends of the central intervals that contain the targets at X with probability ``level``."""
         lower, upper = self._collected(X, lambda answer: answer.interval(level))
         return self._shaped(lower), self._shaped(upper)
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
+    def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Floats:
         """Draw targets at X: each sample is one function at all points, and noise; (N, n_samples) or (N, D, n_samples).
 
         With ``random_state=None`` every call makes new draws.
         """
-        drawn = np.moveaxis(self._drawn(X, n_samples, random_state), 1, -1)
-        return drawn[:, 0] if self._one_column else drawn
+        return self._shaped(np.moveaxis(self._drawn(X, n_samples, random_state), 1, -1))
 
-    def _shaped(self, values: Any) -> Any:
+    def _shaped(self, values: Floats) -> Floats:
         return values[:, 0] if self._one_column else values
 
 
@@ -340,14 +274,14 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
         True
     """
 
-    classes_: Any
+    classes_: Array
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, reset=self._fresh())
-        y = column_or_1d(y, warn=True)
-        check_classification_targets(y)
-        found = np.unique(y)
+        x, values = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, reset=self._fresh())
+        values = column_or_1d(values, warn=True)
+        check_classification_targets(values)
+        found = np.unique(values)
         if len(found) < 2:
             raise PyroDropoutError(f"y must have at least two classes; got one class, {found.tolist()[0]!r}.")
         known = found if self._fresh() else self.classes_
@@ -358,26 +292,27 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
                 f" {unknown.tolist()[0]!r}. Set warm_start=False to start afresh."
             )
         self.classes_ = known
-        self._train(_tensor(X), torch.from_numpy(np.searchsorted(known, y)), len(known), classes=True)
+        self._train(_tensor(x), torch.from_numpy(np.searchsorted(known, values)), len(known), classes=True)
         return self
 
-    def predict_proba(self, X: Any) -> Any:
+    def predict_proba(self, X: object) -> Floats:
         """Return the probabilities of the classes at X, (N, C), in the order of ``classes_``."""
         return self._collected(X, lambda answer: (answer.probs,))[0]
 
-    def predict(self, X: Any) -> Any:
+    def predict(self, X: object) -> Array:
         """Return the most probable class at each row of X."""
-        best = self.predict_proba(X).argmax(1)
+        best: Array = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: Any = None) -> Any:
+    def sample_y(self, X: object, n_samples: int = 1, random_state: Seed = None) -> Array:
         """Draw classes at X: each sample is one function at all points, and a class drawn at each; (N, n_samples).
 
         With ``random_state=None`` every call makes new draws.
         """
-        return self.classes_[self._drawn(X, n_samples, random_state)]
+        drawn: Array = self._drawn(X, n_samples, random_state)
+        return self.classes_[drawn]
 
 
-def _tensor(values: Any) -> Tensor:
+def _tensor(values: object) -> Tensor:
     """Return a copy in float64; arrays from scikit-learn may be read-only."""
     return torch.tensor(np.asarray(values, dtype=np.float64))

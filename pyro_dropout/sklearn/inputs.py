@@ -1,15 +1,22 @@
 """Inputs of an estimator: checks of its settings, and the choice of held-back rows."""
 
 from collections.abc import Sequence
-from numbers import Integral, Real
-from typing import Any
+from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_count, check_keep, check_positive
+from pyro_dropout.mathematics.checks import (
+    check_choice,
+    check_count,
+    check_flag,
+    check_keep,
+    check_level,
+    check_positive,
+)
 from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
 
@@ -39,23 +46,22 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
     return held
 
 
-def layer_widths(value: Any) -> tuple[int, ...]:
+def layer_widths(value: object) -> tuple[int, ...]:
     """Return the widths of the hidden layers; raise if they are invalid."""
     widths = tuple(value) if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str) else (value,)
-    for width in widths:
-        if isinstance(width, bool) or not isinstance(width, Integral) or width < 1:
-            raise RangeError(
-                f"hidden_layer_sizes must hold whole numbers of at least 1, such as (50,), or be () for a linear model;"
-                f" got {value!r}."
-            )
+    if any(isinstance(width, bool) or not isinstance(width, Integral) or int(width) < 1 for width in widths):
+        raise RangeError(
+            f"hidden_layer_sizes must hold whole numbers of at least 1, such as (50,), or be () for a linear model; got"
+            f" {value!r}."
+        )
     return tuple(int(width) for width in widths)
 
 
-def kept_rows(value: Any, layers: int) -> float | tuple[float, ...]:
+def kept_rows(value: object, layers: int) -> float | tuple[float, ...]:
     """Return the probability of keeping a row: a number, or one for each of the weight layers."""
     if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str):
         check_keep("keep", value)
-        return float(value)
+        return float(value)  # type: ignore[arg-type]
     for number, each in enumerate(value):
         check_keep(f"keep[{number}]", each)
     if len(value) != layers:
@@ -66,25 +72,22 @@ def kept_rows(value: Any, layers: int) -> float | tuple[float, ...]:
     return tuple(float(each) for each in value)
 
 
-def check_settings(settings: dict[str, Any]) -> None:
+def check_estimator_settings(settings: Record) -> None:
     """Raise an error for the first invalid setting of an estimator."""
-    for name, allowed in (("guide", guide_names()), ("activation", tuple(ACTIVATIONS))):
-        if not isinstance(settings[name], str) or settings[name] not in allowed:
-            raise RangeError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {settings[name]!r}.")
+    # A grid of parameters may hold numpy's True and False.
+    settings = {name: bool(value) if isinstance(value, np.bool_) else value for name, value in settings.items()}
+    check_choice("guide", settings["guide"], guide_names())
+    check_choice("activation", settings["activation"], ACTIVATIONS)
     for name in ("max_steps", "batch_size", "samples", "patience"):
         check_count(name, settings[name])
     for name in ("learning_rate", "length_scale"):
         check_positive(name, settings[name])
     tau = settings.get("tau", "auto")
-    if isinstance(tau, str) and tau != "auto":
-        raise RangeError(f"tau must be 'auto' or a positive number, 1/noise variance in the units of y; got {tau!r}.")
-    if not isinstance(tau, str):
+    if isinstance(tau, str):
+        check_choice("tau", tau, ("auto",), "a positive number, 1/noise variance in the units of y")
+    else:
         check_positive("tau", tau)
     for name in ("early_stopping", "refit", "warm_start"):
-        if not isinstance(settings[name], bool | np.bool_):
-            raise RangeError(f"{name} must be True or False; got {settings[name]!r}.")
-    fraction: Any = settings["validation_fraction"]
-    if isinstance(fraction, bool) or not isinstance(fraction, Real) or not 0 < float(fraction) < 1:
-        raise RangeError(f"validation_fraction must lie strictly between 0 and 1; got {fraction!r}.")
-    if settings["compile"] not in ("auto", True, False):
-        raise RangeError(f"compile must be 'auto', True or False; got {settings['compile']!r}.")
+        check_flag(name, settings[name])
+    check_level("validation_fraction", settings["validation_fraction"])
+    check_choice("compile", settings["compile"], ("auto", True, False))

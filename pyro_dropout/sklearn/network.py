@@ -9,6 +9,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyro
@@ -19,6 +20,7 @@ from pyro_dropout.generative.likelihoods import Categorical, Gaussian, Likelihoo
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
@@ -27,6 +29,8 @@ from pyro_dropout.registry import resolve_guide
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 
+Pair = tuple[Standardised, SiteGuide]
+Points = tuple[Tensor, Tensor]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 _POINTS, _DRAWS = 512, 32  # per forward pass; fixed, so that the draws do not depend on the number of points
@@ -37,17 +41,7 @@ _ONE_AT_A_TIME = threading.RLock()
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything needed to build a network and its posterior before training.
-
-    Attributes:
-        inputs: number of features.
-        outputs: number of targets or classes.
-        hidden: the widths of the hidden layers.
-        activation: their non-linearity, by name.
-        length_scale: of the prior.
-        guide: the posterior, by name.
-        keep: probability that a row is kept: a number, or one for each weight layer.
-        classes: whether targets are classes.
+    """Everything needed to build a network and its posterior before training; ``classes``: the targets are classes.
 
     Example:
         >>> import torch
@@ -67,7 +61,7 @@ class Architecture:
     keep: float | tuple[float, ...]
     classes: bool
 
-    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> tuple[Standardised, Any]:
+    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
         """Return a model in the units of the data, and its guide, ready to be trained.
 
         Args:
@@ -106,6 +100,11 @@ def set_noise(model: Standardised, tau: Tensor | None) -> None:
         model.model.likelihood = Gaussian(tau.to(model.y_std) * model.y_std.square())
 
 
+def _noise(model: Standardised) -> Tensor:
+    assert isinstance(model.likelihood, Gaussian)
+    return model.likelihood.tau
+
+
 @dataclass(frozen=True, eq=False)
 class Learned:
     """A trained model and guide as plain tensors on the CPU, for pickling and for other processes.
@@ -130,7 +129,7 @@ class Learned:
         states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in (model, guide))
         return cls(architecture, *states)
 
-    def pair(self, device: torch.device | str = "cpu") -> tuple[Standardised, Any]:
+    def pair(self, device: torch.device | str = "cpu") -> Pair:
         """Return the model and its guide in float64, so that predictions do not depend on how points are batched."""
         plan = self.architecture
         with forked(torch.device("cpu")):  # the initial values are overwritten
@@ -141,7 +140,11 @@ class Learned:
             part.load_state_dict(state)
         return model.to(device), guide.to(device)
 
-    def continued(self, tau: Tensor | None) -> tuple[Standardised, Any]:
+    def noise(self) -> Tensor:
+        """Return the noise precision of each target of a regression, (D,), in the units of y."""
+        return _noise(self.pair()[0])
+
+    def continued(self, tau: Tensor | None) -> Pair:
         """Return the pair as training left it, in float32; ``tau`` replaces its noise if given."""
         model, guide = self.pair()
         model.model.float()
@@ -150,13 +153,11 @@ class Learned:
         return model, guide.float()
 
 
-def train(
-    pair: tuple[Standardised, Any], x: Tensor, y: Tensor, validation: tuple[Tensor, Tensor] | None, **options: Any
-) -> History:
+def train(pair: Pair, x: Tensor, y: Tensor, validation: Points | None, **options: Any) -> History:
     """Train a pair in float32 on data standardised in float64, with options of ``fit``; move it to the CPU."""
     model, guide = pair
 
-    def standard(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def standard(x: Tensor, y: Tensor) -> Points:
         y = model.standard_y(y)
         return model.standard_x(x).float(), y.float() if y.is_floating_point() else y
 
@@ -174,8 +175,7 @@ def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: in
     which they are too large.
     """
     model, guide = learned.pair()
-    likelihood: Any = model.likelihood
-    noise = likelihood.tau.sqrt()
+    noise = _noise(model).sqrt()
     answer = predict(model, guide, x, samples=samples, shared=True, seed=seed, keep_samples=True)
     in_noise = reweighted(answer, Gaussian(1.0), answer.samples * noise)
     return torch.as_tensor(noise.square() * refit_tau(in_noise, y * noise))
@@ -187,8 +187,8 @@ def answers(
     """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same ``samples`` functions."""
     with alone(seed, x.device):
         model, guide = learned.pair(x.device)
-        options: Any = {"samples": samples, "shared": True, "seed": seed, "keep_samples": True}
-        pieces = [read(predict(model, guide, part, chunk=_DRAWS * len(part), **options)) for part in x.split(_POINTS)]
+        ask = partial(predict, model, guide, samples=samples, shared=True, seed=seed, keep_samples=True)
+        pieces = [read(ask(part, chunk=_DRAWS * len(part))) for part in x.split(_POINTS)]
     return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
 

@@ -91,9 +91,9 @@ ROWS = [
     Row("DropoutRegressor", lambda: regressor(hidden_layer_sizes=0),
         RANGE, "hidden_layer_sizes", "got 0", "hold whole numbers of at least 1, such as (50,),"),
     Row("DropoutRegressor", lambda: regressor(activation="swish"),
-        RANGE, "activation", "got 'swish'", "be one of 'relu', 'tanh'"),
+        RANGE, "activation", "got 'swish'", "be 'relu' or 'tanh'"),
     Row("DropoutRegressor", lambda: regressor(guide="laplace"),
-        RANGE, "guide", "got 'laplace'", "be one of 'dropout', 'concrete',"),
+        RANGE, "guide", "got 'laplace'", "be 'dropout', 'concrete',"),
     Row("DropoutRegressor", lambda: regressor(keep=0.0), RANGE, "keep", "got 0.0", "lie in (0, 1]"),
     Row("DropoutRegressor", lambda: regressor(length_scale=-1.0),
         RANGE, "length_scale", "got -1.0", "be positive and finite"),
@@ -126,7 +126,7 @@ ROWS = [
     Row("DropoutClassifier", lambda: classifier(np.zeros(12)),
         OTHER, "y", "got one class, 0.0", "have at least two classes"),
     Row("DropoutClassifier", lambda: classifier(guide="x"),
-        RANGE, "guide", "got 'x'", "be one of 'dropout', 'concrete',"),
+        RANGE, "guide", "got 'x'", "be 'dropout', 'concrete',"),
 ]  # fmt: skip
 
 

@@ -25,7 +25,8 @@ def discrete(x: torch.Tensor) -> None:
 
 def whatever(guide: Any) -> list[Row]:
     """What every guide refuses, whichever it is."""
-    name, biases = guide.__name__, "one of map, gaussian"
+    name = guide.__name__
+    biases = "be 'map', 'gaussian' or 'dropout'" if guide is pd.AutoDropout else "be 'map' or 'gaussian'"
     rows = [
         Row(name, lambda: guide("model"), OTHER, "model", "got 'model'", "be a Pyro model, a function or a module"),
         Row(name, lambda: guide(None), OTHER, "model", "got None", "be a Pyro model, a function or a module"),

@@ -1,6 +1,7 @@
 """One place to add a guide: a file with a class and its entry, and everything that lists guides has it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,28 @@ def test_names_read_from_the_source_are_those_that_are_registered() -> None:
         assert (entry.alias, entry.order, entry.compared) == (listed.alias, listed.order, listed.compared)
     assert {entry.guide for entry in entries.values()} == set(GUIDES)
     assert registry.resolve_guide("row-mixture") is entries["mixture"]
+
+
+def test_the_pages_list_the_guides_that_are_registered() -> None:
+    classes = sorted(kind.__name__ for kind in GUIDES)
+    page = (ROOT / "docs" / "api.md").read_text("utf-8")
+    section = page.split("## Guides\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"autoclass:: (\w+)", section)) == classes
+    choosing = (ROOT / "docs" / "choosing.md").read_text("utf-8")
+    tables = re.findall(r"^\| guide \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", choosing, re.MULTILINE)
+    assert [sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) for table in tables] == [classes, classes]
+    accepted = re.search(r"`--guide` accepts (.*?)\.\n", (ROOT / "docs" / "command_line.md").read_text("utf-8"))
+    assert accepted is not None
+    assert sorted(re.findall(r"`([\w-]+)`", accepted[1])) == sorted(registry.guides())
+
+
+def test_the_pages_count_the_guides_that_are_registered() -> None:
+    counts = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
+    compared = sum(entry.compared for entry in registry.guides().values())
+    readme = (ROOT / "README.md").read_text("utf-8")
+    assert f"compare {counts[compared]} guides" in readme
+    assert f"each of the {counts[len(GUIDES)]} guides" in readme
+    assert f"## The {counts[len(GUIDES)]} guides" in (ROOT / "docs" / "choosing.md").read_text("utf-8")
 
 
 def test_a_name_is_taken_once() -> None:

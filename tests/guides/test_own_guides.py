@@ -9,9 +9,11 @@ import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from torch import Tensor, nn
+from torch.distributions import kl_divergence
 
 import pyro_dropout as pd
 from pyro_dropout.guides.base import GuideSite, SiteGuide, trained
+from pyro_dropout.protocols import SiteDistribution
 
 
 class AutoLaplace(SiteGuide):
@@ -28,6 +30,12 @@ class AutoLaplace(SiteGuide):
 
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         return type(self).family(state.loc, state.log_scale.exp()).to_event(state.loc.dim())
+
+
+class AutoPlain(AutoLaplace):
+    """Pyro's own Normal."""
+
+    family = dist.Normal
 
 
 class AutoStudent(AutoLaplace):
@@ -59,6 +67,29 @@ def test_any_distribution_serves(kind: Any, loss: Any) -> None:
     assert pd.khat(model, guide, x, y, samples=100, seed=0) < 10
 
 
+def test_a_plain_normal_is_all_that_a_guide_asks_for() -> None:
+    model = pd.BayesianNet(nn.Linear(2, 1), pd.Prior(), pd.Gaussian(4.0))
+    guide = AutoPlain(model, init_scale=0.5)
+    q = guide.posterior("weight")
+    assert isinstance(q, SiteDistribution)
+    assert type(q.base_dist) is dist.Normal
+    assert guide().keys() == guide.mean().keys() == guide.median().keys() == {"weight", "bias"}
+    # The same family as AutoMeanField: the same KL, by another formula.
+    other = pd.AutoMeanField(model, init_scale=0.5)
+    prior = dist.Normal(torch.zeros(1, 2), 1.0).to_event(2)
+    assert torch.allclose(kl_divergence(q, prior), kl_divergence(other.posterior("weight"), prior))
+    x = torch.randn(20, 2)
+    for loss in (Trace_ELBO(), TraceMeanField_ELBO(), pd.ELBO()):
+        before = guide.mean()["weight"]
+        assert SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), loss).step(x, x[:, :1]) > 0
+        assert not torch.equal(guide.mean()["weight"], before)
+
+
+def in_a_plate() -> None:
+    with pyro.plate("groups", 3):
+        pyro.sample("w", dist.Normal(torch.zeros(1, 2), 1.0).to_event(2), infer={"kind": "weight"})
+
+
 class Unfinished(AutoLaplace):
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         return dist.Laplace(state.loc, state.log_scale.exp())  # without to_event
@@ -74,20 +105,29 @@ class NotADistribution(AutoLaplace):
         return state.loc
 
 
+class OfTorch(AutoLaplace):
+    def weight_distribution(self, site: GuideSite, state: Any) -> Any:
+        return torch.distributions.Independent(torch.distributions.Normal(state.loc, state.log_scale.exp()), 2)
+
+
 class WithoutGradients(AutoLaplace):
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         return dist.Poisson(state.log_scale.exp()).to_event(state.loc.dim())
 
 
+@pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
         (Unfinished, r"'weight'.*Write \.to_event\(2\)"),
         (OfAnotherShape, r"'weight' a distribution of shape \(1, 2\)"),
-        (NotADistribution, "must give a distribution of pyro.distributions for 'weight'"),
+        (NotADistribution, "must give a distribution of pyro.distributions for 'weight'; .* of type torch"),
+        (OfTorch, "distribution of pyro.distributions for 'weight'; .* of type torch.distributions.independent.Indep"),
         (WithoutGradients, "whose draws have no gradient"),
     ],
 )
 def test_what_will_not_do_is_said_when_the_guide_is_built(kind: Any, words: str) -> None:
     with pytest.raises(pd.PyroDropoutError, match=words):
         kind(pd.BayesianNet(nn.Linear(2, 1)))
+    with pytest.raises(pd.PyroDropoutError, match=words.replace("weight", "w")):
+        kind(in_a_plate)()
