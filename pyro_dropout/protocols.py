@@ -18,6 +18,7 @@ Distribution = Any  # a distribution of Pyro or torch, with Pyro's methods
 Tree = Any  # a tensor, or tensors in any nest of dicts, lists, tuples and dataclasses
 Axes = Any  # matplotlib's
 Figure = Any  # matplotlib's
+Context = Any  # the ctx of a torch.autograd.Function; under vmap torch passes a class of its own
 Record = dict[str, Any]  # what a JSON file holds
 
 
@@ -72,6 +73,9 @@ class SiteDistribution(Protocol):
 @runtime_checkable
 class Model(Protocol):
     """A function with random weights, as ``BayesianNet`` and the Gaussian processes are."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model as a Pyro program."""
 
     @property
     def sites(self) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ import torch
 
 from pyro_dropout.mathematics.divergence import kl_gap
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.prediction.snapshot import evaluating, seeded
 
 Verdict = Literal["exact", "singular", "yes", "training", "no", "unknown"]

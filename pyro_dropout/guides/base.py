@@ -27,7 +27,7 @@ from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
 from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution

@@ -16,8 +16,8 @@ from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
-from pyro_dropout.mathematics.no_density import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import LOG_2PI
+from pyro_dropout.mathematics.no_density import is_placeholder
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -84,7 +84,7 @@ class NetBlock(LowRankNormal):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return this site's share of the joint log density of the last draw; the shares add up."""
-        if drawn_per_data_point(value) is not None:
+        if is_placeholder(value):
             return super().log_prob(value)
         if self._draw is None or self._draw.value() is not value:
             raise PyroDropoutError(

@@ -11,13 +11,14 @@ import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
-from torch.distributions import Independent, TransformedDistribution
+from torch.distributions import TransformedDistribution
 
 from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count, check_level
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.quantiles import marginal_quantile
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.mixture_quantiles import marginal_quantile
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.protocols import Distribution, Trace
 
@@ -128,9 +129,7 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
         return [torch.stack(each).reshape(fn.batch_shape + fn.event_shape) for each in zip(*parts, strict=True)]
     if isinstance(fn, RowMixture):
         return [marginal_quantile(fn, level) for level in levels]
-    base = fn
-    while isinstance(base, Independent):
-        base = base.base_dist
+    base = base_distribution(fn)
     like: Tensor = base.sample()
     try:
         return [base.icdf(like.new_full((), level)).expand(like.shape) for level in levels]

@@ -11,7 +11,7 @@ from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, matching,
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.errors import ShapeError
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 

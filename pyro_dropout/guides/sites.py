@@ -20,7 +20,7 @@ from torch.distributions import Transform, biject_to, constraints
 
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.mathematics.checks import check_choice, check_finite
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.protocols import Distribution, Message
 
@@ -134,11 +134,7 @@ def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
 def per_row(name: str, value: Tensor, site: GuideSite) -> Tensor:
     """Return a setting, a number or one for each row of a site, so that it broadcasts against the site."""
     layout = RowLayout(site.start.shape, site.row_dim if site.kind == "weight" else "all")
-    if tuple(value.shape) not in ((), (1,), (layout.rows,)):
-        raise ShapeError(
-            f"{name} of {site.name} must be a number or one for each of {layout.rows} rows; got shape"
-            f" {tuple(value.shape)}."
-        )
+    layout.check_per_row(f"{name} of {site.name}", value)
     return value if value.numel() == 1 else layout.per_row(value)
 
 

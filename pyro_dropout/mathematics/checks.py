@@ -3,7 +3,8 @@
 Every message names the argument, what is allowed, and what was given.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from numbers import Integral, Real
 
 import torch
@@ -26,10 +27,6 @@ def describe(value: object) -> str:
     return f"a tensor of shape {tuple(value.shape)} {span}" + (f" and {odd} not finite" if odd else "")
 
 
-def _holds(condition: bool | Tensor) -> bool:
-    return bool(condition.all()) if isinstance(condition, Tensor) else condition
-
-
 def check_number(name: str, value: object) -> float | Tensor:
     """Return ``value``; raise unless it is a real number or a real tensor (a bool is neither)."""
     if isinstance(value, Tensor):
@@ -41,32 +38,44 @@ def check_number(name: str, value: object) -> float | Tensor:
     return float(value)
 
 
+def _check_all(name: str, value: object, allowed: str, inside: Callable[[float | Tensor], bool | Tensor]) -> None:
+    """Raise unless every element of ``value`` is a number ``inside`` a range; ``allowed`` is the range in words."""
+    holds = inside(check_number(name, value))
+    if not (bool(holds.all()) if isinstance(holds, Tensor) else holds):
+        raise RangeError(f"{name} must {allowed}; got {describe(value)}.")
+
+
 def check_positive(name: str, value: object) -> None:
     """Raise unless every element of ``value`` is positive and finite."""
-    number = check_number(name, value)
-    if not _holds((number > 0) & (number < float("inf"))):
-        raise RangeError(f"{name} must be positive and finite; got {describe(value)}.")
+    _check_all(name, value, "be positive and finite", lambda v: (v > 0) & (v < math.inf))
 
 
 def check_non_negative(name: str, value: object) -> None:
     """Raise unless every element of ``value`` is zero or positive, and finite."""
-    number = check_number(name, value)
-    if not _holds((number >= 0) & (number < float("inf"))):
-        raise RangeError(f"{name} must be zero or positive, and finite; got {describe(value)}.")
+    _check_all(name, value, "be zero or positive, and finite", lambda v: (v >= 0) & (v < math.inf))
 
 
 def check_keep(name: str, value: object) -> None:
     """Raise unless every element of ``value`` is a probability of keeping a row: in (0, 1]."""
-    number = check_number(name, value)
-    if not _holds((number > 0) & (number <= 1)):
-        raise RangeError(f"{name} must lie in (0, 1]; got {describe(value)}.")
+    _check_all(name, value, "lie in (0, 1]", lambda v: (v > 0) & (v <= 1))
+
+
+def check_rate(name: str, value: object) -> None:
+    """Raise unless every element of ``value`` is a probability: in [0, 1]."""
+    _check_all(name, value, "lie in [0, 1]", lambda v: (v >= 0) & (v <= 1))
+
+
+def check_whole(name: str, value: object) -> None:
+    """Raise unless every element of ``value`` is at least 1 and whole, of any type: ``455.0`` is whole."""
+    allowed = "be a whole number of at least 1"
+    _check_all(name, value, allowed, lambda v: (v >= 1) & (v < math.inf) & (v // 1 == v))
 
 
 def check_dense(name: str, value: object) -> None:
     """Raise if a tensor has a sparse or other non-strided layout, which few operations support."""
     if isinstance(value, Tensor) and value.layout is not torch.strided:
-        words = f"Write {name.split()[-1]}.to_dense()."
-        raise ShapeError(f"{name} must be a dense tensor; got one of layout {value.layout}. {words}")
+        advice = f"Write {name.split()[-1]}.to_dense()."
+        raise ShapeError(f"{name} must be a dense tensor; got one of layout {value.layout}. {advice}")
 
 
 def check_finite(name: str, value: object) -> None:
@@ -82,15 +91,11 @@ def check_finite(name: str, value: object) -> None:
 
 def check_pairs(name: str, x: object, y: object) -> None:
     """Raise unless inputs and targets are dense tensors with the same number of points, at least one."""
-    lengths = [len(part) if isinstance(part, Tensor) and part.dim() else None for part in (x, y)]
-    if None in lengths or lengths[0] != lengths[1] or not lengths[0]:
-        got = [
-            type(part).__name__ if length is None else f"{length} points"
-            for part, length in zip((x, y), lengths, strict=True)
-        ]
-        raise ShapeError(
-            f"{name} must be tensors with the same number of points, at least one; got {got[0]} and {got[1]}."
-        )
+    n, m = (len(part) if isinstance(part, Tensor) and part.dim() else None for part in (x, y))
+    if n != m or not n:
+        got = [type(part).__name__ if size is None else f"{size} points" for part, size in ((x, n), (y, m))]
+        allowed = "tensors with the same number of points, at least one"
+        raise ShapeError(f"{name} must be {allowed}; got {got[0]} and {got[1]}.")
     for part, value in (("x", x), ("y", y)):
         check_dense(part if name == "x and y" else f"{name}: {part}", value)
 
@@ -116,16 +121,7 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 
 
 def check_choice(name: str, value: object, choices: Iterable[object], otherwise: str = "") -> None:
-    """Raise unless ``value`` is one of ``choices``; ``otherwise`` names what else the caller accepts, in words.
-
-    Example:
-        >>> from pyro_dropout.mathematics.checks import check_choice
-        >>> try:
-        ...     check_choice("per", "column", ("row", "weight"), "a function")
-        ... except ValueError as mistake:
-        ...     print(mistake)
-        per must be 'row', 'weight' or a function; got 'column'.
-    """
+    """Raise unless ``value`` is one of ``choices``; ``otherwise`` names what else the caller accepts, in words."""
     listed = list(choices)
     if any(value is choice or (type(value) is type(choice) and value == choice) for choice in listed):
         return
@@ -140,13 +136,6 @@ def check_level(name: str, value: object) -> None:
         raise RangeError(f"{name} must lie strictly between 0 and 1; got {value!r}.")
 
 
-def check_rate(name: str, value: object) -> None:
-    """Raise unless every element of ``value`` is a probability: in [0, 1]."""
-    number = check_number(name, value)
-    if not _holds((number >= 0) & (number <= 1)):
-        raise RangeError(f"{name} must lie in [0, 1]; got {describe(value)}.")
-
-
 def check_device(name: str, value: object) -> torch.device:
     """Return ``value`` as a torch device; raise with the reason if it cannot be used here."""
     try:
@@ -154,7 +143,6 @@ def check_device(name: str, value: object) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as cause:  # backends raise different types
         reason = (str(cause).splitlines() or [type(cause).__name__])[0]
-        raise PyroDropoutError(
-            f"{name} must be a torch device that can be used here, such as 'cpu' or 'cuda'; got {value!r}: {reason}"
-        ) from None
+        allowed = "a torch device that can be used here, such as 'cpu' or 'cuda'"
+        raise PyroDropoutError(f"{name} must be {allowed}; got {value!r}: {reason}") from None
     return device

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.mathematics.kernel_frame import Covariance, Number, check_shape, own_parameters
 from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.protocols import Context
 
 
 class _WideLayer(Covariance):
@@ -79,12 +80,12 @@ class _Angular(torch.autograd.Function):
         return torch.where(inside, torch.acos(torch.where(inside, -c, 0.0)), math.pi * (c > 0).to(c))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Context, *grads: Tensor) -> Tensor:
         return grads[0] * _Angular.slope(*ctx.saved_tensors)
 
     jvp = backward  # a function of each element has one slope, forward and backward
@@ -161,7 +162,7 @@ class Layered(Kernel):
 
     __call__ = own_parameters(Kernel.__call__)
 
-    def __init__(self, outer: Any, inner: Any) -> None:
+    def __init__(self, outer: Any, inner: object) -> None:
         if not isinstance(inner, Kernel):
             raise RangeError(f"inner must be a Pyro kernel; got {type(inner).__name__}.")
         if not isinstance(outer, Kernel) or not hasattr(outer, "of_gram"):

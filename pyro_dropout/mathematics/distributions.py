@@ -8,7 +8,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.checks import check_finite, check_keep, check_non_negative, check_positive
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float
 
 __all__ = ["BernoulliMixture", "MultiplicativeNormal", "RowMixture"]
@@ -52,11 +52,8 @@ class BernoulliMixture(RowMixture):
             check_finite("loc", loc)
             check_keep("keep", keep)
         kept = keep.to(loc) if isinstance(keep, Tensor) else loc.new_full((), keep)
-        rows = RowLayout(loc.shape, row_dim).rows
-        if tuple(kept.shape) not in ((), (1,), (rows,)):
-            raise ShapeError(f"keep must be a number or one for each of {rows} rows; got shape {tuple(kept.shape)}.")
-        probs = torch.stack([kept, 1 - kept], -1)
-        self._build([loc, None], scale, probs, row_dim, None, validate_args is not False)
+        RowLayout(loc.shape, row_dim).check_per_row("keep", kept)
+        self._build([loc, None], scale, torch.stack([kept, 1 - kept], -1), row_dim, None, validate_args is not False)
 
     def sample_masks(self, sample_shape: Sequence[int] = ()) -> list[Tensor]:
         """Draw which rows are kept, and which are not."""
@@ -112,23 +109,21 @@ class MultiplicativeNormal(RowMixture):
             check_finite("loc", loc)
             check_positive("alpha", alpha)
             check_non_negative("scale", scale)
-        alpha = alpha.to(loc) if isinstance(alpha, Tensor) else loc.new_full((), alpha)
-        self.alpha = alpha
+        self.alpha = alpha = alpha.to(loc) if isinstance(alpha, Tensor) else loc.new_full((), alpha)
         one = torch.ones(1, dtype=loc.dtype, device=loc.device)
         if row_dim is None:
             try:
                 added = scale.to(loc) if isinstance(scale, Tensor) else loc.new_full((), scale)
                 spread = torch.hypot(loc * alpha.sqrt(), added).expand(loc.shape)
             except RuntimeError:
+                got = f"{tuple(alpha.shape)} and {tuple(torch.as_tensor(scale).shape)}"
                 raise ShapeError(
-                    f"alpha and scale must broadcast to loc, shape {tuple(loc.shape)}; got {tuple(alpha.shape)} and"
-                    f" {tuple(torch.as_tensor(scale).shape)}."
+                    f"alpha and scale must broadcast to loc, shape {tuple(loc.shape)}; got {got}."
                 ) from None
             super().__init__(loc.unsqueeze(0), spread, one, None, validate_args=validate_args)
             return
         super().__init__(loc.unsqueeze(0), scale, one, row_dim, validate_args=validate_args)
-        if tuple(alpha.shape) not in ((), (1,), (self.rows,)):
-            raise ShapeError(f"alpha must be a number or one for each of {self.rows} rows; got {tuple(alpha.shape)}.")
+        self.layout.check_per_row("alpha", alpha)
         factor = self.to_rows(loc) * alpha.sqrt().expand(self.rows).unsqueeze(-1)
         self._cov_factor = factor.unsqueeze(-1).unsqueeze(0)
 

@@ -6,7 +6,7 @@ draw of the weights still leaves unknown about which component it came from.
 
 import functools
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,11 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
+from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
-from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
 
 Method = Literal["large_k", "exact", "monte_carlo"]
@@ -26,16 +27,9 @@ _METHODS = ("large_k", "exact", "monte_carlo")
 _BLOCK = 2**22
 
 
-def _base(p: Distribution) -> Any:
-    base: Any = p
-    while isinstance(base, Independent | ExpandedDistribution):
-        base = base.base_dist
-    return base
-
-
 def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
     """Return the prior's mean and log standard deviation by rows, (*batch, rows, rest), or 1 where they repeat."""
-    base = _base(p)
+    base = base_distribution(p, ExpandedDistribution)
     if not isinstance(base, Normal):
         raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
     shape = p.batch_shape + p.event_shape
@@ -296,7 +290,7 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
 
 def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> Tensor:
     """Return the divergence of each of several distributions from its own part of the prior."""
-    base = _base(p)
+    base = base_distribution(p, ExpandedDistribution)
     if not isinstance(base, Normal):
         raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
     event = len(q.event_shape)
@@ -309,8 +303,9 @@ def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> 
 
 def _by_formula(q: RowMixture | Stacked, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
-    if not isinstance(_base(p), Normal):
-        raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(_base(p)).__name__}).")
+    base = base_distribution(p, ExpandedDistribution)
+    if not isinstance(base, Normal):
+        raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(base).__name__}).")
     return kl(q, p)
 
 

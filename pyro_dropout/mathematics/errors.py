@@ -60,18 +60,6 @@ class NotFollowedError(PyroDropoutError):
         message: what was wrong, and what to do.
         site: the site that caused the error, if known.
         reason: the message without its advice, for the warning about falling back to shared draws.
-
-    Example:
-        >>> import pyro, torch, pyro_dropout as pd
-        >>> from pyro_dropout.mathematics.errors import NotFollowedError
-        >>> def model(y):
-        ...     theta = pyro.sample("theta", pyro.distributions.Normal(torch.zeros(8), 1.0).to_event(1))
-        ...     pyro.sample("y", pyro.distributions.Normal(theta, 1.0).to_event(1), obs=y)
-        >>> try:
-        ...     pd.ELBO().loss(model, pd.AutoMeanField(model), torch.zeros(8))
-        ... except NotFollowedError as mistake:
-        ...     print(mistake.site)
-        theta
     """
 
     def __init__(self, message: str = "", site: str | None = None, reason: str | None = None) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_positive, check_seed
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_positive, check_seed
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.kernel_frame import Covariance, Number, check_shape, check_values, own_parameters
 from pyro_dropout.mathematics.shapes import Float
@@ -41,7 +41,7 @@ def _check_bias(bias: Tensor, width: int, *others: Tensor) -> None:
 def finite_rank_features(
     x: Tensor, weight: Tensor, bias: Tensor, nonlinearity: Nonlinearity
 ) -> Float[Tensor, "... n k"]:
-    """Features Φ of a layer of K units, whose products ΦΦᵀ are its covariance K̂.
+    """Features Φ, (..., N, K), of a layer of K units, whose products ΦΦᵀ are its covariance K̂.
 
     Φ = √(1/K) σ(x W₁ᵀ + b), with the weights as torch holds them. Leading dimensions broadcast.
 
@@ -53,9 +53,6 @@ def finite_rank_features(
         bias: Draws of the biases, (..., K).
         nonlinearity: σ, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
 
-    Returns:
-        Φ, (..., N, K).
-
     Example:
         >>> import torch, pyro_dropout as pd
         >>> weight = torch.tensor([[1.0], [-1.0], [2.0], [0.0]])
@@ -66,14 +63,14 @@ def finite_rank_features(
     act = nonlinearity_of(nonlinearity)
     check_values(check_finite, x=x, weight=weight, bias=bias)
     check_shape(x.dim() >= 2, "x", "(..., N, Q)", x)
-    fits = weight.dim() >= 2 and weight.size(-1) == x.size(-1)
-    check_shape(fits, "weight", f"(..., K, {x.size(-1)})", weight)
+    q = x.size(-1)
+    check_shape(weight.dim() >= 2 and weight.size(-1) == q, "weight", f"(..., K, {q})", weight)
     _check_bias(bias, weight.size(-2), x, weight)
     return act(x @ weight.mT + bias.unsqueeze(-2)) / math.sqrt(weight.size(-2))
 
 
 def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -> Float[Tensor, "... n k"]:
-    """Features Φ₂ of a deep Gaussian process's second layer, given the outputs of its first.
+    """Features Φ₂, (..., N, K₂), of a deep Gaussian process's second layer, given the outputs of its first.
 
     Φ₂ = √(1/K₂) σ₂(h + b): no weights are drawn, because the first layer's outputs are the K₂ pre-activations. Leading
     dimensions broadcast.
@@ -84,9 +81,6 @@ def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -
         h: Outputs of the first layer, (..., N, K₂).
         bias: One draw of the biases, (..., K₂).
         nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
-
-    Returns:
-        Φ₂, (..., N, K₂).
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -164,8 +158,7 @@ class FiniteRank(_Featured):
         nonlinearity_of(nonlinearity)
         check_count("width", width)
         check_seed(seed)
-        if bias_prior not in ("normal", "uniform"):
-            raise RangeError(f"bias_prior must be 'normal' or 'uniform'; got {bias_prior!r}.")
+        check_choice("bias_prior", bias_prior, ("normal", "uniform"))
         if bias_prior == "uniform" and bias_length_scale is not None:
             raise RangeError(f"bias_length_scale must be absent for a uniform prior; got {bias_length_scale}.")
         of_bias = {"bias_length_scale": bias_length_scale} if bias_prior == "normal" else {}
@@ -253,7 +246,7 @@ class SecondLayer(_Featured):
 
 
 def finite_rank_log_marginal(y: Tensor, features: Tensor, tau: Number) -> Float[Tensor, "..."]:
-    """Log evidence of a Gaussian process of finite rank, its weights integrated out, in nats.
+    """Log evidence of a Gaussian process of finite rank, its weights integrated out, in nats: one number for each Φ.
 
     log N(y; 0, ΦΦᵀ + τ⁻¹I) = log ∫ N(y; Φw, τ⁻¹I) N(w; 0, I) dw, by K×K matrices when K < N, else by N×N.
 
@@ -263,9 +256,6 @@ def finite_rank_log_marginal(y: Tensor, features: Tensor, tau: Number) -> Float[
         y: Targets, (N,), or (N, D) for D independent outputs, whose logs are summed.
         features: Φ, (..., N, K).
         tau: Precision τ of the observations.
-
-    Returns:
-        One number for each Φ, (...).
 
     Example:
         >>> import torch, pyro_dropout as pd

@@ -8,13 +8,13 @@ C, so that I + AᵀA = C (C⁻² + BᵀB) C is formed from numbers near one. Not
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.positive_definite import gram_log_det, log_det
 from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.protocols import Context
 
 # Slopes past the range of their type stop here, with room for what else is added to them.
 _NEARLY_ALL = 0.75
@@ -30,11 +30,11 @@ class _LogWidth(torch.autograd.Function):
         return scale.log()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx: Context, slope: Tensor) -> Tensor:
         (scale,) = ctx.saved_tensors
         # Components may all hang on one σ, and then their slopes are added up: it is the sum that has to fit.
         room = _NEARLY_ALL * torch.finfo(scale.dtype).max * scale.amin(0, keepdim=True)
@@ -60,12 +60,12 @@ class _Divided(torch.autograd.Function):
         return (difference * torch.exp(-log_scale)).clamp(-limit, limit)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1], output)
         ctx.shapes = inputs[0].shape, inputs[1].shape
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, slope: Tensor) -> tuple[Tensor, Tensor]:
         log_scale, ratio = ctx.saved_tensors
         slope = torch.where(ratio.abs() < _furthest(ratio), slope, 0.0)
         limit = _NEARLY_ALL * torch.finfo(slope.dtype).max

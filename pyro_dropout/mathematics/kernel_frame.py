@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import pyro
 import torch
@@ -18,10 +18,10 @@ from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | int | Tensor
-Method = TypeVar("Method", bound=Callable[..., Any])
+Method = TypeVar("Method", bound=Callable[..., object])
 
 
-def check_values(check: Callable[[str, Any], None], **values: Any) -> None:
+def check_values(check: Callable[[str, object], None], **values: object) -> None:
     """Check values, except where reading them is impossible: in compiled, captured and vmapped code."""
     for name, value in values.items():
         captured = isinstance(value, Tensor) and value.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -46,7 +46,7 @@ def own_parameters(method: Method) -> Method:
     """
 
     @functools.wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Kernel, *args: object, **kwargs: object) -> object:
         alone = not self._pyro_context.active and not am_i_wrapped()
         with pyro.get_param_store().scope() if alone else nullcontext(), self._pyro_context:
             return method(self, *args, **kwargs)

@@ -7,13 +7,13 @@ falls off as exp(-|ℓ|/2). The trapezoid rule in t, with ℓ = centre + κ sinh
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.protocols import Context
 
 # 65 nodes: the largest error over p in (1e-8, 1 - 1e-8) and d in [0, 40] is one rounding error of float64.
 _STEP, _HALF_NODES = 0.125, 32
@@ -63,11 +63,11 @@ class _LabelEntropy(torch.autograd.Function):
         return (u * (_surprise(ell) + _surprise(-ell))).sum(-1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
         probs, distance_sq = ctx.saved_tensors
         ell, u = _nodes(probs, distance_sq)
         # Euler: the entropy is homogeneous of degree one in (p₁, p₀), and its slopes are the two mean surprises.

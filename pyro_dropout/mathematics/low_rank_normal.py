@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.shapes import Float
 
 

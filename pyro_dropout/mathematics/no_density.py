@@ -1,24 +1,22 @@
 """Placeholders for a log density that does not exist, and for weights that are drawn for every data point."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import SingularError
 
-if TYPE_CHECKING:
-    from pyro_dropout.mathematics.per_data_point import PerDataPoint
-
+Kwargs = Mapping[str, object] | None
 MARK = "_pyro_dropout_per_data_point"
 # Operations that Pyro applies to every log density of a trace, whether or not the loss reads it.
 _IN_PASSING = {"sum", "mul", "__mul__", "__rmul__", "expand", "reshape", "detach", "clone", "dim", "size", "numel"}
 _QUESTIONS = {"isnan", "isinf", "isfinite", "any", "all", "eq", "__eq__", "__bool__", "is_floating_point"}
 
 
-def drawn_per_data_point(value: object) -> "PerDataPoint | None":
-    """Return the recipe behind a placeholder for weights drawn per data point, or None for any other value."""
-    return getattr(value, MARK, None)
+def is_placeholder(value: object) -> bool:
+    """Whether ``value`` stands for weights that are drawn for every data point."""
+    return getattr(value, MARK, None) is not None
 
 
 class NoDensity(Tensor):
@@ -27,7 +25,9 @@ class NoDensity(Tensor):
     site: str
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls, func: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Kwargs = None
+    ) -> object:
         name = getattr(func, "__name__", "")
         if name in _QUESTIONS or name == "__get__":
             with torch._C.DisableTorchFunctionSubclass():

@@ -2,40 +2,39 @@
 
 Dropout training minimises (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖². Minus the ELBO of the paper's model, divided by
 Nτ, is the same function of the weights when λ_i = l² p_i / (2Nτ): p_i is ``keep``, and 1 for a bias that is
-not dropped. All converters take numbers or tensors and broadcast them: numbers give a ``float``, and a tensor
-anywhere among them gives a ``Tensor``.
+not dropped. All converters take numbers or tensors: numbers give a ``float``, and a tensor anywhere among them gives a
+``Tensor`` in the broadcast shape of the arguments.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, overload
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from pyro_dropout.mathematics.checks import (
+    check_choice,
     check_finite,
     check_keep,
     check_non_negative,
     check_number,
     check_positive,
+    check_whole,
     describe,
 )
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.shapes import Float, Int
+from pyro_dropout.mathematics.shapes import Float
 
 Number = float | Tensor
-Loss = Literal["half_mse", "mse", "cross_entropy"]
+# What the converters return: a Tensor where an argument is one. mypy cannot see that from the arithmetic.
+Result = TypeVar("Result", float, Tensor)
 
-# `Tensor | Any` below: one tensor among the arguments makes a Tensor, but a caller's `float | Tensor` may be a float.
 
-
-@overload
-def weight_decay(keep: float, tau: float, num_data: float, length_scale: float = 1.0) -> float: ...
-@overload
-def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Number = 1.0) -> Tensor | Any: ...
-def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Number = 1.0) -> float | Tensor:
+def weight_decay(
+    keep: Result | float, tau: Result | float, num_data: Result | float, length_scale: Result | float = 1.0
+) -> Result:
     """The weight decay λ = l² p / (2Nτ) under which dropout training is inference with this prior and noise.
 
     λ is the factor of ‖W‖² in (1/2N) Σ‖y − ŷ‖² + λ‖W‖²; for ``torch.optim`` use ``optimizer_weight_decay``.
@@ -48,25 +47,18 @@ def weight_decay(keep: Number, tau: Number, num_data: Number, length_scale: Numb
         num_data: number of data points, whole and at least 1 (``455.0`` is whole, ``455.5`` is an error).
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
-    Returns:
-        λ, in the broadcast shape of the arguments.
-
     Example:
         >>> import pyro_dropout as pd
         >>> print(f"{pd.weight_decay(keep=0.95, tau=0.15, num_data=455, length_scale=1e-2):.6e}")
         6.959707e-07
     """
-    _check_layer(keep, num_data, length_scale)
-    check_positive("tau", tau)
-    _check_together(keep=keep, tau=tau, num_data=num_data, length_scale=length_scale)
-    return length_scale * length_scale * keep / (2 * num_data * tau)
+    _check(keep=keep, tau=tau, num_data=num_data, length_scale=length_scale)
+    return length_scale * length_scale * keep / (2 * num_data * tau)  # type: ignore[return-value]
 
 
-@overload
-def precision(keep: float, weight_decay: float, num_data: float, length_scale: float = 1.0) -> float: ...
-@overload
-def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale: Number = 1.0) -> Tensor | Any: ...
-def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale: Number = 1.0) -> float | Tensor:
+def precision(
+    keep: Result | float, weight_decay: Result | float, num_data: Result | float, length_scale: Result | float = 1.0
+) -> Result:
     """The observation precision τ = l² p / (2Nλ) that training with weight decay λ implies.
 
     Equation: sec4.2-precision.
@@ -77,25 +69,18 @@ def precision(keep: Number, weight_decay: Number, num_data: Number, length_scale
         num_data: number of data points, whole and at least 1.
         length_scale: the l of the prior N(0, l⁻² I), positive.
 
-    Returns:
-        τ, in the broadcast shape of the arguments.
-
     Example:
         >>> import pyro_dropout as pd
         >>> round(pd.precision(keep=0.9, weight_decay=1e-6, num_data=272), 1)
         1654.4
     """
-    _check_layer(keep, num_data, length_scale)
-    check_positive("weight_decay", weight_decay)
-    _check_together(keep=keep, weight_decay=weight_decay, num_data=num_data, length_scale=length_scale)
-    return length_scale * length_scale * keep / (2 * num_data * weight_decay)
+    _check(keep=keep, weight_decay=weight_decay, num_data=num_data, length_scale=length_scale)
+    return length_scale * length_scale * keep / (2 * num_data * weight_decay)  # type: ignore[return-value]
 
 
-@overload
-def implied_length_scale(keep: float, tau: float, weight_decay: float, num_data: float) -> float: ...
-@overload
-def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_data: Number) -> Tensor | Any: ...
-def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_data: Number) -> float | Tensor:
+def implied_length_scale(
+    keep: Result | float, tau: Result | float, weight_decay: Result | float, num_data: Result | float
+) -> Result:
     """The prior length-scale l = √(2Nτλ / p) that a weight decay and a precision imply.
 
     Equation: sec4.2-length-scale.
@@ -106,48 +91,24 @@ def implied_length_scale(keep: Number, tau: Number, weight_decay: Number, num_da
         weight_decay: the λ in (1/2N) Σ‖y − ŷ‖² + λ‖W‖², positive.
         num_data: number of data points, whole and at least 1.
 
-    Returns:
-        l, in the broadcast shape of the arguments.
-
     Example:
         >>> import pyro_dropout as pd
         >>> round(pd.implied_length_scale(keep=0.9, tau=1e5, weight_decay=1e-6, num_data=272), 4)
         7.7746
     """
-    _check_layer(keep, num_data)
-    check_positive("tau", tau)
-    check_positive("weight_decay", weight_decay)
-    _check_together(keep=keep, tau=tau, weight_decay=weight_decay, num_data=num_data)
+    _check(keep=keep, tau=tau, weight_decay=weight_decay, num_data=num_data)
     square = 2 * num_data * tau * weight_decay / keep
-    return square.sqrt() if isinstance(square, Tensor) else math.sqrt(square)
+    return square.sqrt() if isinstance(square, Tensor) else math.sqrt(square)  # type: ignore[return-value]
 
 
-@overload
 def optimizer_weight_decay(
-    keep: float,
-    tau: float,
-    num_data: float,
-    length_scale: float = 1.0,
-    loss: Loss = ...,
-    out_features: int = 1,
-) -> float: ...
-@overload
-def optimizer_weight_decay(
-    keep: Number,
-    tau: Number,
-    num_data: Number,
-    length_scale: Number = 1.0,
-    loss: Loss = ...,
-    out_features: int = 1,
-) -> Tensor | Any: ...
-def optimizer_weight_decay(
-    keep: Number,
-    tau: Number,
-    num_data: Number,
-    length_scale: Number = 1.0,
+    keep: Result | float,
+    tau: Result | float,
+    num_data: Result | float,
+    length_scale: Result | float = 1.0,
     loss: str = "half_mse",
     out_features: int = 1,
-) -> float | Tensor:
+) -> Result:
     """The ``weight_decay`` to pass to ``torch.optim``, for the loss that you train with.
 
     ``SGD`` and ``Adam`` add c·w to the gradient, and the gradient of λ‖w‖² is 2λ·w: for the loss that λ belongs to,
@@ -167,9 +128,6 @@ def optimizer_weight_decay(
             outputs and so 2/D times the former; c = 4λ/D. ``"cross_entropy"``: −(1/N) Σ log p̂(y); c = 2λ.
         out_features: the D of ``"mse"``, a whole number; the other losses do not depend on it.
 
-    Returns:
-        c, in the broadcast shape of the arguments.
-
     Example:
         >>> import pyro_dropout as pd
         >>> [pd.optimizer_weight_decay(0.5, 2.0, 100, loss=loss) for loss in ("half_mse", "mse")]
@@ -177,10 +135,9 @@ def optimizer_weight_decay(
         >>> pd.optimizer_weight_decay(0.5, 2.0, 100, loss="mse", out_features=4)
         0.00125
     """
-    if loss not in ("half_mse", "mse", "cross_entropy"):
-        raise RangeError(f"loss must be 'half_mse', 'mse' or 'cross_entropy'; got {loss!r}.")
-    _check_whole("out_features", out_features)
-    decay = weight_decay(keep, tau, num_data, length_scale)
+    check_choice("loss", loss, ("half_mse", "mse", "cross_entropy"))
+    check_whole("out_features", out_features)
+    decay: Result = weight_decay(keep, tau, num_data, length_scale)
     if loss == "cross_entropy" and bool((torch.as_tensor(tau) != 1).any()):
         raise RangeError(
             f"tau must be 1 with loss='cross_entropy', as labels have no observation precision; got {describe(tau)}."
@@ -188,11 +145,7 @@ def optimizer_weight_decay(
     return 4 * decay / out_features if loss == "mse" else 2 * decay
 
 
-@overload
-def standardised_precision(tau: float, target_std: float) -> float: ...
-@overload
-def standardised_precision(tau: Number, target_std: Number) -> Tensor | Any: ...
-def standardised_precision(tau: Number, target_std: Number) -> float | Tensor:
+def standardised_precision(tau: Result | float, target_std: Result | float) -> Result:
     """The precision τ·σ_y² of targets standardised to (y − mean)/σ_y, when the raw targets have precision τ.
 
     Dividing y by σ_y divides the noise's variance τ⁻¹ by σ_y². Wherever the network is trained on the
@@ -204,18 +157,13 @@ def standardised_precision(tau: Number, target_std: Number) -> float | Tensor:
         tau: observation precision in the targets' own units, positive.
         target_std: the σ_y by which the targets were divided, positive.
 
-    Returns:
-        The precision in standardised units, in the broadcast shape of the arguments.
-
     Example:
         >>> import pyro_dropout as pd
         >>> pd.standardised_precision(tau=0.25, target_std=8.0)
         16.0
     """
-    check_positive("tau", tau)
-    check_positive("target_std", target_std)
-    _check_together(tau=tau, target_std=target_std)
-    return tau * target_std * target_std
+    _check(tau=tau, target_std=target_std)
+    return tau * target_std * target_std  # type: ignore[return-value]
 
 
 def dropout_objective(
@@ -226,7 +174,7 @@ def dropout_objective(
 ) -> Float[Tensor, ""]:
     """What dropout training minimises: (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖², with the softmax loss for classes.
 
-    For tests and teaching, where the whole objective should be in one place.
+    A scalar, differentiable in ``y_hat`` and ``weights``; for tests and teaching.
 
     Equation: eq3.
 
@@ -238,9 +186,6 @@ def dropout_objective(
         weight_decays: the λ_i ≥ 0, as ``weight_decay`` gives them: one number for all, an iterable in the
             order of ``weights``, or a dict with the same keys.
 
-    Returns:
-        A scalar tensor, differentiable in ``y_hat`` and ``weights``.
-
     Example:
         >>> import torch, pyro_dropout as pd
         >>> y, y_hat, w = torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [1.0]]), torch.ones(1, 4)
@@ -250,40 +195,28 @@ def dropout_objective(
         tensor(0.6931)
     """
     _check_targets(y, y_hat)
-    objective = _half_mean_square(y, y_hat) if y.is_floating_point() else _mean_surprise(y, y_hat)
+    # for real targets (1/2N) Σ‖y − ŷ‖², for classes −(1/N) Σ log p̂(y)
+    objective = (y - y_hat).square().sum() / (2 * len(y)) if y.is_floating_point() else F.cross_entropy(y_hat, y.long())
     for weight, decay in _pairs(weights, weight_decays):
         objective = objective + decay * weight.square().sum()
     return objective
 
 
-def _half_mean_square(y: Float[Tensor, "*shape"], y_hat: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
-    return (y - y_hat).square().sum() / (2 * len(y))
-
-
-def _mean_surprise(y: Int[Tensor, " n"], logits: Float[Tensor, "n c"]) -> Float[Tensor, ""]:
-    return F.cross_entropy(logits, y.long())  # −(1/N) Σ log p̂(y_n)
-
-
-def _pairs(weights: Any, weight_decays: Any) -> list[tuple[Tensor, Number]]:
+def _pairs(weights: object, weight_decays: object) -> list[tuple[Tensor, Number]]:
     """Pair each weight with its decay, for any of the accepted forms."""
-    if isinstance(weights, Tensor):
-        raise ShapeError("weights must be a dict or a list of tensors; got one tensor; write [w].")
-    if not isinstance(weights, Iterable):
-        raise ShapeError(f"weights must be a dict or a list of tensors; got {type(weights).__name__}.")
+    if isinstance(weights, Tensor) or not isinstance(weights, Iterable):
+        got = "one tensor; write [w]" if isinstance(weights, Tensor) else type(weights).__name__
+        raise ShapeError(f"weights must be a dict or a list of tensors; got {got}.")
     named = dict(weights) if isinstance(weights, Mapping) else dict(enumerate(weights))
-    if isinstance(weight_decays, int | float) or getattr(weight_decays, "shape", None) == ():
-        decays = dict.fromkeys(named, weight_decays)
-    elif isinstance(weight_decays, Mapping):
+    if isinstance(weight_decays, Mapping):
         decays = dict(weight_decays)
-    elif not isinstance(weight_decays, Iterable):
-        raise ShapeError(
-            f"weight_decays must be a number, a list or a dict, one per weight; got {type(weight_decays).__name__}."
-        )
-    else:
+    elif isinstance(weight_decays, Iterable) and getattr(weight_decays, "shape", None) != ():
         listed = list(weight_decays)
         if len(listed) != len(named):
             raise ShapeError(f"weight_decays must hold one per weight; got {len(listed)} for {len(named)} weights.")
         decays = dict(zip(named, listed, strict=True))
+    else:
+        decays = dict.fromkeys(named, weight_decays)
     if decays.keys() != named.keys():
         raise ShapeError(f"weight_decays must have the keys of weights, {list(named)}; got {list(decays)}.")
     for key, decay in decays.items():
@@ -295,7 +228,7 @@ def _pairs(weights: Any, weight_decays: Any) -> list[tuple[Tensor, Number]]:
     return [(weight, decays[key]) for key, weight in named.items()]
 
 
-def _check_targets(y: Any, y_hat: Any) -> None:
+def _check_targets(y: object, y_hat: object) -> None:
     if not isinstance(y, Tensor) or not isinstance(y_hat, Tensor):
         raise ShapeError(f"y and y_hat must be tensors; got {type(y).__name__} and {type(y_hat).__name__}.")
     shapes = f"got {tuple(y.shape)} and {tuple(y_hat.shape)}"
@@ -303,10 +236,8 @@ def _check_targets(y: Any, y_hat: Any) -> None:
         raise ShapeError(f"y and y_hat must hold at least one point each, shape (N, D); {shapes}.")
     if y.is_floating_point():
         if y.shape != y_hat.shape:
-            raise ShapeError(
-                f"y and y_hat must share one shape; {shapes}. With (N, 1), an (N,) broadcasts to (N, N): "
-                "each point against every prediction. Write y.reshape(y_hat.shape)."
-            )
+            advice = "With (N, 1), an (N,) broadcasts to (N, N). Write y.reshape(y_hat.shape)."
+            raise ShapeError(f"y and y_hat must share one shape; {shapes}. {advice}")
         check_finite("y", y)
         return
     check_number("y", y)
@@ -319,24 +250,13 @@ def _check_targets(y: Any, y_hat: Any) -> None:
         raise RangeError(f"y must hold classes from 0 to {y_hat.shape[1] - 1}; got {describe(y)}.")
 
 
-def _check_whole(name: str, value: Number) -> None:
-    check_number(name, value)
-    whole = (value >= 1) & (value < math.inf) & (value // 1 == value)
-    if not (bool(whole.all()) if isinstance(whole, Tensor) else whole):
-        raise RangeError(f"{name} must be a whole number of at least 1; got {describe(value)}.")
-
-
-def _check_together(**values: Number) -> None:
-    """Raise unless the tensors among the arguments broadcast to one shape."""
+def _check(**values: Number) -> None:
+    """Raise unless each value is in its range and the tensors among them broadcast to one shape."""
+    for name, value in values.items():
+        {"keep": check_keep, "num_data": check_whole}.get(name, check_positive)(name, value)
     shapes = {name: tuple(value.shape) for name, value in values.items() if isinstance(value, Tensor)}
     try:
         torch.broadcast_shapes(*shapes.values())
     except RuntimeError:
         given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise ShapeError(f"{' and '.join(shapes)} must broadcast to one shape; got {given}.") from None
-
-
-def _check_layer(keep: Number, num_data: Number, length_scale: Number = 1.0) -> None:
-    check_keep("keep", keep)
-    _check_whole("num_data", num_data)
-    check_positive("length_scale", length_scale)

@@ -16,10 +16,8 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
-from pyro_dropout.mathematics.no_density import MARK, drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import RowMixture
-
-__all__ = ["Layer", "Lookup", "PerDataPoint", "drawn_per_data_point"]
+from pyro_dropout.mathematics.no_density import MARK
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 
 Product = Callable[[Tensor, Tensor], Tensor]
 
@@ -44,7 +42,7 @@ class PerDataPoint:
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
         self.site, self.q, self.reused = site, q.expand(torch.Size()), reused
         self._like = q.like.detach()
-        self.masks: list[Tensor] | None = None
+        self.masks: list[Tensor] = []
         self.count: int | None = None
         self._coefficients: Tensor | None = None
         self._flips: dict[int, Tensor] = {}
@@ -69,20 +67,24 @@ class PerDataPoint:
             self.count = count
         if self.count != count:
             reason = f"is drawn for {self.count} data points, but is used on an input whose first dimension is {count}"
-            raise MisplacedPointsError(
-                f"site {self.site!r} {reason}. Inputs must have data points first (batch_first=True in recurrent and"
-                " attention layers), or use shared draws (per_example=False).",
-                self.site,
-                f"it {reason}",
+            advice = (
+                "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared"
+                " draws (per_example=False)."
             )
+            raise self._refusal(reason, advice, MisplacedPointsError)
+
+    def _refusal(self, reason: str, advice: str, kind: type[NotFollowedError] = NotFollowedError) -> NotFollowedError:
+        return kind(f"site {self.site!r} {reason}. {advice}", self.site, f"it {reason}")
 
     def _start(self, count: int) -> None:
         self._check_count(count)
-        if self.masks is None:
-            # One component needs no labels; where every weight is a row, there would be as many labels as weights.
-            self.masks = self.q.sample_masks((count,)) if self.q.components > 1 else []
-            if self.q.row_dim is not None:
-                self._coefficients = self.q.sample_coefficients((count, self.q.rows))
+        if self.masks or self._coefficients is not None:
+            return
+        # One component needs no labels; where every weight is a row, there would be as many labels as weights.
+        if self.q.components > 1:
+            self.masks = self.q.sample_masks((count,))
+        if self.q.row_dim is not None:
+            self._coefficients = self.q.sample_coefficients((count, self.q.rows))
 
     def _flip(self, dim: int) -> Tensor:
         """Return one sign for each data point and index of a dimension of the weight, whichever side it is used on."""
@@ -103,30 +105,21 @@ class PerDataPoint:
     def product(self, x: Tensor, layer: "Layer") -> Tensor:
         """Return the layer's output with a separate draw for every data point, without the layer's bias."""
         self._start(len(x))
-        assert self.masks is not None
         q = self.q
         if q.row_dim is None and q.components > 1:
             reason = "has a label for each weight, so a draw for each data point would need a whole weight tensor"
-            raise NotFollowedError(
-                f"site {self.site!r} {reason}. Use shared draws (per_example=False), or rows (row_dim=1).",
-                self.site,
-                f"it {reason}",
-            )
+            raise self._refusal(reason, "Use shared draws (per_example=False), or rows (row_dim=1).")
         if isinstance(q.row_dim, int) and q.row_dim not in (layer.in_dim, layer.out_dim):
-            reason = f"has rows along dimension {q.row_dim}, which is neither its layer's input"
-            reason += f" ({layer.in_dim}) nor its output ({layer.out_dim})"
-            raise NotFollowedError(
-                f"site {self.site!r} {reason}. Use one of them as row_dim, or shared draws (per_example=False).",
-                self.site,
-                f"it {reason}",
-            )
+            neither = f"neither its layer's input ({layer.in_dim}) nor its output ({layer.out_dim})"
+            reason = f"has rows along dimension {q.row_dim}, which is {neither}"
+            raise self._refusal(reason, "Use one of them as row_dim, or shared draws (per_example=False).")
         parts = [
             self._part(x, layer, mean, None if q.components == 1 else self.masks[label])
             for label, mean in enumerate(q.means)
             if mean is not None
         ]
-        if self._coefficients is not None:
-            parts += self._low_rank(x, layer)
+        if self._coefficients is not None and q.cov_factor is not None:
+            parts += self._low_rank(x, layer, self._coefficients, q.cov_factor)
         if not q.noiseless:
             parts.append(self._gaussian(x, layer))
         return _total(parts)
@@ -139,68 +132,44 @@ class PerDataPoint:
             return layer.by_input(x, matrix, rows)
         return layer.scale_out(layer.op(x, matrix), rows)  # rows are output units, or all weights are one row
 
-    def _low_rank(self, x: Tensor, layer: "Layer") -> list[Tensor]:
+    def _low_rank(self, x: Tensor, layer: "Layer", eta: Tensor, cov_factor: Tensor) -> list[Tensor]:
         """Return the products with V_r∘η_r: R of them, or L·R where each component has its own factor."""
-        q = self.q
-        assert q.cov_factor is not None
-        assert self._coefficients is not None
-        assert self.masks is not None
         parts = []
-        for r in range(q.cov_factor.shape[-1]):
-            eta = self._coefficients[..., r]
-            for label in range(q.cov_factor.shape[0]):
-                rows = eta * self.masks[label] if q.cov_factor.shape[0] > 1 else eta
-                parts.append(self._part(x, layer, q.from_rows(q.cov_factor[label, ..., r]), rows))
+        for r in range(cov_factor.shape[-1]):
+            for label, factor in enumerate(cov_factor[..., r].unbind()):
+                rows = eta[..., r] * self.masks[label] if len(cov_factor) > 1 else eta[..., r]
+                parts.append(self._part(x, layer, self.q.from_rows(factor), rows))
         return parts
 
     def _gaussian(self, x: Tensor, layer: "Layer") -> Tensor:
         """Return a draw of the product with σ∘ε."""
         q = self.q
-        assert self.masks is not None
+        # A low-rank part with a coefficient for each weight is independent noise too.
+        variances = (q.component_variance() if q.row_dim is None else q.scale.square()).unbind()
+        masks = self.masks if len(variances) > 1 else [None]
         if not layer.positions and not self.reused:
             self._uses += 1
             if self._uses > 1:
                 reason = "is used twice in one forward pass, and its noise was drawn for one use"
-                raise NotFollowedError(
-                    f"site {self.site!r} {reason}. Write per_example(reused=True), or use shared draws"
-                    " (per_example=False).",
-                    self.site,
-                    f"it {reason}",
-                )
-            squares = x.square()
-            variance = _total(
-                [
-                    self._part(
-                        squares, layer, self._variance(label), self.masks[label] if q.scale.shape[0] > 1 else None
-                    )
-                    for label in range(q.scale.shape[0])
-                ]
-            )
+                raise self._refusal(reason, "Write per_example(reused=True), or use shared draws (per_example=False).")
+            squares, pairs = x.square(), zip(variances, masks, strict=True)
+            variance = _total([self._part(squares, layer, each, mask) for each, mask in pairs])
             return (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
         flips = self._flip(layer.in_dim)
         parts = []
-        for label in range(q.scale.shape[0]):
-            noise = self._variance(label).sqrt() * self._epsilon()
-            if q.scale.shape[0] == 1:
+        for variance, mask in zip(variances, masks, strict=True):
+            noise = variance.sqrt() * self._epsilon()
+            if mask is None:
                 parts.append(layer.by_input(x, noise, flips))
             elif q.row_dim == layer.in_dim:
-                parts.append(layer.by_input(x, noise, flips * self.masks[label]))
+                parts.append(layer.by_input(x, noise, flips * mask))
             else:
-                parts.append(layer.scale_out(layer.by_input(x, noise, flips), self.masks[label]))
+                parts.append(layer.scale_out(layer.by_input(x, noise, flips), mask))
         return layer.scale_out(_total(parts), self._flip(layer.out_dim))
-
-    def _variance(self, label: int) -> Tensor:
-        """Return σ_l², with a low-rank part that has a coefficient for each weight folded in."""
-        q = self.q
-        variance = q.scale[label].square()
-        added = q.factor_variance() if q.row_dim is None else None
-        if added is not None:
-            variance = variance + q.from_rows(added[min(label, len(added) - 1)])
-        return variance
 
     def label_log_prob(self) -> Tensor:
         """Return log p(z_n) of the labels drawn for each data point, (N,)."""
-        log_probs = self.q.probs.clamp_min(torch.finfo(self.q.probs.dtype).tiny).log()
+        log_probs = self.q.log_probs()
         if not self.masks:  # one component, or a site that no layer has used
             return log_probs.new_zeros(self.count or 1)
         return torch.stack([(m * log_probs[:, k]).sum(-1) for k, m in enumerate(self.masks)]).sum(0)
@@ -211,6 +180,11 @@ class PerDataPoint:
         if self._whole is None:
             self._whole = self.q.rsample((count,))
         return self._whole
+
+
+def drawn_per_data_point(value: object) -> PerDataPoint | None:
+    """Return the recipe behind a placeholder for weights drawn per data point, or None for any other value."""
+    return getattr(value, MARK, None)
 
 
 class Layer:
@@ -227,14 +201,7 @@ class Layer:
     """
 
     def __init__(
-        self,
-        op: Product,
-        in_dim: int,
-        out_dim: int,
-        *,
-        channel: int = -1,
-        groups: int = 1,
-        positions: bool = False,
+        self, op: Product, in_dim: int, out_dim: int, *, channel: int = -1, groups: int = 1, positions: bool = False
     ) -> None:
         self.op, self.in_dim, self.out_dim, self.channel, self.positions = op, in_dim, out_dim, channel, positions
         transposed = in_dim == 0

@@ -1,11 +1,10 @@
 """The log determinant of small positive definite matrices, with its gradient, in a few operations that fuse."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.protocols import Context
 
 # Above this size the sweeps, one per column, cost more than a solver.
 _SWEEPS = 32
@@ -22,12 +21,12 @@ class _GramLogDet(torch.autograd.Function):
         return _log_det_and_inverse(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(inputs[0], output[1])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Tensor:
+    def backward(ctx: Context, slope: Tensor, _: Tensor) -> Tensor:
         directions, inverse = ctx.saved_tensors
         found: Tensor = directions @ (2 * slope[..., None, None] * inverse)
         return found
@@ -43,12 +42,12 @@ class _LogDet(torch.autograd.Function):
         return _log_det_and_inverse(matrix)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor, _: Tensor) -> Tensor:
+    def backward(ctx: Context, slope: Tensor, _: Tensor) -> Tensor:
         (inverse,) = ctx.saved_tensors
         found: Tensor = slope[..., None, None] * inverse
         return found
@@ -79,26 +78,12 @@ def _swept(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_det(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
-    """Return log det of positive definite matrices; the gradient is their inverse, and there is no second gradient.
-
-    Args:
-        matrix: positive definite, (..., n, n).
-
-    Returns:
-        The log determinants, (...).
-    """
+    """Return log det of positive definite matrices; the gradient is their inverse, and there is no second gradient."""
     result: Tensor = _LogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return result
 
 
 def gram_log_det(directions: Float[Tensor, "*batch K R"]) -> Float[Tensor, "*batch"]:
-    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient.
-
-    Args:
-        directions: A, (..., K, R).
-
-    Returns:
-        The log determinants, (...).
-    """
+    """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient."""
     result: Tensor = _GramLogDet.apply(directions)[0]  # type: ignore[no-untyped-call]
     return result

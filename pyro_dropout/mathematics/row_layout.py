@@ -12,16 +12,7 @@ RowDim = int | Literal["all"] | None
 
 
 class RowLayout:
-    """The rows of a tensor of a given shape.
-
-    Args:
-        shape: the tensor's shape.
-        row_dim: the dimension that indexes rows; None makes every weight a row, "all" makes the tensor one row.
-
-    Attributes:
-        rows: how many rows there are.
-        rest: how many weights a row has.
-    """
+    """The rows of a tensor of a given shape: ``rows`` of them, with ``rest`` weights each."""
 
     def __init__(self, shape: Size, row_dim: RowDim) -> None:
         if isinstance(row_dim, bool) or not (isinstance(row_dim, int) or row_dim is None or row_dim == "all"):
@@ -29,9 +20,8 @@ class RowLayout:
         if isinstance(row_dim, int):
             if not -len(shape) <= row_dim < len(shape):
                 allowed = f"{-len(shape)} to {len(shape) - 1}" if len(shape) else "only None"
-                raise ShapeError(
-                    f"row_dim must index a dimension of the weights, {allowed} for shape {tuple(shape)}; got {row_dim}."
-                )
+                allowed += f" for shape {tuple(shape)}"
+                raise ShapeError(f"row_dim must index a dimension of the weights, {allowed}; got {row_dim}.")
             row_dim = row_dim % len(shape)
             self.rows = shape[row_dim]
         else:
@@ -53,6 +43,12 @@ class RowLayout:
             return value.reshape((*lead, *shape))
         rest = shape[: self.row_dim] + shape[self.row_dim + 1 :]
         return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
+
+    def check_per_row(self, name: str, value: Tensor) -> None:
+        """Raise unless ``value`` is one number, or one for each row."""
+        if tuple(value.shape) not in ((), (1,), (self.rows,)):
+            allowed = f"a number or one for each of {self.rows} rows"
+            raise ShapeError(f"{name} must be {allowed}; got shape {tuple(value.shape)}.")
 
     def per_row(self, value: Tensor) -> Tensor:
         """Reshape one number per row, (..., rows), so that it broadcasts against the tensor."""

@@ -6,15 +6,19 @@ without one raises an error, because it would leave the probabilities where they
 
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Self
 
+import torch
+from pyro.distributions import TorchDistribution
 from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import detach_provenance
-from torch import Tensor
+from torch import Size, Tensor
+from torch.distributions import constraints
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.no_density import drawn_per_data_point
+from pyro_dropout.mathematics.no_density import is_placeholder, no_density
 
 _WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
 _NEAR = 12  # stack frames to search for the loss that called
@@ -30,8 +34,16 @@ class Draw:
     coefficients: Tensor | None
 
 
-class Scored:
-    """Base class of distributions that may draw labels; draws are reparameterised unless probabilities are trained."""
+class Scored(TorchDistribution):
+    """Base class of distributions over weight tensors, which may draw labels.
+
+    Draws are reparameterised unless the probabilities of labels are trained.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    # In a guide, a missing density is an error when a loss uses it, not when a trace computes it.
+    lenient = False
+    site = ""  # for that error: the site that is drawn
 
     @property
     def scored(self) -> bool:
@@ -47,26 +59,43 @@ class Scored:
         raise NotImplementedError
 
     @property
-    def has_rsample(self) -> bool:
+    def has_rsample(self) -> bool:  # type: ignore[override]
         """Whether gradients with respect to all parameters pass through a draw."""
         return not self.scored
 
-    def __call__(self, sample_shape: Any = (), *args: Any, **kwargs: Any) -> Tensor:
+    def __call__(self, sample_shape: Sequence[int] = (), *args: object, **kwargs: object) -> Tensor:
         """Draw a sample; means and widths always have pathwise gradients, whether or not probabilities need a score."""
-        drawn: Tensor = self.rsample(sample_shape)  # type: ignore[attr-defined]
-        return drawn
+        return self.rsample(Size(sample_shape))
 
-    def score_parts(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def score_parts(self, x: Tensor, *args: object, **kwargs: object) -> ScoreParts:
         """Return the score parts for Pyro's losses: the score function is the log probability of the labels."""
         if not self.scored:
-            return super().score_parts(x, *args, **kwargs)  # type: ignore[misc]
+            parts: ScoreParts = super().score_parts(x, *args, **kwargs)  # type: ignore[no-untyped-call]
+            return parts
         _refuse_losses_without_scores()
-        log_prob = self.log_prob(x)  # type: ignore[attr-defined]
-        if drawn_per_data_point(x) is not None:
+        log_prob = self.log_prob(x)
+        if is_placeholder(x):
             return ScoreParts(log_prob, log_prob, log_prob)  # nonzero, so a loss that reads it raises
         if not self.drew(detach_provenance(x)):
             return ScoreParts(log_prob, log_prob, 0)  # type: ignore[arg-type] # as Pyro does for draws without rsample
         return ScoreParts(log_prob, self.label_log_prob(), log_prob)
+
+    def _no_density(self, value: Tensor) -> Tensor:
+        """Return a placeholder for the log density of ``value``."""
+        lead = value.shape[: value.dim() - len(self.event_shape)]
+        return no_density(value, torch.broadcast_shapes(lead, self.batch_shape), self.site)
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape = Size(batch_shape)
+        return new
 
 
 def _refuse_losses_without_scores() -> None:

@@ -4,7 +4,7 @@ jaxtyping is a development dependency: the tests install its import hook and che
 who does not have it loses nothing but the check.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -16,7 +16,7 @@ else:
         class _Unchecked:
             """Stands in for a jaxtyping dtype: ``Float[Tensor, "n d"]`` is then just ``Tensor``."""
 
-            def __class_getitem__(cls, item: tuple[Any, str]) -> Any:
+            def __class_getitem__(cls, item: tuple[type, str]) -> type:
                 return item[0]
 
         Bool = Float = Int = _Unchecked

@@ -2,38 +2,23 @@
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Self
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
-from torch.distributions import constraints
 
-from pyro_dropout.mathematics.no_density import no_density
 from pyro_dropout.mathematics.scored import Scored
+from pyro_dropout.protocols import Distribution
 
 
-class Stacked(Scored, TorchDistribution):  # type: ignore[override]
+class Stacked(Scored):
     """Independent distributions of the same event shape, as one batched distribution.
 
     Args:
         parts: the distributions, each without a batch, in the order of the elements of ``batch_shape``.
         batch_shape: how they are laid out.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.mathematics.distributions import BernoulliMixture
-        >>> from pyro_dropout.mathematics.stacked import Stacked
-        >>> q = Stacked([BernoulliMixture(torch.full((2, 3), k), keep=0.9, scale=0.1) for k in (1.0, 2.0)], (2,))
-        >>> q.batch_shape, q.event_shape, q.sample((5,)).shape, q.log_prob(q.sample()).shape
-        (torch.Size([2]), torch.Size([2, 3]), torch.Size([5, 2, 2, 3]), torch.Size([2]))
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
-    lenient = False
-    site = ""
-
-    def __init__(self, parts: Sequence[Any], batch_shape: Sequence[int]) -> None:
+    def __init__(self, parts: Sequence[Distribution], batch_shape: Sequence[int]) -> None:
         self.parts = list(parts)
         self.parts_shape = Size(batch_shape)
         self._drawn: weakref.ref[Tensor] | None = None
@@ -70,18 +55,15 @@ class Stacked(Scored, TorchDistribution):  # type: ignore[override]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of each part, (*sample_shape, *batch_shape)."""
-        event = len(self.event_shape)
-        lead = value.dim() - event - len(self.parts_shape)
         if self.lenient and self.singular:
-            return no_density(
-                value, torch.broadcast_shapes(value.shape[: value.dim() - event], self.batch_shape), self.site
-            )
+            return self._no_density(value)
+        lead = value.dim() - len(self.event_shape) - len(self.parts_shape)
         each = value.flatten(lead, lead + len(self.parts_shape) - 1).unbind(lead)
         found = torch.stack([part.log_prob(one) for part, one in zip(self.parts, each, strict=True)], -1)
         found = found.reshape(found.shape[:-1] + self.parts_shape)
         return found.expand(torch.broadcast_shapes(found.shape, self.batch_shape))
 
-    def each(self, of: Callable[[Any], Tensor]) -> Tensor:
+    def each(self, of: Callable[[Distribution], Tensor]) -> Tensor:
         """Return one tensor from every part, stacked in the batch shape."""
         found = torch.stack([of(part) for part in self.parts])
         return found.reshape(self.parts_shape + found.shape[1:]).expand(self.batch_shape + found.shape[1:])
@@ -95,15 +77,3 @@ class Stacked(Scored, TorchDistribution):  # type: ignore[override]
     def variance(self) -> Tensor:
         """Var[w] of each number, (*batch_shape, *event_shape)."""
         return self.each(lambda part: part.variance)
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> Any:
-        """Every real tensor of the event's shape."""
-        return constraints.independent(constraints.real, len(self.event_shape))
-
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distributions with a larger batch."""
-        new = type(self).__new__(type(self)) if _instance is None else _instance
-        new.__dict__.update(self.__dict__)
-        new._batch_shape = Size(batch_shape)
-        return new

@@ -4,13 +4,14 @@ A block of draws is reduced to sums for each data point, which are added to the 
 y_t the targets given the t-th output, the law of total variance splits Var y = Var_t E[y_t] + E_t Var[y_t].
 """
 
-import math
 from typing import Any
 
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Independent, Normal
+from torch.distributions import Bernoulli, Categorical, Normal
+
+from pyro_dropout.mathematics.base_distribution import base_distribution
 
 F64 = torch.float64
 Sums = dict[str, Tensor]
@@ -18,9 +19,7 @@ Sums = dict[str, Tensor]
 
 def base_of(p: Any) -> Any:
     """Return p(y | f) of a single target."""
-    while isinstance(p, Independent | MaskedDistribution):
-        p = p.base_dist
-    return p
+    return base_distribution(p, MaskedDistribution)
 
 
 def is_class(p: Any) -> bool:
@@ -110,18 +109,3 @@ class Running:
 
 def _whole(dtype: torch.dtype) -> torch.dtype:
     return torch.int64 if dtype == torch.bool else dtype  # votes are counted
-
-
-def mixture_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:
-    """Return a quantile of the mixture of T normals, equally weighted: loc and scale are (T, ...), the result (...)."""
-    halvings = 44 if loc.dtype == F64 else 28  # to 6e-14 of the bracket's width, or 4e-9
-    loc, scale = loc.to(F64), scale.to(F64)
-    quantile = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=F64, device=loc.device))
-    # The mixture's quantile lies between the smallest and the largest quantile of its parts.
-    parts = loc + scale * quantile
-    low, high = parts.amin(0), parts.amax(0)
-    for _ in range(halvings):
-        middle = (low + high) / 2
-        below = torch.special.ndtr((middle - loc) / scale).mean(0) < level
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return (low + high) / 2

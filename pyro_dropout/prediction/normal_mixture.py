@@ -1,10 +1,8 @@
 """A prediction with Gaussian noise as a mixture of T normals for every target, one for each draw.
 
-Its parts, taken a piece at a time so that memory stays bounded, its distribution function and its quantiles, all in
-float64.
+Its parts in float64, taken a piece at a time so that memory stays bounded.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -60,38 +58,3 @@ def together(pieces: Iterable[Tensor]) -> Tensor:
     """Concatenate results for some points at a time; a site that is a single number has one piece."""
     found = list(pieces)
     return found[0] if len(found) == 1 else torch.cat(found)
-
-
-def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
-    """Return the probability below z, (...), of equally weighted normals (T, ...)."""
-    below: Tensor = torch.special.ndtr((z - loc) / scale).mean(0)
-    return below
-
-
-def fast_quantile(loc: Tensor, scale: Tensor, level: float) -> Tensor:
-    """Return a quantile of equally weighted normals (T, ...), by Newton steps inside a bracket.
-
-    Three or four passes over the parts replace forty bisections: a curve of intervals needs dozens of quantiles. A step
-    that leaves the bracket, or does not halve the one before it, is replaced by a bisection.
-    """
-    inner = torch.special.ndtri(torch.tensor(level, dtype=_F64, device=loc.device))
-    parts = loc + scale * inner
-    low, high = parts.amin(0), parts.amax(0)  # the mixture's quantile lies between those of its parts
-    width = (scale.square().mean(0) + loc.var(0, correction=0)).sqrt()
-    z = torch.minimum(torch.maximum(loc.mean(0) + width * inner, low), high)
-    before, near = high - low, 1e-6 * scale.amin(0)
-    done = before <= near
-    for _ in range(100):
-        u = (z - loc) / scale
-        excess = torch.special.ndtr(u).mean(0) - level
-        density = (torch.exp(-0.5 * u.square()) / scale).mean(0) / math.sqrt(2 * math.pi)
-        low, high = torch.where(excess < 0, z, low), torch.where(excess > 0, z, high)
-        newton = torch.where(excess == 0, z, z - excess / density)
-        good = (newton >= low) & (newton <= high) & ((newton - z).abs() <= before / 2)
-        # Converged values stay: steps of the size of rounding errors do not halve, and would look like bad ones.
-        following = torch.where(done, z, torch.where(good, newton, (low + high) / 2))
-        before, z = (following - z).abs(), following
-        done = done | (before <= near)  # each Newton step squares the error: after this one none is left
-        if bool(done.all()):
-            break
-    return z

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_dense
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.moments import (
     Sums,
@@ -22,7 +23,6 @@ from pyro_dropout.prediction.moments import (
     block_outer,
     is_class,
     is_normal,
-    mixture_quantile,
 )
 
 _PIECE = 2**22  # numbers of the samples that are processed at once

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_dense, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.moments import F64, Sums, base_of, is_class, is_normal, mixture_quantile
+from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
+from pyro_dropout.prediction.moments import F64, Sums, base_of, is_class, is_normal
 from pyro_dropout.prediction.prediction import Prediction, check_level
 
 

@@ -122,7 +122,7 @@ ROWS = [
     Row("MultiplicativeNormal", lambda: pd.MultiplicativeNormal(torch.ones(2, 3), 0.0),
         RANGE, "alpha", "got 0.0", "be positive and finite"),
     Row("MultiplicativeNormal", lambda: pd.MultiplicativeNormal(torch.ones(2, 3), torch.ones(2)),
-        SHAPE, "alpha", "got (2,)", "be a number or one for each of 3 rows"),
+        SHAPE, "alpha", "got shape (2,)", "be a number or one for each of 3 rows"),
     Row("MultiplicativeNormal", lambda: pd.MultiplicativeNormal(torch.ones(2, 3), torch.ones(2), row_dim=None),
         SHAPE, "alpha and scale", "got (2,) and ()", "broadcast to loc, shape (2, 3)"),
     Row("kl", lambda: pd.kl(mixture(), Normal(0.0, 1.0), "laplace"),

@@ -15,12 +15,11 @@ from torch import Tensor
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.mathematics.checks import check_count, check_level, describe
 from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.mathematics.mixture_quantiles import mixture_cdf, mixture_quantile
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.normal_mixture import (
     check_normal,
     checked_targets,
-    fast_quantile,
-    mixture_cdf,
     normal_pieces,
     together,
 )
@@ -153,7 +152,7 @@ def coverage_curve(prediction: Prediction, y: Tensor, levels: Sequence[float] | 
     width = torch.zeros(len(asked), dtype=_F64)
     for _, loc, scale in normal_pieces(prediction):
         for k, level in enumerate(asked):
-            low, high = (fast_quantile(loc, scale, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
+            low, high = (mixture_quantile(loc, scale, tail) for tail in ((1 - level) / 2, (1 + level) / 2))
             width[k] += (high - low).sum().item()
     inside = torch.tensor([_inside(where, level) for level in asked], dtype=_F64)
     return CoverageCurve(torch.tensor(asked, dtype=_F64), inside, width / where.numel(), where.numel())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_choice, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.mixture_quantiles import mixture_cdf
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together
@@ -106,7 +107,7 @@ def half_distance_on_grid(loc: Tensor, scale: Tensor, low: Tensor, high: Tensor,
     step = (high - low) / (nodes - 1)
     total = torch.zeros_like(low)
     for k in range(nodes):
-        below = torch.special.ndtr((low + k * step - loc) / scale).mean(0)
+        below = mixture_cdf(loc, scale, low + k * step)
         total += below * (1 - below)
     return total * step
 

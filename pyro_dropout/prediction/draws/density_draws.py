@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.prediction.draws.weight_draws import Weights, latent_draws
 from pyro_dropout.protocols import HasDensity, Posterior
 

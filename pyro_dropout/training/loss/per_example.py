@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, PerDataPoint, drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.training.loss.operations import name_of, tensors
 from pyro_dropout.training.loss.row_tracking import Order, Record
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from torch import Tensor
-from torch.distributions import Independent
 
+from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.training.loss.operations import (
@@ -219,7 +219,6 @@ def _check_not_drawn(value: Tensor, operation: str) -> None:
 
 def _independent(fn: Any) -> torch.Size:
     """Return the shape of the independent parts of a distribution."""
-    while isinstance(fn, Independent | MaskedDistribution | ExpandedDistribution):
-        fn = fn.base_dist
-    shape: torch.Size = getattr(fn, "batch_shape", torch.Size())
+    base = base_distribution(fn, MaskedDistribution, ExpandedDistribution)
+    shape: torch.Size = getattr(base, "batch_shape", torch.Size())
     return shape

@@ -12,13 +12,14 @@ import torch
 from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor
-from torch.distributions import Independent, Normal, kl_divergence
+from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
 
+from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.divergence import Method, kl
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.mathematics.row_mixture import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.training.loss.operations import Notes, carried, tensors
 
@@ -100,7 +101,7 @@ def _of_mixture(q_site: Any, p_site: Any, method: Method, num_samples: int, lear
     q, p = q_site["fn"], p_site["fn"]
     parts = q.parts if isinstance(q, Stacked) else [q]
     found = kl(q, p, "large_k" if all(part.components == 1 for part in parts) else method, num_samples=num_samples)
-    base = _base(p)
+    base = base_distribution(p)
     if learned and not base.scale.requires_grad and all(part.noiseless for part in parts):
         # At σ = 0 the normaliser of a fixed prior is left out. Without gradients, this one does not look trained.
         found = found + _over_event(base.scale.log().expand(q.batch_shape + q.event_shape), q)
@@ -131,7 +132,7 @@ def _of_point(q_site: Any, p_site: Any, learned: bool) -> Tensor:
     everything, because it represents a density.
     """
     q, p = q_site["fn"], p_site["fn"]
-    base = _base(p)
+    base = base_distribution(p)
     if type(q) is not Delta or not isinstance(base, Normal) or learned:
         return of_draw(q_site, p_site)
     return scaled(0.5 * _over_event(((q.v - base.loc) / base.scale).square(), p), p_site)
@@ -153,14 +154,8 @@ def _scaled_alike(q_site: Any, p_site: Any) -> bool:
     return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
 
 
-def _base(p: Any) -> Any:
-    while isinstance(p, Independent):
-        p = p.base_dist
-    return p
-
-
 def _is_gaussian(p: Any) -> bool:
-    return isinstance(_base(p), Normal)
+    return isinstance(base_distribution(p), Normal)
 
 
 def _over_event(values: Tensor, fn: Any) -> Tensor:

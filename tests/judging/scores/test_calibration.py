@@ -6,14 +6,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 import pyro_dropout as pd
 from pyro_dropout.prediction import prediction as prediction_module
-from pyro_dropout.prediction.moments import mixture_quantile
-from pyro_dropout.prediction.normal_mixture import fast_quantile
 from tests.oracles.made_predictions import drawn_targets, made, narrower, regression
 
 F64 = torch.float64
@@ -66,21 +62,6 @@ def test_an_honest_prediction_passes_and_one_with_half_its_variance_fails() -> N
     # the mean distance is at most that of the distribution functions, which passes 0.06 with probability 2·exp(-14.4)
     assert pd.ece(answer, y) < 0.06 < pd.ece(tight, y)
     assert pd.ece(tight, y) == pytest.approx(pd.coverage_curve(tight, y).error)
-
-
-@settings(max_examples=60)
-@given(seed=st.integers(0, 2**31), apart=st.floats(0, 60), uneven=st.floats(0, 3), level=st.floats(1e-3, 1 - 1e-3))
-def test_newton_finds_what_bisection_finds(seed: int, apart: float, uneven: float, level: float) -> None:
-    """Also where modes lie far apart, with nothing between them for Newton to go by."""
-    generator = torch.Generator().manual_seed(seed)
-    loc, width = torch.randn(2, 6, 4, dtype=F64, generator=generator)
-    loc[:3] += apart
-    scale = torch.exp(uneven * width)
-    found, exact = fast_quantile(loc, scale, level), mixture_quantile(loc, scale, level)
-    below = torch.special.ndtr((found - loc) / scale).mean(0)
-    assert ((found - exact).abs() <= 2e-6 * scale.amin(0) + 1e-9 * exact.abs()).all() or torch.allclose(
-        below, torch.tensor(level, dtype=F64), atol=1e-12
-    )
 
 
 def test_the_band_of_counts_holds_uniform_numbers() -> None:

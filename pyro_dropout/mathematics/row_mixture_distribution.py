@@ -6,17 +6,15 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Self
 
 import torch
-from pyro.distributions import TorchDistribution
 from torch import Size, Tensor
-from torch.distributions import constraints
 
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
-from pyro_dropout.mathematics.no_density import drawn_per_data_point, no_density
+from pyro_dropout.mathematics.no_density import is_placeholder
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.scored import Draw, Scored
 from pyro_dropout.mathematics.shapes import Float, Int
@@ -24,7 +22,7 @@ from pyro_dropout.mathematics.shapes import Float, Int
 LOG_2PI = 1.8378770664093453
 
 
-class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
+class RowMixture(Scored):
     """A weight tensor whose rows are drawn independently, each from a mixture of L Gaussians.
 
     With one component it is a Gaussian, with a component at zero it is dropout, with ``cov_factor`` its rows have a
@@ -49,10 +47,6 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         (torch.Size([2, 3]), [0.5, 0.5, 0.5], torch.Size([5, 2, 3]))
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
-    # In a guide, a missing density is an error when a loss uses it, not when a trace computes it.
-    lenient = False
-    site = ""  # for that error: the site that is drawn
     learns_probs = False  # whether ``probs`` are trained, by the score of the labels
     joint = False  # whether a draw shares noise with the draws of other sites
 
@@ -102,17 +96,11 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     # --- what was given -------------------------------------------------------------------------------------------
 
     def _check_probs(self, probs: Tensor) -> Tensor:
-        fits = isinstance(probs, Tensor) and tuple(probs.shape) in (
-            (self.components,),
-            (1, self.components),
-            (self.rows, self.components),
-        )
-        if not fits:
-            got = tuple(probs.shape) if isinstance(probs, Tensor) else repr(probs)
-            raise ShapeError(
-                f"probs must have shape ({self.components},) or ({self.rows}, {self.components}), one probability per"
-                f" component; got {got}."
-            )
+        each = self.components
+        got = tuple(probs.shape) if isinstance(probs, Tensor) else repr(probs)
+        if got not in ((each,), (1, each), (self.rows, each)):
+            allowed = f"({each},) or ({self.rows}, {each}), one probability per component"
+            raise ShapeError(f"probs must have shape {allowed}; got {got}.")
         if self._validate:
             check_finite("probs", probs)
             if not bool((probs >= 0).all()):
@@ -126,29 +114,22 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
             check_non_negative("scale", scale)
         given = scale.to(self.like) if isinstance(scale, Tensor) else self.like.new_full((), scale)
         shape = self.like.shape
-        whole = (self.components, *shape)
+        shared = given.dim() <= len(shape) or given.shape[0] == 1
         try:
-            if given.dim() > len(shape):
-                return given.expand(1, *shape) if given.shape[0] == 1 else given.expand(whole)
-            return given.expand(1, *shape)
+            return given.expand(1 if shared else self.components, *shape)
         except RuntimeError:
-            raise ShapeError(
-                f"scale must broadcast to the components, shape {whole}; got {tuple(given.shape)}."
-            ) from None
+            allowed = f"to the components, shape {(self.components, *shape)}"
+            raise ShapeError(f"scale must broadcast {allowed}; got {tuple(given.shape)}.") from None
 
     def _check_cov_factor(self, cov_factor: Tensor | None) -> Tensor | None:
         if cov_factor is None:
             return None
         if self._validate:
             check_finite("cov_factor", cov_factor)
-        if cov_factor.dim() != 4 or cov_factor.shape[:3] not in (
-            (self.components, self.rows, self.rest),
-            (1, self.rows, self.rest),
-        ):
-            raise ShapeError(
-                f"cov_factor must have shape (L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or"
-                f" 1 for L; got {tuple(cov_factor.shape)}."
-            )
+        layout = (self.rows, self.rest)
+        if cov_factor.dim() != 4 or cov_factor.shape[:3] not in ((self.components, *layout), (1, *layout)):
+            allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
+            raise ShapeError(f"cov_factor must have shape {allowed}; got {tuple(cov_factor.shape)}.")
         return cov_factor
 
     # --- rows and tensors -----------------------------------------------------------------------------------------
@@ -174,6 +155,11 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
         return None if self.cov_factor is None else self.cov_factor.square().sum(-1)
 
+    def component_variance(self) -> Tensor:
+        """Return the variance of each weight under each component, (1 or L, *shape)."""
+        added = self.factor_variance()
+        return self.scale.square() if added is None else self.scale.square() + self.from_rows(added)
+
     @property
     def locs(self) -> Tensor:
         """The means of all components, (L, *shape)."""
@@ -188,6 +174,10 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     def shared_covariance(self) -> bool:
         """Whether all components have one covariance, so that the label's log-odds are normal."""
         return self.scale.shape[0] == 1 and (self.cov_factor is None or self.cov_factor.shape[0] == 1)
+
+    def log_probs(self) -> Float[Tensor, "rows components"]:
+        """Return log p(z = l) for each row; finite where a probability is 0."""
+        return self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
 
     def log_scale(self) -> Float[Tensor, "components rows rest"]:
         """Return log σ by rows, (1 or L, rows, rest)."""
@@ -260,9 +250,8 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
 
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw weights, (*sample_shape, *batch_shape, *shape); differentiable in everything but ``probs``."""
-        labels = self.sample_labels(sample_shape)
+        labels, like = self.sample_labels(sample_shape), self.like
         shape = (*labels.shape, self.rest)
-        like = self.like
         noise = like.new_zeros(()) if self.noiseless else torch.randn(shape, dtype=like.dtype, device=like.device)
         coefficients = self.sample_coefficients(labels.shape)
         value = self.from_rows(self._assemble(labels, noise, coefficients))
@@ -282,7 +271,7 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
         log_scale = self.log_scale()  # once, so that gradients of 1e38 are summed before the division by σ
         factor = self.factor(log_scale)
         locs = [self.mean_rows(label) for label in range(self.components)]
-        log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
+        log_probs = self.log_probs()
         if labels is not None:
             z = labels.unsqueeze(-1)
             start = self._pick(z, locs) if self.shared_covariance else self._assemble(labels, noise, coefficients)
@@ -317,24 +306,21 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     def label_log_prob(self) -> Tensor:
         """Return log p(z) of the labels of the last draw, (*sample_shape, *batch_shape)."""
         assert self._draw is not None, "nothing was drawn yet"
-        log_probs = self.probs.clamp_min(torch.finfo(self.probs.dtype).tiny).log()
         z = self._draw.labels.unsqueeze(-1)
-        return self._pick(z, log_probs.mT.unsqueeze(-1)).sum((-2, -1))
+        return self._pick(z, self.log_probs().mT.unsqueeze(-1)).sum((-2, -1))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of ``value``; for the last draw it is computed from the noise that made it."""
-        if self.lenient and (self.singular or drawn_per_data_point(value) is not None):
-            lead = value.shape[: value.dim() - len(self.event_shape)]
-            return no_density(self.locs, torch.broadcast_shapes(lead, self.batch_shape), self.site)
+        if self.lenient and (self.singular or is_placeholder(value)):
+            return self._no_density(value)
         if self.singular:
             raise SingularError(
                 f"{type(self).__name__} has no density at scale=0: its draws lie on a set of volume zero, and KL(q||p)"
                 " is infinite. Use scale > 0 for a density, or compare predictive scores, which need none."
             )
-        if value.shape[value.dim() - len(self.event_shape) :] != self.event_shape:
-            raise ShapeError(
-                f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
-            )
+        event = self.event_shape
+        if value.shape[value.dim() - len(event) :] != event:
+            raise ShapeError(f"value must end in the event's shape {tuple(event)}; got {tuple(value.shape)}.")
         draw = self._draw
         if draw is not None and draw.value() is value:
             joint = self.log_joint(draw.labels, draw.noise, draw.coefficients)
@@ -358,23 +344,13 @@ class RowMixture(Scored, TorchDistribution):  # type: ignore[override]
     @property
     def variance(self) -> Tensor:
         """Var[w] of each weight, (*batch_shape, *shape)."""
-        spread = self.scale.square() + (self.locs - self._center()).square()
-        added = self.factor_variance()
-        if added is not None:
-            spread = spread + self.from_rows(added)
+        spread = self.component_variance() + (self.locs - self._center()).square()
         return (self.per_row(self.probs.mT) * spread).sum(0).expand(self._extended_shape())
-
-    @constraints.dependent_property(is_discrete=False)
-    def support(self) -> Any:
-        """Every real tensor of the event's shape."""
-        return constraints.independent(constraints.real, len(self.event_shape))
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = type(self).__new__(type(self)) if _instance is None else _instance
-        new.__dict__.update(self.__dict__)
+        new = super().expand(batch_shape, _instance)
         new._draw = None
-        new._batch_shape = Size(batch_shape)
         return new
 
     def __repr__(self) -> str:
@@ -390,4 +366,4 @@ def _component(factor: Factor | None, label: int) -> Factor | None:
     if factor is None:
         return None
     index = min(label, factor.log_det.shape[0] - 1)
-    return Factor(*(part[index] for part in (factor.directions, factor.inverse_sizes, factor.cholesky, factor.log_det)))
+    return Factor(*(part[index] for part in vars(factor).values()))

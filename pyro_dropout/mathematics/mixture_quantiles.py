@@ -1,0 +1,68 @@
+"""Mixtures of T normals in one dimension: the distribution function and quantiles, in float64.
+
+A prediction is such a mixture, one normal for each draw, and so is each single weight of a ``RowMixture``.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
+
+_F64 = torch.float64
+_THINNEST = torch.finfo(torch.float32).tiny  # stands for a width of zero, which would give NaN
+
+
+def _average(values: Tensor, probs: Tensor | None) -> Tensor:
+    return values.mean(0) if probs is None else (probs * values).sum(0)
+
+
+def mixture_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
+    """Return the probability below z, (...), of equally weighted normals (T, ...) of positive width."""
+    below: Tensor = torch.special.ndtr((z - loc) / scale).mean(0)
+    return below
+
+
+def mixture_quantile(loc: Tensor, scale: Tensor, level: float, probs: Tensor | None = None) -> Tensor:
+    """Return a quantile, (...), of normals (T, ...), by Newton steps inside a bracket.
+
+    A smooth mixture needs three or four steps. A step that leaves the bracket, or does not halve the one before it, is
+    replaced by a bisection.
+
+    Args:
+        loc: the means.
+        scale: the standard deviations; a part of width zero is a step at its mean.
+        level: the probability below the quantile.
+        probs: the weights of the parts, broadcast to ``loc``; equal by default.
+    """
+    loc, scale = loc.to(_F64), scale.to(_F64).clamp_min(_THINNEST)
+    inner = torch.special.ndtri(torch.tensor(level, dtype=_F64, device=loc.device))
+    parts = loc + scale * inner
+    low, high = parts.amin(0), parts.amax(0)  # the mixture's quantile lies between those of its parts
+    middle = _average(loc, probs)
+    width = _average(scale.square() + (loc - middle).square(), probs).sqrt()
+    z = torch.minimum(torch.maximum(middle + width * inner, low), high)
+    before = high - low
+    near = torch.maximum(1e-6 * scale.amin(0), 1e-15 * before)
+    done = before <= near
+    for _ in range(100):
+        u = (z - loc) / scale
+        excess = _average(torch.special.ndtr(u), probs) - level
+        density = _average(torch.exp(-0.5 * u.square()) / scale, probs) / math.sqrt(2 * math.pi)
+        low, high = torch.where(excess < 0, z, low), torch.where(excess < 0, high, z)
+        newton = z - excess / density  # NaN between two steps, where both are zero: then the bracket is halved
+        good = (newton >= low) & (newton <= high) & ((newton - z).abs() <= before / 2)
+        # Converged values stay: steps of the size of rounding errors do not halve, and would look like bad ones.
+        following = torch.where(done, z, torch.where(good, newton, (low + high) / 2))
+        before, z = (following - z).abs(), following
+        done = done | (before <= near)  # each Newton step squares the error: after this one none is left
+        if bool(done.all()):
+            break
+    return z
+
+
+def marginal_quantile(q: RowMixture, level: float) -> Tensor:
+    """Return the ``level`` quantile of each weight separately, in the event's shape."""
+    scale = q.component_variance().sqrt().expand(q.locs.shape)
+    return mixture_quantile(q.locs, scale, level, q.per_row(q.probs.mT)).to(q.like)
