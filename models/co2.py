@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pyro
 import torch
+from experiments.band_plots import band_panels, curve_panels
 from experiments.collection import co2_paper
 from experiments.experiment import VERDICTS, Experiment
 from experiments.few_draws import few_draws
@@ -19,7 +20,7 @@ from experiments.other_guides import fit_beside, other_guides
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.band_plots import PALETTE, band_panels, curve_panels
+from pyro_dropout.prediction.plot_style import PALETTE
 
 LAMBDA, RATE = 1e-6, 0.01  # the paper's weight decay, and its rate before the schedule (1 + 10⁻⁴t)^(-1/4)
 TAU = 100.0  # noise of 0.1: a monthly mean is accurate to about 0.2 ppm, and y is in units of about 2 ppm

@@ -14,13 +14,14 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
+from experiments.band_plots import band_panels, curve_panels
 from experiments.experiment import VERDICTS, Experiment
 from experiments.standard_error import standard_error
 from experiments.two_clusters import CLUSTERS, GRID, INPUTS, MIDDLE, TAU, gap_ratio, two_clusters
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.band_plots import PALETTE, band_panels, curve_panels
+from pyro_dropout.prediction.plot_style import PALETTE
 
 RATE, DROPPED, START = 0.05, 0.1, 0.02  # START: initial value of learned widths, and value of fixed ones
 OVERCONFIDENT = 0.5  # uncertainty grows less than half as much as the posterior's; seeds and sampler vary far less

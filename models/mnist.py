@@ -15,6 +15,7 @@ from functools import partial
 from itertools import product
 
 import torch
+from experiments.band_plots import class_panels, curve_panels
 from experiments.classifier_tables import cascade_table, detection_row, error_table, rejection_table
 from experiments.collection import mnist
 from experiments.detection import envelopes_overlap, loss_gradient, turned
@@ -23,7 +24,6 @@ from experiments.standard_error import standard_error
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.band_plots import class_panels, curve_panels
 
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")

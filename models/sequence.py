@@ -15,6 +15,7 @@ once: one step ahead, and free-running, where a network continues from its own d
 from itertools import pairwise, product
 
 import torch
+from experiments.band_plots import draw_fan, draw_std_bands
 from experiments.collection import co2_paper, solar
 from experiments.experiment import VERDICTS, Experiment
 from experiments.free_running import free_run
@@ -23,7 +24,7 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.band_plots import PALETTE, draw_bands, draw_fan
+from pyro_dropout.prediction.plot_style import PALETTE
 
 TRAIN, VALIDATION = 0.6, 0.2  # shares of the series, in time order; the rest is the test segment
 DROPPED, KEEPS = ("recurrent.weight", "output.weight"), (0.5, 0.7, 0.9, 0.97)  # x_t is one number: not dropped
@@ -158,7 +159,7 @@ def drawn(data, values, start, fans, scores):
         axes.axvline(0.5, color="0.6", lw=0.8)
         axes.set(title=ARMS[arm], xlabel="steps after the start of the test", ylabel=data.y_name.replace(" (", "\n("))
         steps = scores[arm]["free-running"]
-        draw_bands(last, at, steps.mean(0), standard_error(steps), multiples=[2], color=colour, label=ARMS[arm])
+        draw_std_bands(last, at, steps.mean(0), standard_error(steps), multiples=[2], color=colour, label=ARMS[arm])
     panels[0].legend(frameon=False, fontsize=8, loc="upper left")
     last.set(
         title="free-running: mean ± 2 standard errors", xlabel="steps ahead", ylabel="log-likelihood (nats a value)"

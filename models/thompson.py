@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 import torch
+from experiments.band_plots import curve_panels
 from experiments.experiment import VERDICTS, Experiment
 from experiments.foraging import BEST_AVERAGE, EYES, OBSERVATION, WHEELS, Foraging
 from experiments.learning_curves import first_reach, running_mean
@@ -22,7 +23,6 @@ from torch import nn
 from tqdm import tqdm
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.band_plots import curve_panels
 
 ACTIONS, K = len(WHEELS), 50
 KEEP, TAU = 0.9, 1.0  # any τ gives the same steps: the learning rate is divided by it, and λ is fixed

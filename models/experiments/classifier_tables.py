@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from experiments.band_plots import curve_panels
 from experiments.detection import auroc
 from experiments.standard_error import standard_error
 from pyro_dropout.judging.decisions.cascade import cascade
 from pyro_dropout.judging.decisions.rejection import defer, rejection_curve
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.prediction.band_plots import curve_panels
 from pyro_dropout.prediction.prediction import Prediction
 
 if TYPE_CHECKING:

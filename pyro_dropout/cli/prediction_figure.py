@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.band_plots import PALETTE, literal_text
+from pyro_dropout.prediction.plot_style import PALETTE, literal_text
 from pyro_dropout.tables.files import Cell, as_label, as_number
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from pyro_dropout.comparison.columns import REFERENCE, columns
 from pyro_dropout.judging.decisions.rejection import RejectionCurve, rejection_curve
 from pyro_dropout.judging.scores.calibration import pit
 from pyro_dropout.judging.scores.class_calibration import reliability
-from pyro_dropout.prediction.band_plots import literal_text
 from pyro_dropout.prediction.moments import is_class, is_normal
+from pyro_dropout.prediction.plot_style import literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure
 

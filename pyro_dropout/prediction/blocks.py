@@ -7,25 +7,27 @@ very same draws, a second pass needs the random state at the start and the block
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from pyro import poutine
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.draws.weight_draws import PerExample, Weights, WholeFunctions
-from pyro_dropout.prediction.snapshot import evaluating, fingerprint, forked, random_state, seeded
-from pyro_dropout.prediction.snapshot import set_random_state as put_back
+from pyro_dropout.prediction.draws.weight_draws import WeightDraws
+from pyro_dropout.prediction.snapshot import RandomState, evaluating, fingerprint, forked, seeded
+from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
+from pyro_dropout.training.out_of_memory import unless_out_of_memory
 
-Reduce = Callable[..., Any]  # outputs (T, N, D) and what belongs to the N points -> tensors without T
+Result = TypeVar("Result")
+Reduce = Callable[..., Result]  # outputs (T, N, D) of a block, and what belongs to its N points -> its result
 
 _CPU_ROWS = 8192  # more rows do not make a row faster
 _CUDA_ROWS = 2**20
@@ -34,12 +36,12 @@ _TRIAL_ROWS = 1024
 
 @dataclass(frozen=True)
 class Block:
-    """Some draws at some points.
+    """Some draws at some points, or of some replicas of a fleet.
 
     Attributes:
         drawn: the draws whose weights are made together.
         draws: those of them that this block runs.
-        points: the data points.
+        points: the data points, or the replicas.
     """
 
     drawn: slice
@@ -66,6 +68,42 @@ class Block:
             yield from Block(self.drawn, *parts).within(rows)
 
 
+Receive = Callable[[Block, Result], None]
+
+
+def run_blocks(
+    blocks: list[Block],
+    run: Callable[[Block], Result],
+    receive: Receive[Result],
+    device: torch.device,
+    prepare: Callable[[Block], None] = lambda block: None,
+) -> list[Block]:
+    """Run blocks in order, and return those that were run: smaller ones if memory ran out.
+
+    Args:
+        blocks: all blocks.
+        run: returns a block's result, which is not None.
+        receive: is given every result; for each point the draws come in order.
+        device: where they run.
+        prepare: is called before a block is run, and not repeated by the halves of one that did not fit.
+    """
+    todo, taken = deque(blocks), []
+    while todo:
+        block = todo.popleft()
+        prepare(block)
+        before = RandomState(device)
+        # A single row cannot be halved, so torch's error is raised.
+        result = run(block) if block.rows == 1 else unless_out_of_memory(functools.partial(run, block))
+        if result is None:
+            before.restore()
+            # What did not fit once will not fit later: the remaining blocks are split too.
+            todo = deque(part for each in (block, *todo) for part in each.within(block.rows // 2))
+            continue
+        receive(block, result)
+        taken.append(block)
+    return taken
+
+
 class Walk:
     """All draws at all points.
 
@@ -79,111 +117,88 @@ class Walk:
     """
 
     def __init__(
-        self,
-        weights: PerExample | WholeFunctions,
-        x: Tensor,
-        samples: int,
-        *,
-        chunk: int | None,
-        seed: int | None,
-        compile: bool,
+        self, weights: WeightDraws, x: Tensor, samples: int, *, chunk: int | None, seed: int | None, compile: bool
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
-        self._start: Any = None
-        self._print: Any = None
-        self._programs: dict[Any, Program] = {}
+        self._start: RandomState | None = None
+        self._print: list[object] | None = None
+        self._programs: dict[Hashable, Program] = {}
         with self._trial():
-            self.like = self._outputs_of(x[:1])
+            self.like = self.weights.one(x[:1])
             most = weights.most(samples, x[:1])
             rows = chunk or (self._rows_that_fit() if x.is_cuda else _CPU_ROWS)
         points = _even(len(x), rows)
         draws = _even(samples, min(most, max(1, rows // points)))
-        self._blocks = [Block(drawn, drawn, p) for drawn in _cuts(samples, draws) for p in _cuts(len(x), points)]
+        self._blocks = [Block(drawn, drawn, p) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
 
     # --- the two passes -----------------------------------------------------------------------------------------------
 
-    def first(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], progress: bool = False) -> None:
-        """Run all blocks, and pass every result to ``receive``; for each point the draws come in order."""
+    def first(self, label: str, reduce: Reduce[Result], receive: Receive[Result], progress: bool = False) -> None:
+        """Run all blocks, and pass every result to ``receive``; ``label`` tells compiled blocks apart."""
         with seeded(self.seed, self.x.device):
-            self._start = random_state(self.x.device)
-            self._blocks = self._walk(label, reduce, receive, (), progress)
+            self._start = RandomState(self.x.device)
+            self._blocks = self._walk(label, reduce, receive, [], progress)
 
-    def again(self, label: str, reduce: Reduce, receive: Callable[[Block, Any], None], *of_points: Tensor) -> None:
-        """Run the same blocks with the same draws; torch's generators are restored on exit."""
-        if self._fingerprint() != self._print:
+    def again(self, label: str, reduce: Reduce[Result], receive: Receive[Result], *of_points: Tensor) -> None:
+        """Run the same blocks with the same draws; ``reduce`` is also given the rows of ``of_points`` at the points."""
+        if self._start is None or self._fingerprint() != self._print:
             raise PyroDropoutError(
                 "the model, the posterior or x has changed since predict(), so its draws cannot be repeated, and"
                 " they were not kept. Call predict() again, or use keep_samples=True."
             )
         with forked(self.x.device):
-            put_back(self._start, self.x.device)
-            self._walk(label, reduce, receive, of_points, False)
+            self._start.restore()
+            self._walk(label, reduce, receive, list(of_points), False)
 
     def remember(self) -> None:
         """Record the values of all parameters, so that a second pass can check that they are the same."""
         self._print = self._fingerprint()
 
     def _walk(
-        self, label: str, reduce: Reduce, receive: Any, of_points: tuple[Tensor, ...], progress: bool
+        self, label: str, reduce: Reduce[Result], receive: Receive[Result], of_points: list[Tensor], progress: bool
     ) -> list[Block]:
-        """Run all blocks, and return those that were run: smaller ones if memory ran out."""
+        held: slice | None = None
+        weights: Weights = {}
+
+        def draw(block: Block) -> None:
+            nonlocal held, weights
+            if block.drawn != held:
+                held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, self.x)
+
+        def run(block: Block) -> Result:
+            first = block.drawn.start
+            own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
+            inputs = [each[block.points] for each in (self.x, *of_points)]
+            if self.compile:
+                return self._compiled(label, reduce, block.count, own, inputs)
+            return reduce(self.weights.outputs(own, inputs[0], block.count), *inputs[1:])
+
+        def pass_on(block: Block, result: Result) -> None:
+            receive(block, result)
+            bar.update(block.rows)
+
         self.weights.begin()
-        todo, taken = deque(self._blocks), []
-        held, weights = None, {}
         total = self.samples * len(self.x)
         with (
             evaluating(self.weights.model, self.weights.posterior),
             tqdm(total=total, disable=not progress, unit="row", unit_scale=True, desc="predict") as bar,
         ):
-            while todo:
-                block = todo.popleft()
-                if block.drawn != held:
-                    held, weights = block.drawn, self.weights.draw(block.drawn.stop - block.drawn.start, self.x)
-                result = self._tried(block, label, reduce, weights, of_points)
-                if result is None:
-                    # What did not fit once will not fit later: the remaining blocks are split too.
-                    todo = deque(part for each in (block, *todo) for part in each.within(block.rows // 2))
-                    continue
-                receive(block, result)
-                taken.append(block)
-                bar.update(block.rows)
-        return taken
-
-    def _tried(self, block: Block, label: str, reduce: Reduce, weights: Weights, of_points: tuple[Tensor, ...]) -> Any:
-        """Return a block's result; None, with random states restored, if memory runs out."""
-        before = random_state(self.x.device)
-        first = block.drawn.start
-        own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
-        inputs = [each[block.points] for each in (self.x, *of_points)]
-        try:
-            if self.compile:
-                return self._compiled(label, reduce, block.count, own, inputs)
-            return reduce(self.weights.outputs(own, inputs[0], block.count), *inputs[1:])
-        except torch.OutOfMemoryError:
-            if block.rows == 1:
-                raise
-        # Only here is the traceback released, which holds the tensors of the failed pass.
-        put_back(before, self.x.device)
-        if self.x.is_cuda:
-            torch.cuda.empty_cache()
-        return None
+            return run_blocks(self._blocks, run, pass_on, self.x.device, draw)
 
     # --- compiled blocks ----------------------------------------------------------------------------------------------
 
     @functools.cached_property
     def _parameters(self) -> Parameters:
-        return Parameters(self.weights.model, self.weights.posterior, self, (self.x[:1],), {})
+        return Parameters(self.weights.model, self.weights.posterior, self.weights, (self.x[:1],), {})
 
-    def differentiable_loss(self, model: Any, guide: Any, x: Tensor) -> Tensor:
-        """Run one draw, so that callers can see which parameters it uses."""
-        return self._outputs_of(x)
-
-    def _compiled(self, label: str, reduce: Reduce, count: int, weights: Weights, inputs: list[Tensor]) -> Any:
+    def _compiled(
+        self, label: str, reduce: Reduce[Result], count: int, weights: Weights, inputs: list[Tensor]
+    ) -> Result:
         values = self._parameters.values
         key = (label, count, *((each.shape, each.dtype) for each in inputs))
         if key not in self._programs:
 
-            def run(values: list[Tensor], weights: Weights, x: Tensor, *of_points: Tensor) -> Any:
+            def run(values: list[Tensor], weights: Weights, x: Tensor, *of_points: Tensor) -> Result:
                 with unvalidated(), poutine.block(), self._parameters.replaced(values):
                     return reduce(self.weights.outputs(weights, x, count), *of_points)
 
@@ -196,7 +211,8 @@ class Walk:
                 raise PyroDropoutError(
                     f"this model or posterior cannot be compiled for prediction: {cause} Use compile=False."
                 ) from cause
-        return self._programs[key](values, weights, *inputs)
+        found: Result = self._programs[key](values, weights, *inputs)
+        return found
 
     # --- before the first step ----------------------------------------------------------------------------------------
 
@@ -206,35 +222,36 @@ class Walk:
         with forked(self.x.device), evaluating(self.weights.model, self.weights.posterior):
             yield
 
-    def _outputs_of(self, x: Tensor, count: int = 1) -> Tensor:
-        """Return the outputs of one draw at a few points."""
-        return self.weights.outputs(self.weights.draw(count, x), x, count)
-
     def _rows_that_fit(self) -> int:
         """Return how many rows use half of the free memory, from the peak of a small block."""
         x, device = self.x[:_TRIAL_ROWS], self.x.device
-        self._outputs_of(x)  # libraries allocate their workspace on first use
+        self.weights.one(x)  # libraries allocate their workspace on first use
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        self._outputs_of(x)
+        self.weights.one(x)
         peak = max(1, torch.cuda.max_memory_allocated(device) - before)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + unused
         fits = max(1, min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))
         return int(2 ** math.floor(math.log2(fits)))  # so that a seed gives the same draws every time
 
-    def _fingerprint(self) -> list[Any]:
+    def _fingerprint(self) -> list[object]:
+        model, posterior = self.weights.model, self.weights.posterior
+        modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
         with self._trial():
-            return fingerprint(self.weights.model, self.weights.posterior, self, self.x)
+            found = Parameters(model, posterior, self.weights, (self.x[:1],), {}).by_name.values()
+            owned = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
+            return fingerprint((*found, self.x, *owned))
+
+
+def cuts(total: int, size: int) -> list[slice]:
+    """Return slices of at most ``size`` that cover ``total`` items."""
+    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def _halves(whole: slice) -> list[slice]:
     middle = (whole.start + whole.stop) // 2
     return [slice(whole.start, middle), slice(middle, whole.stop)]
-
-
-def _cuts(total: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 
 def _even(total: int, most: int) -> int:

@@ -4,7 +4,7 @@ A block of draws is reduced to sums for each data point, which are added to the 
 y_t the targets given the t-th output, the law of total variance splits Var y = Var_t E[y_t] + E_t Var[y_t].
 """
 
-from typing import Any
+from types import EllipsisType
 
 import torch
 from pyro.distributions.torch_distribution import MaskedDistribution
@@ -12,45 +12,58 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.protocols import Distribution, Likelihood
 
 F64 = torch.float64
 Sums = dict[str, Tensor]
+Points = slice | int | EllipsisType  # some of a prediction's points, one replica of a fleet, or all
+
+_THINNEST = torch.finfo(torch.float32).tiny  # a standard deviation that underflows to zero would give NaN
 
 
-def base_of(p: Any) -> Any:
+def base_of(p: Distribution) -> Distribution:
     """Return p(y | f) of a single target."""
     return base_distribution(p, MaskedDistribution)
 
 
-def is_class(p: Any) -> bool:
+def is_class(p: Distribution) -> bool:
     """Whether targets are classes: one of several, or binary."""
     return isinstance(base_of(p), Categorical | Bernoulli)
 
 
-def is_normal(p: Any) -> bool:
+def is_normal(p: Distribution) -> bool:
     """Whether targets have Gaussian noise."""
     return isinstance(base_of(p), Normal)
 
 
-def moments_of(p: Any) -> Sums:
+def moments_of(p: Distribution) -> Sums:
     """Return the moments of each target under a distribution: "mean" and "noise", its variance, in float64.
 
     For classes also "surprise", the entropy, and "votes", the most probable one, as indicators.
     """
     base = base_of(p)
-    several, coins = isinstance(base, Categorical), isinstance(base, Bernoulli)
-    if several:  # the mean of its targets is that of their indicators
-        means = base.probs.to(F64)
-        found = {"mean": means, "noise": means * (1 - means)}
-    else:
-        found = {"mean": p.mean.to(F64), "noise": p.variance.to(F64)}
-    if several or coins:
-        found["surprise"] = base.entropy().to(F64)
-        found["votes"] = (base.logits > 0) if coins else _votes(base.logits)
+    if isinstance(base, Categorical):  # the mean of its targets is that of their indicators
+        means, best = base.probs.to(F64), base.logits.argmax(-1, keepdim=True)
+        votes = best == torch.arange(base.logits.shape[-1], device=best.device)
+        return {"mean": means, "noise": means * (1 - means), "surprise": base.entropy().to(F64), "votes": votes}
+    found = {"mean": p.mean.to(F64), "noise": p.variance.to(F64)}
+    if isinstance(base, Bernoulli):
+        found |= {"surprise": base.entropy().to(F64), "votes": base.logits > 0}
     return found
 
 
-def block_sums(likelihood: Any, f: Tensor) -> Sums:
+def indicator_covariance(probs: Tensor) -> Tensor:
+    """Return the covariance of the indicators of classes, of which one is 1: (..., C, C) from (..., C)."""
+    return torch.diag_embed(probs) - probs.unsqueeze(-1) * probs.unsqueeze(-2)
+
+
+def normal_parts(p: Distribution) -> tuple[Tensor, Tensor]:
+    """Return the means and standard deviations of a distribution of normals, in float64."""
+    base = base_of(p)
+    return base.loc.to(F64), base.scale.to(F64).clamp_min(_THINNEST)
+
+
+def block_sums(likelihood: Likelihood, f: Tensor) -> Sums:
     """Reduce a block of draws, f (T, N, D), to sums for each data point.
 
     Returns:
@@ -64,40 +77,31 @@ def block_sums(likelihood: Any, f: Tensor) -> Sums:
     return sums | {name: value.sum(0) for name, value in each.items()}
 
 
-def _votes(logits: Tensor) -> Tensor:
-    """Return which class each draw votes for, as indicators."""
-    best = logits.argmax(-1, keepdim=True)
-    return best == torch.arange(logits.shape[-1], device=best.device)
-
-
-def block_log_prob(likelihood: Any, f: Tensor, y: Tensor) -> Tensor:
+def block_log_prob(likelihood: Likelihood, f: Tensor, y: Tensor) -> Tensor:
     """Return logsumexp_t log p(y | f_t) of a block of draws, (N,)."""
     each: Tensor = likelihood.distribution(f).log_prob(y)
     return torch.logsumexp(each.to(F64), 0)
 
 
-def block_outer(likelihood: Any, f: Tensor, mean: Tensor) -> Tensor:
-    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws, (N, D, D)."""
-    apart = likelihood.distribution(f).mean.to(F64) - mean
+def block_outer(p: Distribution, mean: Tensor) -> Tensor:
+    """Return Σ_t (E[y | f_t] - mean)(E[y | f_t] - mean)ᵀ of a block of draws with p(y | f), (N, D, D)."""
+    apart = p.mean.to(F64) - mean
     return torch.einsum("t...i,t...j->...ij", apart, apart)
 
 
 class Running:
-    """The sums of all draws so far, for every data point.
-
-    Args:
-        points: how many data points there are; unused if all are added together, by an ellipsis.
-    """
+    """The sums of all draws so far, for ``points`` data points; their number is unused if all are added together."""
 
     def __init__(self, points: int) -> None:
         self.points = points
         self.sums: Sums = {}
 
-    def add(self, seen: int, count: int, points: Any, block: Sums) -> None:
+    def add(self, seen: int, count: int, points: Points, block: Sums) -> None:
         """Add a block of ``count`` draws for some points, which already have ``seen`` draws."""
         if not self.sums:
             sizes = {k: v.shape if points is ... else (self.points, *v.shape[1:]) for k, v in block.items()}
-            self.sums = {k: v.new_zeros(sizes[k], dtype=_whole(v.dtype)) for k, v in block.items()}
+            whole = {torch.bool: torch.int64}  # votes are counted
+            self.sums = {k: v.new_zeros(sizes[k], dtype=whole.get(v.dtype, v.dtype)) for k, v in block.items()}
         own = {name: value[points] for name, value in self.sums.items()}
         # Chan, Golub and LeVeque (1983): two sets of draws, each with its own mean
         step = block["mean"] - own["mean"]
@@ -105,7 +109,3 @@ class Running:
         own["spread"] += block["spread"] + step.square() * (seen * count / (seen + count))
         for name in block.keys() - {"mean", "spread"}:
             own[name] += block[name]
-
-
-def _whole(dtype: torch.dtype) -> torch.dtype:
-    return torch.int64 if dtype == torch.bool else dtype  # votes are counted

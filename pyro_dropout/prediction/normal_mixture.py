@@ -4,18 +4,14 @@ Its parts in float64, taken a piece at a time so that memory stays bounded.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.moments import base_of, is_normal
+from pyro_dropout.prediction.moments import Points, is_normal, normal_parts
 from pyro_dropout.prediction.prediction import Prediction
-
-_F64 = torch.float64
-_THINNEST = torch.finfo(torch.float32).tiny  # an underflow to zero would give NaN
 
 
 def check_prediction(prediction: Prediction) -> None:
@@ -47,11 +43,9 @@ def check_normal(prediction: Prediction, name: str) -> None:
         )
 
 
-def normal_pieces(prediction: Prediction) -> Iterator[tuple[Any, Tensor, Tensor]]:
+def normal_pieces(prediction: Prediction) -> Iterator[tuple[Points, Tensor, Tensor]]:
     """Yield some points, and the means and standard deviations of their parts, each (T, points, D)."""
-    for points in prediction.pieces():
-        p = base_of(prediction.distribution_at(points))
-        yield points, p.loc.to(_F64), p.scale.to(_F64).clamp_min(_THINNEST)
+    return ((points, *normal_parts(prediction.distribution_at(points))) for points in prediction.pieces())
 
 
 def together(pieces: Iterable[Tensor]) -> Tensor:

@@ -1,62 +1,47 @@
 """Predictions of any Pyro model: the sites that the posterior does not have, at each draw of those that it has."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import (
-    Site,
-    full_distribution,
-    holds_data,
-    no_sites,
-    sample_sites,
-    trace_of,
-)
+from pyro_dropout.generative.observed_sites import full_distribution, holds_data, no_sites, sample_sites, trace_of
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.draws.weight_draws import MeanWeights, Weights, latent_draws
+from pyro_dropout.prediction.draws.weight_draws import MOST_NUMBERS, MeanWeights, latent_draws
 from pyro_dropout.prediction.moments import Running, Sums, moments_of
+from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.site_prediction import SitePrediction
 from pyro_dropout.prediction.snapshot import evaluating, seeded
-from pyro_dropout.protocols import HasDraws
+from pyro_dropout.protocols import Distribution, HasDraws, Message, Weights
 from pyro_dropout.training.fit import place_of
 
-_FEW = 2**24  # the most numbers that keep="auto" keeps
-_MOST = 2**26  # the most numbers in draws of latent sites that are held at once
 _DRAWS = 64  # of a site at each draw, where its distribution has no moments in closed form
 
 
-def predict_sites(
-    call: ModelCall, posterior: Any, *, samples: int, method: str, seed: int | None, keep: Any, progress: bool
-) -> SitePrediction | dict[str, SitePrediction]:
+def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePrediction | dict[str, SitePrediction]:
     """Return predictions of the sites that the posterior does not have: one, or several by name.
 
     Args:
         call: the model and its arguments; if they include data, the sites that hold the data are predicted.
         posterior: a guide, or draws.
-        samples: how many draws of the posterior.
-        method: "mc", or "standard" for one run at the posterior's mean.
-        seed: makes the draws reproducible.
-        keep: whether each draw's distribution and a sample of it are kept; "auto", where they are few.
-        progress: whether to show a bar.
+        asked: the options. What may be kept is each draw's distribution and a sample of it.
     """
+    samples = asked.samples
     if not callable(call.model):
         raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {describe(call.model)}.")
     device = place_of([call.model, posterior], call)
     call = call.with_num_data(only_if_needed=True).to(device)
     call.check_bound()
     found: dict[str, _Tally] = {}
-    bar = tqdm(total=samples, disable=not progress, unit="draw", desc="predict")
-    with seeded(seed, device), evaluating(call.model, posterior), bar:
-        for t, drawn in enumerate(_draws(call, posterior, samples, method)):
+    bar = tqdm(total=samples, disable=not asked.progress, unit="draw", desc="predict")
+    with seeded(asked.seed, device), evaluating(call.model, posterior), bar:
+        for t, drawn in enumerate(_draws(call, posterior, asked)):
             sites = _asked(call, {name: value.to(device) for name, value in drawn.items()})
             if t == 0:
-                size = samples * sum(site["value"].numel() for site in sites.values())
-                keeps = size <= _FEW if keep == "auto" else bool(keep)
+                keeps = asked.keeps(samples * sum(site["value"].numel() for site in sites.values()))
                 found = {name: _Tally(name, keeps) for name in sites}
             if set(sites) != set(found):
                 raise PyroDropoutError(
@@ -70,24 +55,21 @@ def predict_sites(
     return answers if len(answers) > 1 else next(iter(answers.values()))
 
 
-def _draws(call: ModelCall, posterior: Any, samples: int, method: str) -> Iterator[Weights]:
+def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weights]:
     """Yield draws of the latent sites, one at a time; they are made in batches."""
-    if method == "standard":
-        means = MeanWeights(call.model, posterior).draw(1, torch.zeros(()))
-        yield {name: value[0] for name, value in means.items()}
-        return
-    if isinstance(posterior, HasDraws):  # each used once before any is repeated
-        left = posterior.order(samples)
+    if asked.method == "standard":
+        yield from _one_by_one(MeanWeights(call.model, posterior).draw(1, torch.zeros(())))
+    elif isinstance(posterior, HasDraws):  # each used once before any is repeated
         size = sum(value[0, 0].numel() for value in posterior.weights.values())
-        for numbers in left.split(max(1, _MOST // max(1, size))):
+        for numbers in posterior.order(asked.samples).split(max(1, MOST_NUMBERS // max(1, size))):
             yield from _one_by_one(posterior.draws_at(numbers))
-        return
-    done, together = 0, 1
-    while done < samples:
-        weights = latent_draws(posterior, min(together, samples - done), call)
-        done += min(together, samples - done)
-        together = max(1, _MOST // max(1, sum(value[0].numel() for value in weights.values())))
-        yield from _one_by_one(weights)
+    else:
+        left, together = asked.samples, 1
+        while left:
+            weights = latent_draws(posterior, min(together, left), call)
+            left -= min(together, left)
+            together = max(1, MOST_NUMBERS // max(1, sum(value[0].numel() for value in weights.values())))
+            yield from _one_by_one(weights)
 
 
 def _one_by_one(weights: Weights) -> Iterator[Weights]:
@@ -95,7 +77,7 @@ def _one_by_one(weights: Weights) -> Iterator[Weights]:
         yield {name: value[t] for name, value in weights.items()}
 
 
-def _asked(call: ModelCall, draw: Weights) -> dict[str, Site]:
+def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
     """Run the model at a draw, and return its sites that the posterior does not have."""
     sites = sample_sites(trace_of(call, draw))
     if not sites:
@@ -119,13 +101,13 @@ class _Tally:
 
     def __init__(self, name: str, keep: bool) -> None:
         self.name, self.keep = name, keep
-        self.kind: Any = None
+        self.kind: Distribution = None
         self.estimated = False
         self.running = Running(0)
-        self.parts: list[Any] = []
+        self.parts: list[Distribution] = []
         self.values: list[Tensor] = []
 
-    def add(self, t: int, site: Site) -> None:
+    def add(self, t: int, site: Message) -> None:
         """Add the site's distribution at draw ``t``."""
         p = full_distribution(site)
         if t == 0:
@@ -136,7 +118,7 @@ class _Tally:
             # Later sites of this draw were made from the drawn value.
             self.values.append(p.sample() if site["is_observed"] else site["value"])
 
-    def _moments(self, p: Any) -> Sums:
+    def _moments(self, p: Distribution) -> Sums:
         if not self.estimated:
             try:
                 found = moments_of(p)

@@ -7,23 +7,26 @@ aleatoric, the mean of Var[y | f], which is noise.
 import functools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_dense
+from pyro_dropout.mathematics.checks import check_dense, check_level
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.moments import (
+    Points,
     Sums,
     base_of,
     block_log_prob,
     block_outer,
+    indicator_covariance,
     is_class,
     is_normal,
+    normal_parts,
 )
+from pyro_dropout.protocols import Distribution, Likelihood
 
 _PIECE = 2**22  # numbers of the samples that are processed at once
 
@@ -53,8 +56,16 @@ class Prediction:
         True
     """
 
+    _made_by = "predict"
+
     def __init__(
-        self, likelihood: Any, sums: Sums, count: int, like: Tensor, samples: Tensor | None, walk: Walk | None
+        self,
+        likelihood: Likelihood | Distribution,
+        sums: Sums,
+        count: int,
+        like: Tensor,
+        samples: Tensor | None,
+        walk: Walk | None,
     ) -> None:
         self._likelihood, self._sums, self._count, self._like = likelihood, sums, count, like
         self._samples, self._walk = samples, walk
@@ -74,7 +85,7 @@ class Prediction:
         return self._like
 
     @property
-    def likelihood(self) -> Any:
+    def likelihood(self) -> Likelihood | Distribution:
         """p(y | f), as it was when the prediction was made."""
         return self._likelihood
 
@@ -112,19 +123,21 @@ class Prediction:
         If samples were not kept, the same draws are made again.
         """
         mean = self._sums["mean"]
-        if self.one_of_several:  # indicators, of which one is 1
-            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
+        if self.one_of_several:
+            return indicator_covariance(mean).to(self._like)
         found = torch.diag_embed(self._sums["noise"] / self._count)
-
-        def add(points: Any, outer: Tensor) -> None:
-            found[points] += outer / self._count
-
         if self._walk is None:
-            for points, likelihood, f in self._blocks():
-                add(points, block_outer(likelihood, f, mean[points]))
+            for points in self.pieces():
+                found[points] += block_outer(self.distribution_at(points), mean[points]) / self._count
         else:
-            reduce = functools.partial(block_outer, self._likelihood)
-            self._walk.again("covariance", reduce, lambda block, outer: add(block.points, outer), mean)
+
+            def reduce(f: Tensor, mean: Tensor) -> Tensor:
+                return block_outer(self._likelihood.distribution(f), mean)
+
+            def receive(block: Block, outer: Tensor) -> None:
+                found[block.points] += outer / self._count
+
+            self._walk.again("covariance", reduce, receive, mean)
         return found.to(self._like)
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
@@ -133,7 +146,7 @@ class Prediction:
     def samples(self) -> Tensor:
         """The model's outputs in every draw, (T, N, outputs), before the likelihood."""
         if self._samples is None:
-            raise PyroDropoutError("the samples were not kept; call predict(..., keep_samples=True).")
+            raise PyroDropoutError(f"the samples were not kept; call {self._made_by}(..., keep_samples=True).")
         return self._samples
 
     def log_prob(self, y: Tensor) -> Tensor:
@@ -159,14 +172,14 @@ class Prediction:
 
         They are quantiles of the mixture of normals that the draws make, noise included; samples must be kept.
         """
-        check_level(level)
+        check_level("level", level)
         if not is_normal(self.target_distribution):
             raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self.family}.")
         low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
-        for points, likelihood, f in self._blocks():
-            p = base_of(likelihood.distribution(f))
+        for points in self.pieces():
+            parts = normal_parts(self.distribution_at(points))
             for end, tail in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
-                end[points] = mixture_quantile(p.loc, p.scale, tail).to(self._like)
+                end[points] = mixture_quantile(*parts, tail).to(self._like)
         return low, high
 
     # --- classes ------------------------------------------------------------------------------------------------------
@@ -210,7 +223,7 @@ class Prediction:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     @property
-    def target_distribution(self) -> Any:
+    def target_distribution(self) -> Distribution:
         """p(y | f) at some output, for its kind."""
         return base_of(self._likelihood.distribution(self._like[0]))
 
@@ -239,15 +252,11 @@ class Prediction:
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
 
-    def _blocks(self) -> Iterator[tuple[Any, Any, Tensor]]:
-        """Yield some points, the likelihood there, and the samples there, (T, points, outputs)."""
-        return ((points, self._likelihood, self.samples[:, points]) for points in self.pieces())
-
-    def distribution_at(self, points: Any) -> Any:
+    def distribution_at(self, points: Points) -> Distribution:
         """Return p(y | f) of every draw at some points, (T, points, D)."""
         return self._likelihood.distribution(self.samples[:, points])
 
-    def draw_targets(self, points: Any) -> Tensor:
+    def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw at some points, (T, points, D)."""
         drawn: Tensor = self.distribution_at(points).sample()
         return drawn
@@ -256,14 +265,8 @@ class Prediction:
         """Return values of single targets, summed for each point, (N,)."""
         return each if self.one_of_several else each.sum(-1)
 
-    def pieces(self) -> Iterator[Any]:
+    def pieces(self) -> Iterator[Points]:
         """Yield the points in pieces whose samples can be processed at once."""
         count, points, width = self.samples.shape
         size = max(1, _PIECE // (count * width))
         return (slice(start, start + size) for start in range(0, points, size))
-
-
-def check_level(level: Any) -> None:
-    """Raise unless this is a valid level of an interval."""
-    if isinstance(level, bool) or not isinstance(level, int | float) or not 0 < level < 1:
-        raise RangeError(f"level must lie strictly between 0 and 1; got {level!r}.")

@@ -1,7 +1,6 @@
 """A posterior given by draws: the weights of several Markov chains, and whether the chains agree."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +106,7 @@ class SampledPosterior:
                 f"values must have shape (chains, draws, ...) = ({self.num_chains}, {self.num_draws}, ...); got"
                 f" {tuple(values.shape)}."
             )
-        of: Any = getattr(arviz, name)
+        of = getattr(arviz, name)
         each = values.detach().to("cpu", torch.float64).reshape(self.num_chains, self.num_draws, -1).unbind(-1)
         with np.errstate(divide="ignore", invalid="ignore"):  # for a chain that never moved
             found = [constant if bool((v == v[0, 0]).all()) else float(of(v.contiguous().numpy())) for v in each]

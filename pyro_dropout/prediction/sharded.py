@@ -1,18 +1,19 @@
 """A prediction by several processes together: each computes its share of the points, or of the draws."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
-from pyro_dropout.prediction.moments import Running, Sums
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.moments import Running, Sums, indicator_covariance
+from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import FunctionPosterior, HasDraws
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, PyroModel
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.distributed.process_group import Group
+from pyro_dropout.training.distributed.process_group import Group, join
 
 Shard = Literal["points", "samples"]
 
@@ -20,14 +21,7 @@ _ROWS = 2**18  # in one forward pass on a GPU, where all ranks must draw weights
 
 
 class Shards:
-    """Which rank has which points or draws, and how their results are combined.
-
-    Args:
-        group: the ranks.
-        shard: what is divided.
-        points: how many points there are.
-        samples: how many draws.
-    """
+    """Which rank has which points or draws, and how their results are combined."""
 
     def __init__(self, group: Group, shard: Shard, points: int, samples: int) -> None:
         self.group, self.shard, self.points, self.samples = group, shard, points, samples
@@ -88,13 +82,7 @@ class Shards:
 
 
 class ShardedPrediction(Prediction):
-    """A prediction whose samples were not kept: whatever needs them must be called on all ranks.
-
-    Args:
-        own: this rank's prediction.
-        shards: which rank has what.
-        sums: over all draws.
-    """
+    """A prediction whose samples were not kept: whatever needs them must be called on all ranks."""
 
     def __init__(self, own: Prediction, shards: Shards, sums: Sums) -> None:
         super().__init__(own.likelihood, sums, shards.samples, own._like, None, None)
@@ -117,7 +105,7 @@ class ShardedPrediction(Prediction):
             return self._shards.joined(own, 0)
         mean = self._sums["mean"]
         if self.one_of_several:
-            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(own)
+            return indicator_covariance(mean).to(own)
         found = torch.zeros_like(own, dtype=torch.float64)
         means = self._shards.of_each(self._own._sums["mean"])
         # The law of total covariance: within each rank's draws, and between their means
@@ -127,47 +115,33 @@ class ShardedPrediction(Prediction):
         return found.to(own)
 
 
-def predict_together(
-    group: Group, ask: Callable[..., Prediction], model: Any, posterior: Any, x: Tensor, shard: Shard, **asked: Any
-) -> Prediction:
-    """Return the prediction that all ranks make together, on all of them.
-
-    Args:
-        group: the ranks.
-        ask: makes a prediction in one process: ``ask(model, posterior, x, **asked)``.
-        model: the model.
-        posterior: its posterior, with the same parameters on all ranks.
-        x: all points.
-        shard: "points" or "samples".
-        asked: the arguments of ``predict``; ``keep_samples`` is True or False.
-    """
-    _check_shard(posterior, shard)
+def predict_together(model: PyroModel, posterior: object, x: Tensor, asked: Request, shard: Shard) -> Prediction:
+    """Return the prediction that all ranks make together, on all of them; they have the same parameters."""
+    _check_divisible(posterior, shard)
+    group = join(x.device)
+    # Whether samples are kept depends on their total size, not on that of a rank's share.
+    width = walk_of(model, posterior, x[:1], replace(asked, samples=1)).like.shape[-1]
+    asked = replace(asked, keep_samples=asked.keeps(asked.samples * len(x) * width))
     modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
     values = [digest(t) for module in modules for t in (*module.parameters(), *module.buffers())]
-    group.check_same({**asked, "shard": shard, "x": digest(x), "the parameters of model and posterior": values})
-    samples, keep = asked["samples"], asked["keep_samples"]
-    shards = Shards(group, shard, len(x), samples)
-    base = group.one_seed(asked["seed"])
-    whole = asked["shared"] or isinstance(posterior, HasDraws) or getattr(posterior, "whole_functions", False)
-    asked["progress"] = asked["progress"] and group.first
-    if shard == "points" and whole:
-        asked["seed"] = base
-        if x.is_cuda and asked["chunk"] is None:
-            asked["chunk"] = _ROWS
+    group.check_same({**asdict(asked), "shard": shard, "x": digest(x), "the parameters of model and posterior": values})
+    shards = Shards(group, shard, len(x), asked.samples)
+    base = group.one_seed(asked.seed)
+    if shard == "points" and shares_draws(posterior, asked):
+        mine = replace(asked, seed=base, chunk=asked.chunk or (_ROWS if x.is_cuda else None))
     else:
-        asked["seed"] = group.seed(base)
+        mine = replace(asked, seed=group.seed(base))
     points, _ = shards.own_points(group.rank)
     # A rank without draws makes one all the same, for the shapes of the others' results.
-    own = ask(model, posterior, x[points], **{**asked, "samples": max(1, shards.own_draws(group.rank))})
+    mine = replace(mine, samples=max(1, shards.own_draws(group.rank)), progress=asked.progress and group.first)
+    own = predict_network(model, posterior, x[points], mine)
     sums = shards.sums(own._sums)
-    if not keep:
+    if not asked.keep_samples:
         return ShardedPrediction(own, shards, sums)
-    return Prediction(own.likelihood, sums, samples, own._like, shards.draws(own.samples), None)
+    return Prediction(own.likelihood, sums, asked.samples, own._like, shards.draws(own.samples), None)
 
 
-def _check_shard(posterior: Any, shard: Any) -> None:
-    if shard not in ("points", "samples"):
-        raise RangeError(f"shard must be 'points' or 'samples'; got {shard!r}.")
+def _check_divisible(posterior: object, shard: Shard) -> None:
     if shard == "points" and isinstance(posterior, FunctionPosterior):
         raise PyroDropoutError(
             f"{type(posterior).__name__} draws its functions at all points together, so they cannot be divided: use"

@@ -5,18 +5,18 @@ draw of its latent sites, and these are kept: one distribution for each draw. Re
 points, as its plates lay them out, and then the numbers of one point.
 """
 
+import functools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_dense, describe
+from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
-from pyro_dropout.prediction.moments import F64, Sums, base_of, is_class, is_normal
-from pyro_dropout.prediction.prediction import Prediction, check_level
+from pyro_dropout.prediction.moments import F64, Points, Sums, base_of, indicator_covariance, is_class, is_normal
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Distribution
 
 
 class SitePrediction(Prediction):
@@ -49,10 +49,19 @@ class SitePrediction(Prediction):
         (torch.Size([5]), torch.Size([5]), torch.Size([5]))
     """
 
+    _likelihood: Distribution
+
     def __init__(
-        self, site: str, kind: Any, sums: Sums, count: int, parts: list[Any] | None, samples: Tensor | None
+        self,
+        site: str,
+        kind: Distribution,
+        sums: Sums,
+        count: int,
+        parts: list[Distribution] | None,
+        samples: Tensor | None,
     ) -> None:
-        floating = next((value for value in vars(base_of(kind)).values() if _is_float(value)), torch.zeros(()))
+        tensors = (value for value in vars(base_of(kind)).values() if isinstance(value, Tensor))
+        floating = next((value for value in tensors if value.is_floating_point()), torch.zeros(()))
         super().__init__(kind, sums, count, floating.new_zeros(()), samples, None)
         self.site, self._each = site, parts
 
@@ -67,24 +76,12 @@ class SitePrediction(Prediction):
         return type(self.target_distribution).__name__
 
     @property
-    def target_distribution(self) -> Any:
+    def target_distribution(self) -> Distribution:
         """p(y | w), without the dimensions of its event."""
         return base_of(self._likelihood)
 
     @property
-    def likelihood(self) -> Any:
-        """The site's distribution at the first draw, which shows its kind."""
-        return self._likelihood
-
-    @property
-    def samples(self) -> Tensor:
-        """A value of the site drawn with each draw of the latent sites, (T, ...)."""
-        if self._samples is None:
-            raise PyroDropoutError("the samples were not kept; call predict(..., keep_samples=True).")
-        return self._samples
-
-    @property
-    def parts(self) -> list[Any]:
+    def parts(self) -> list[Distribution]:
         """The site's distribution at each draw, T of them."""
         if self._each is None:
             raise PyroDropoutError("the draws were not kept; call predict(..., keep_samples=True).")
@@ -95,8 +92,7 @@ class SitePrediction(Prediction):
         """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; (..., 1, 1) if there is only one."""
         kind = self._likelihood
         if self.one_of_several and kind.event_dim == 0:
-            mean = self._sums["mean"]
-            return (torch.diag_embed(mean) - mean.unsqueeze(-1) * mean.unsqueeze(-2)).to(self._like)
+            return indicator_covariance(self._sums["mean"]).to(self._like)
         if kind.event_dim == 0:
             return self.variance[..., None, None]
         if kind.event_dim > 1 or self.one_of_several:
@@ -114,11 +110,7 @@ class SitePrediction(Prediction):
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) ≈ logsumexp_t log p(y | w_t) - log T of each point of the site."""
         y = self.checked_targets(y)
-        found: Tensor | None = None
-        for p in self.parts:
-            each = p.log_prob(y).to(F64)
-            found = each if found is None else torch.logaddexp(found, each)
-        assert found is not None
+        found: Tensor = functools.reduce(torch.logaddexp, (p.log_prob(y).to(F64) for p in self.parts))
         return (found - math.log(self._count)).to(self._like)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -126,31 +118,28 @@ class SitePrediction(Prediction):
 
         With normal noise they are quantiles of the mixture of normals, and otherwise those of the samples.
         """
-        check_level(level)
+        if is_normal(self.target_distribution):
+            return super().interval(level)
+        check_level("level", level)
         if is_class(self.target_distribution):
             raise PyroDropoutError(f"interval() is for numbers, but site {self.site!r} is of {self.family}; use probs.")
-        tails = ((1 - level) / 2, (1 + level) / 2)
-        if is_normal(self.target_distribution):
-            p = base_of(self.distribution_at(...))
-            low, high = (mixture_quantile(p.loc, p.scale, tail) for tail in tails)
-        else:
-            drawn = self.samples.to(F64).sort(0).values
-            low, high = (_between(drawn, tail) for tail in tails)
-        return low.to(self._like), high.to(self._like)
+        drawn = self.samples.to(F64).sort(0).values
+        low, high = (_between(drawn, tail).to(self._like) for tail in ((1 - level) / 2, (1 + level) / 2))
+        return low, high
 
     # --- the interface for scores -------------------------------------------------------------------------------------
 
-    def distribution_at(self, points: Any) -> Any:
+    def distribution_at(self, points: Points) -> Distribution:
         """Return the normal distributions of all draws as one distribution, (T, ...)."""
         bases = [base_of(p) for p in self.parts]
         loc, scale = (torch.stack([getattr(p, name) for p in bases]) for name in ("loc", "scale"))
         return torch.distributions.Normal(loc, scale, validate_args=False)
 
-    def draw_targets(self, points: Any) -> Tensor:
+    def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw; all points are one piece."""
         return self.samples
 
-    def pieces(self) -> Iterator[Any]:
+    def pieces(self) -> Iterator[Points]:
         """Yield all points in one piece."""
         yield ...
 
@@ -176,10 +165,6 @@ class SitePrediction(Prediction):
         if not bool(inside.all()):
             raise RangeError(f"y must lie in the support of site {self.site!r}, {self.family}; got {describe(y)}.")
         return y
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def _between(ordered: Tensor, level: float) -> Tensor:

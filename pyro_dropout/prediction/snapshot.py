@@ -2,29 +2,32 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.training.compile.functional import Parameters
+from pyro_dropout.generative.trial_run import modules_of
 
-RandomState = tuple[Tensor, Tensor | None]
+Module = TypeVar("Module", bound=nn.Module)
 
 _PIECE = 2**20  # numbers that a checksum processes at once
 
 
-def random_state(device: torch.device) -> RandomState:
-    """Return the states of torch's generators on the CPU and on ``device``."""
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+class RandomState:
+    """The states of torch's generators on the CPU and on ``device``, as they are now."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._cpu = device, torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
 
-def set_random_state(state: RandomState, device: torch.device) -> None:
-    """Restore the generators' states."""
-    torch.set_rng_state(state[0])
-    if state[1] is not None:
-        torch.cuda.set_rng_state(state[1], device)
+    def restore(self) -> None:
+        """Put the generators back into these states."""
+        torch.set_rng_state(self._cpu)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state(self._cuda, self._device)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -35,7 +38,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
             torch.cuda.manual_seed(seed)
 
 
-def forked(device: torch.device) -> Any:
+def forked(device: torch.device) -> AbstractContextManager[None]:
     """Restore the generators' states on exit."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
@@ -50,46 +53,37 @@ def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluating(*roots: Any) -> Iterator[None]:
+def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
-    modules = [module for root in roots if isinstance(root, nn.Module) for module in root.modules()]
-    modes = [module.training for module in modules]
+    modes = [(module, module.training) for module in modules_of(*roots)]
     try:
-        for module in modules:
+        for module, _ in modes:
             module.training = False
         with torch.no_grad():
             yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes:
             module.training = mode
 
 
-def frozen(module: nn.Module) -> Any:
+def frozen(module: Module) -> Module:
     """Return a copy that training does not change; it works for tensors with a gradient history too."""
     tensors = (*module.parameters(), *module.buffers())
     return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
-def fingerprint(model: Any, posterior: Any, run: Any, x: Tensor) -> list[Any]:
-    """Return numbers that change when a parameter, a buffer or ``x`` changes, in whatever way.
+def fingerprint(tensors: Iterable[Tensor]) -> list[object]:
+    """Return numbers that change when a tensor changes, in whatever way.
 
     They are computed from the values: an assignment to ``.data`` does not change torch's version counters.
     """
-    found = Parameters(model, posterior, run, (x[:1],), {}).by_name
-    tensors = {id(value): value for value in (*found.values(), x)}
-    for root in (model, posterior):
-        if isinstance(root, nn.Module):
-            tensors.update({id(value): value for value in (*root.parameters(), *root.buffers())})
-    shapes = [(tuple(value.shape), value.dtype, value.device) for value in tensors.values()]
-    sums = [checksum(value.detach()).to("cpu") for value in tensors.values()]
-    return [shapes, torch.stack(sums).tolist()]
+    each = list({id(tensor): tensor for tensor in tensors}.values())
+    shapes = [(tuple(value.shape), value.dtype, value.device) for value in each]
+    return [shapes, torch.stack([_checksum(value.detach()).to("cpu") for value in each]).tolist()]
 
 
-def checksum(value: Tensor) -> Tensor:
-    """Return a whole number computed from all bits of a tensor: Σ bitsᵢ·(2i + 1) modulo 2⁶⁴.
-
-    Odd factors have inverses, so any change of a single number changes the sum, however small it is.
-    """
+def _checksum(value: Tensor) -> Tensor:
+    """Return Σ bitsᵢ·(2i + 1) modulo 2⁶⁴: odd factors have inverses, so a change of one number changes the sum."""
     flat = value.contiguous().reshape(-1)
     bits = flat.view({1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=value.device)

@@ -1,10 +1,11 @@
 """Out-of-memory errors of a training step: a mini-batch that fits is found by trying."""
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
+from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Result = TypeVar("Result")
@@ -27,7 +28,18 @@ class OutOfMemoryError(PyroDropoutError):
     """
 
 
-def explained(work: Callable[[], Result], step: Callable[[int], Any], points: int) -> Result:
+def unless_out_of_memory(work: Callable[[], Result]) -> Result | None:
+    """Return the result of ``work``; None, with its memory released, if memory runs out."""
+    try:
+        return work()
+    except torch.OutOfMemoryError:
+        pass
+    # Only here is the traceback released, which holds the tensors of the failed work.
+    torch.cuda.empty_cache()
+    return None
+
+
+def explained(work: Callable[[], Result], step: Callable[[int], object], points: int) -> Result:
     """Run ``work``; torch's out-of-memory error becomes one that names a mini-batch that fits.
 
     Args:
@@ -52,20 +64,19 @@ def explained(work: Callable[[], Result], step: Callable[[int], Any], points: in
     )
 
 
-def _largest(step: Callable[[int], Any], points: int) -> int | None:
+def _largest(step: Callable[[int], object], points: int) -> int | None:
     """Return the largest power of two below ``points`` that a step can take, with a quarter to spare; None if none can.
 
     The quarter is for what a training run needs besides its step: fragmentation, prefetched batches, compiled graphs.
     """
     size = 1 << max(points - 1, 1).bit_length() - 1
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    while size:
-        if devices:
-            torch.cuda.empty_cache()
-        try:
-            with torch.random.fork_rng(devices):
-                step(size + size // 4)
-            return size
-        except torch.OutOfMemoryError:
-            size //= 2
-    return None
+
+    def tried() -> int:
+        with quietly():
+            step(size + size // 4)
+        return size
+
+    torch.cuda.empty_cache()
+    while size and unless_out_of_memory(tried) is None:
+        size //= 2
+    return size or None

@@ -67,7 +67,7 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
         parts = pd.predict_fleet(ships, x, y, samples=8, chunk=chunk)
         torch.testing.assert_close(parts.mean, whole.mean)
         torch.testing.assert_close(parts.log_prob(), whole.log_prob())
-    run, failed = fleet_predictive._Task.run, []
+    run, failed = fleet_predictive._ForwardPass.run, []
 
     def short_of_memory(task: Any, replicas: slice, count: int) -> Any:
         if count * (replicas.stop - replicas.start) > 2:
@@ -75,7 +75,7 @@ def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("not enough")
         return run(task, replicas, count)
 
-    monkeypatch.setattr(fleet_predictive._Task, "run", short_of_memory)
+    monkeypatch.setattr(fleet_predictive._ForwardPass, "run", short_of_memory)
     torch.testing.assert_close(pd.predict_fleet(ships, x, y, samples=8).mean, whole.mean)
     assert failed
 

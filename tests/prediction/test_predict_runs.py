@@ -123,7 +123,7 @@ def test_compiled_blocks_say_the_same() -> None:
 
 def test_samples_are_kept_when_they_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     model, guide, x = problem()
-    monkeypatch.setattr("pyro_dropout.prediction.predict._FEW", 50)
+    monkeypatch.setattr("pyro_dropout.prediction.predict_network._FEW", 50)
     assert "samples kept" in repr(pd.predict(model, guide, x, samples=10))
     assert "samples not kept" in repr(pd.predict(model, guide, x, samples=11))
     assert "samples kept" in repr(pd.predict(model, guide, x, samples=11, keep_samples=True))

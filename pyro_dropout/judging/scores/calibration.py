@@ -17,12 +17,7 @@ from pyro_dropout.mathematics.checks import check_count, check_level, describe
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.mixture_quantiles import mixture_cdf, mixture_quantile
 from pyro_dropout.mathematics.shapes import Float
-from pyro_dropout.prediction.normal_mixture import (
-    check_normal,
-    checked_targets,
-    normal_pieces,
-    together,
-)
+from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes
 from pyro_dropout.registry import score

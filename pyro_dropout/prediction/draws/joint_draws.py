@@ -4,8 +4,7 @@ One draw is one function: all data points share its weights, so log p(y, w) is a
 and their likelihood come from the model's trace; for networks of this package, from the likelihood at the outputs.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,10 +15,9 @@ from pyro_dropout.mathematics.checks import check_count, check_finite, check_pai
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.density_draws import draws_with_density
 from pyro_dropout.prediction.draws.network_draws import weigh_network
-from pyro_dropout.prediction.draws.traced_draws import weigh_traces
-from pyro_dropout.prediction.draws.weight_draws import Weights
+from pyro_dropout.prediction.draws.traced_draws import Weighed, weigh_traces
 from pyro_dropout.prediction.snapshot import evaluating, seeded
-from pyro_dropout.protocols import HasWeights, Posterior
+from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet
 
@@ -28,30 +26,18 @@ SAMPLED = "draws of a sampler come from the posterior itself and have no density
 
 
 @dataclass(frozen=True)
-class JointDraws:
-    """Draws of the latent sites, chain by chain, each with its densities.
+class JointDraws(Weighed):
+    """Draws of the latent sites, chain by chain, each with its densities: (chains, draws) in place of (S,).
 
     Attributes:
         weights: {latent site: (chains, draws, *shape)}.
-        log_likelihood: {observed site: log p(y_n | w) of each point, (chains, draws, *points)}, in float64.
-        log_data: log p(y | w) of all data, (chains, draws), with the scales of its sites.
-        log_prior: log p(w), (chains, draws), in float64.
         log_q: log q(w), (chains, draws), in float64; None if it does not exist.
         why: why there is no log q; empty if there is one.
-        observed: {observed site: the data}.
-        dims: {observed site: the names of the dimensions of its data}, points first.
-        replicated: {observed site: data drawn from p(y | w) of each draw, (chains, draws, ...)}, if requested.
     """
 
     weights: Weights
-    log_likelihood: dict[str, Tensor]
-    log_data: Tensor
-    log_prior: Tensor
     log_q: Tensor | None
     why: str
-    observed: dict[str, Tensor]
-    dims: dict[str, tuple[str, ...]]
-    replicated: dict[str, Tensor]
 
     @property
     def log_joint(self) -> Tensor:
@@ -60,7 +46,7 @@ class JointDraws:
 
 
 def joint_draws(
-    call: ModelCall, posterior: Any, samples: int, seed: int | None, *, replicate: bool = False
+    call: ModelCall, posterior: object, samples: int, seed: int | None, *, replicate: bool = False
 ) -> JointDraws:
     """Draw whole functions from a posterior and compute the densities of each.
 
@@ -76,11 +62,6 @@ def joint_draws(
     check_seed(seed)
     pairs = list(posterior) if isinstance(posterior, Fleet) else [(call.model, posterior)]
     calls = [checked_call(ModelCall(model, call.args, call.kwargs)) for model, _ in pairs]
-    for _, q in pairs:
-        if not (callable(q) or isinstance(q, (HasWeights, Posterior))):
-            raise PyroDropoutError(
-                f"posterior must be a guide, a fleet or draws with their weights, as nuts gives; got {describe(q)}."
-            )
     parts = [part for pair in pairs for part in pair]
     device = place_of(parts, call)
     with evaluating(*parts):
@@ -107,7 +88,7 @@ def checked_call(call: ModelCall) -> ModelCall:
     return call
 
 
-def _drawn(call: ModelCall, posterior: Any, samples: int) -> tuple[Weights, Tensor | None, str]:
+def _drawn(call: ModelCall, posterior: object, samples: int) -> tuple[Weights, Tensor | None, str]:
     """Return {site: (chains, draws, ...)}, log q or None, and why there is none."""
     kept = getattr(posterior, "weights", None)
     place = next(call.leaves(), torch.zeros(())).device
@@ -124,16 +105,20 @@ def _weighed(call: ModelCall, weights: Weights, log_q: Tensor | None, why: str, 
     flat = {name: value.flatten(0, 1) for name, value in weights.items()}
     weigh = weigh_network if speaks_by_likelihood(call) else weigh_traces
     found = weigh(call, flat, replicate)
+
+    def by_chain(parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.unflatten(0, shape) for name, value in parts.items()}
+
     return JointDraws(
-        weights=weights,
-        log_likelihood={name: value.unflatten(0, shape) for name, value in found.log_likelihood.items()},
+        log_likelihood=by_chain(found.log_likelihood),
         log_data=found.log_data.unflatten(0, shape),
         log_prior=found.log_prior.unflatten(0, shape),
-        log_q=log_q,
-        why=why,
         observed=found.observed,
         dims=found.dims,
-        replicated={name: value.unflatten(0, shape) for name, value in found.replicated.items()},
+        replicated=by_chain(found.replicated),
+        weights=weights,
+        log_q=log_q,
+        why=why,
     )
 
 
@@ -151,14 +136,13 @@ def _joined(chains: list[JointDraws]) -> JointDraws:
     def each(part: str) -> dict[str, Tensor]:
         return {name: torch.cat([getattr(chain, part)[name] for chain in chains]) for name in getattr(first, part)}
 
-    return JointDraws(
-        weights=each("weights"),
+    return replace(
+        first,
         log_likelihood=each("log_likelihood"),
         log_data=torch.cat([chain.log_data for chain in chains]),
         log_prior=torch.cat([chain.log_prior for chain in chains]),
+        replicated=each("replicated"),
+        weights=each("weights"),
         log_q=torch.cat(densities) if len(densities) == len(chains) else None,
         why=next((chain.why for chain in chains if chain.why), ""),
-        observed=first.observed,
-        dims=first.dims,
-        replicated=each("replicated"),
     )

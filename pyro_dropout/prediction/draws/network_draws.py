@@ -1,29 +1,21 @@
 """Draws of a network's weights with their log-likelihood: all draws in one forward pass, if the network allows it."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import sample_sites, trace_of
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.generative.observed_sites import sample_sites, trace_at
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.traced_draws import Weighed
-from pyro_dropout.prediction.draws.weight_draws import Weights
-from pyro_dropout.protocols import Model
+from pyro_dropout.prediction.draws.weight_draws import checked_outputs
+from pyro_dropout.protocols import Distribution, Model, Weights
 
 F64 = torch.float64
 _BLOCK = 2**22  # outputs of the model that are held in one forward pass
 
 
 def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
-    """Run a network with all draws of its weights, and evaluate the likelihood of the targets.
-
-    Args:
-        call: the network with (x, y).
-        weights: {site: (S, *shape)}.
-        replicate: whether to draw targets from each draw as well.
-    """
+    """Run a network with (x, y) at S draws of its weights; ``replicate`` asks for targets drawn from each as well."""
     x, y = call.args
     likelihood = call.model.likelihood
     f, log_prior = _weighed(call, weights)
@@ -64,23 +56,15 @@ def _same(parts: Tensor, whole: Tensor) -> bool:
     return bool((parts.sum() - whole).abs() <= 1e-5 * parts.abs().sum() + 1e-6)
 
 
-def _visit(call: ModelCall, weights: Weights, t: int) -> tuple[dict[str, Any], Tensor, Tensor]:
+def _visit(call: ModelCall, weights: Weights, t: int) -> tuple[dict[str, Distribution], Tensor, Tensor]:
     """Run the model with one draw; return the priors it gave each site, f, and log p(w)."""
     x, y = call.args
     own = {name: value[t] for name, value in weights.items()}
-    trace = trace_of(call, own)
-    f: Any = trace.nodes["_RETURN"]["value"]
-    if not isinstance(f, Tensor) or f.dim() < 2 or f.shape[-2] != len(x):
-        got = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-        raise ShapeError(f"model must return its outputs f, (N, D) with N = {len(x)}; got {got}.")
+    trace = trace_at(call, own)
+    f = checked_outputs(trace.nodes["_RETURN"]["value"], len(x))
     if t == 0:
         call.model.likelihood.check_values(f, y)
-    priors: dict[str, Any] = {}
-    for name, site in sample_sites(trace).items():
-        if name in own:
-            priors[name] = site["fn"]
-        elif not site["is_observed"]:
-            raise PyroDropoutError(f"the posterior has no site {name!r}, which the model samples.")
+    priors = {name: site["fn"] for name, site in sample_sites(trace).items() if name in own}
     if not priors:
         raise PyroDropoutError(f"the model samples none of the posterior's sites, {', '.join(own)}.")
     logs = [prior.log_prob(own[name]).to(F64).sum() for name, prior in priors.items()]

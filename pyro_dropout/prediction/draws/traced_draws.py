@@ -1,7 +1,6 @@
 """Draws of any Pyro model's latent sites with log densities from its traces: one run of the model for each draw."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from pyro_dropout.generative.observed_sites import (
     value_of,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.draws.weight_draws import Weights
+from pyro_dropout.protocols import Message, Weights
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,11 @@ class Weighed:
     log_prior: Tensor
     observed: dict[str, Tensor]
     dims: dict[str, tuple[str, ...]]
-    replicated: dict[str, Tensor] = field(default_factory=dict)
+    replicated: dict[str, Tensor]
 
 
 def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
-    """Run the model once for each draw, and read its log densities and data from the trace.
+    """Run a model once for each of S draws, and read its log densities and data from the trace.
 
     Args:
         call: the model and its arguments, data included.
@@ -60,15 +59,14 @@ def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
                 f" {', '.join(row.each) or 'none'}. It must always observe the same ones."
             )
         rows.append(row)
-    first = rows[0]
-    points = {name: value.dim() for name, value in first.each.items()}
+    points = {name: value.dim() for name, value in rows[0].each.items()}
     return Weighed(
         log_likelihood={name: torch.stack([row.each[name] for row in rows]) for name in data},
         log_data=torch.stack([row.log_data for row in rows]),
         log_prior=torch.stack([row.log_prior for row in rows]),
         observed={name: value_of(site) for name, site in data.items()},
         dims=_dims(data, points, {*data, *weights}),
-        replicated={name: torch.stack([row.replicated[name] for row in rows]) for name in first.replicated},
+        replicated={name: torch.stack([row.replicated[name] for row in rows]) for name in rows[0].replicated},
     )
 
 
@@ -93,14 +91,8 @@ class _Row:
                 continue
 
 
-def _dims(data: dict[str, Any], points: dict[str, int], taken: set[str]) -> dict[str, tuple[str, ...]]:
-    """Return names for the dimensions of each site's data: those of its plates, and numbers where there is no plate.
-
-    Args:
-        data: the observed sites.
-        points: how many dimensions the points of each have.
-        taken: names of variables, which a dimension must not have.
-    """
+def _dims(data: dict[str, Message], points: dict[str, int], taken: set[str]) -> dict[str, tuple[str, ...]]:
+    """Name the dimensions of each site's data after its plates, or number them; names in ``taken`` are avoided."""
     sizes: dict[str, int] = {}
     found = {}
     for name, site in data.items():

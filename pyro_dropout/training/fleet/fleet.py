@@ -12,20 +12,16 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from tqdm.auto import tqdm
 
-from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
-from pyro_dropout.training.compile.program import traced
 from pyro_dropout.training.fleet.ranks import train_apart
-from pyro_dropout.training.fleet.replicas import as_pair, check_alike, check_pure, check_settings
+from pyro_dropout.training.fleet.replicas import as_pair, check_alike, check_settings, over_replicas
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
@@ -309,20 +305,7 @@ class Fleet:
         first = [value[0] for value in values]
         t = rate.new_ones((), dtype=torch.float32)
         example = (first, update.start(first), t, rate[0].to(t), [b[0] for b in fixed[0]], *fixed[1:3], index[0])
-        leaves, shape = tree_flatten(example)
-        outputs: list[Any] = []
-
-        def flat(*inputs: Tensor) -> list[Tensor]:
-            result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
-            outputs.append(spec)
-            return result
-
-        with quietly(model, guide):
-            graph = traced(flat, leaves)
-        check_pure(graph)
-        dims = (*_zeros(first), *_zeros(update.start(first)), None, 0, *_zeros(fixed[0]), None, None, 0)
-        mapped = vmap(graph, in_dims=dims, randomness="different")
-        return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+        return over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), (model, guide))
 
     def owners(self, parameters: Parameters) -> list[list[nn.Parameter]]:
         """Return every replica's parameters, in the first one's order."""
@@ -387,7 +370,3 @@ def _tensors(pair: tuple[Any, Any]) -> list[Tensor]:
 
 def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(column) for column in zip(*rows, strict=True)]
-
-
-def _zeros(tree: Any) -> list[int]:
-    return [0] * len(tree_flatten(tree)[0])

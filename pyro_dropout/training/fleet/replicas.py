@@ -1,12 +1,17 @@
 """What the replicas of a fleet must have in common: one step is traced for the first, and used by all."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.protocols import Tree
+from pyro_dropout.training.compile.program import traced
 
 
 def check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
@@ -38,6 +43,33 @@ def check_pure(graph: torch.fx.GraphModule) -> None:
                 "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
                 " use another normalisation, eval(), or separate training runs."
             )
+
+
+def over_replicas(
+    solo: Callable[..., Tree], example: tuple[Tree, ...], in_dims: tuple[int | None, ...], pair: tuple[Any, Any]
+) -> Callable[..., Tree]:
+    """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
+
+    Args:
+        solo: the computation, a function of trees of tensors.
+        example: the first replica's inputs.
+        in_dims: for each input 0, or None if all replicas share it.
+        pair: the first replica, (model, guide).
+    """
+    leaves, shape = tree_flatten(example)
+    outputs: list[TreeSpec] = []
+
+    def flat(*inputs: Tensor) -> list[Tensor]:
+        result, spec = tree_flatten(solo(*tree_unflatten(inputs, shape)))
+        outputs.append(spec)
+        return result
+
+    with quietly(*pair):
+        graph = traced(flat, leaves)
+    check_pure(graph)
+    dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
+    mapped = vmap(graph, in_dims=dims, randomness="different")
+    return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
 
 
 def _is_input(node: Any) -> bool:

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from experiments.band_plots import band_panels, class_panels, curve_panels, draw_fan, draw_std_bands
 from matplotlib.figure import Figure
 
 import pyro_dropout as pd
-from pyro_dropout.prediction.band_plots import PALETTE, band_panels, class_panels, curve_panels, draw_bands, draw_fan
+from pyro_dropout.prediction.plot_style import PALETTE
 
 
 def edges(band: Any, at: float) -> tuple[float, float]:
@@ -22,19 +23,19 @@ def edges(band: Any, at: float) -> tuple[float, float]:
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
 def test_bands_are_multiples_of_the_standard_deviation(kind: Any) -> None:
     axes = Figure().subplots()
-    draw_bands(axes, kind([0.0, 1.0]), kind([1.0, 2.0]), kind([0.1, 0.3]), multiples=(0.5, 2.0), band_label="two")
+    draw_std_bands(axes, kind([0.0, 1.0]), kind([1.0, 2.0]), kind([0.1, 0.3]), multiples=(0.5, 2.0), band_label="two")
     wide, narrow = axes.collections
     assert (*edges(wide, 1.0), *edges(narrow, 1.0)) == pytest.approx((1.4, 2.6, 1.85, 2.15))
     assert (*edges(wide, 0.0), *edges(narrow, 0.0)) == pytest.approx((0.8, 1.2, 0.95, 1.05))
     assert axes.lines[0].get_ydata().tolist() == [1.0, 2.0]
     assert axes.get_legend_handles_labels()[1] == ["two", "mean"]  # one entry for all bands
-    draw_bands(axes, kind([0.0, 1.0]), kind([1.0, 2.0]), kind([0.1, 0.3]), label=None)
+    draw_std_bands(axes, kind([0.0, 1.0]), kind([1.0, 2.0]), kind([0.1, 0.3]), label=None)
     assert axes.get_legend_handles_labels()[1] == ["two", "mean"]
 
 
 def test_a_gradient_and_an_empty_width_are_no_hindrance() -> None:
     axes = Figure().subplots()
-    draw_bands(axes, torch.arange(3), torch.ones(3, requires_grad=True), torch.zeros(3))
+    draw_std_bands(axes, torch.arange(3), torch.ones(3, requires_grad=True), torch.zeros(3))
     assert edges(axes.collections[0], 2.0) == (1.0, 1.0)
 
 
@@ -78,7 +79,7 @@ def test_there_is_a_panel_for_each_posterior_and_no_other(count: int, grid: tupl
 def test_bands_that_cannot_be_drawn_are_refused(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {"x": [0.0, 1.0], "mean": [0.0, 1.0], "std": [1.0, 1.0]}
     with pytest.raises(pd.PyroDropoutError, match=message):
-        draw_bands(Figure().subplots(), **(given | change))
+        draw_std_bands(Figure().subplots(), **(given | change))
 
 
 def test_fans_and_panels_that_cannot_be_drawn_are_refused() -> None:

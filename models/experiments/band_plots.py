@@ -1,11 +1,10 @@
 """Predictive bands along one input: a line with shaded bands, from standard deviations or from draws.
 
-``draw_bands`` draws a mean with bands of ± k standard deviations (or standard errors), ``draw_fan`` the quantiles of
-draws; the other two put several posteriors, or several sets of curves, into panels, to which data can be added.
+``draw_std_bands`` draws a mean with bands of ± k standard deviations (or standard errors), ``draw_fan`` the quantiles
+of draws; the other two put several posteriors, or several sets of curves, into panels, to which data can be added.
 """
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
@@ -14,30 +13,21 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.prediction.plot_style import PALETTE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-# Okabe and Ito's blue, orange, green, vermilion, pink, light blue and a grey: safe for colour-blind readers.
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#999999")
 _DARKEST = 0.6  # the opacity that stacked shades approach; a single one has half of it
 
 
-@contextlib.contextmanager
-def literal_text() -> Iterator[None]:
-    """Within this context, or in a function that it decorates, text is drawn literally: a $ is a $."""
-    import matplotlib
-
-    with matplotlib.rc_context({"text.parse_math": False}):
-        yield
-
-
-def draw_bands(
+def draw_std_bands(
     axes: "Axes",
-    x: Any,
-    mean: Any,
-    std: Any,
+    x: object,
+    mean: object,
+    std: object,
     *,
     multiples: Sequence[float] = (1.0, 2.0),
     color: str = PALETTE[0],
@@ -58,28 +48,29 @@ def draw_bands(
 
     Example:
         >>> from matplotlib.figure import Figure
-        >>> from pyro_dropout.prediction.band_plots import draw_bands
+        >>> from experiments.band_plots import draw_std_bands
         >>> axes = Figure().subplots()
-        >>> draw_bands(axes, [0, 1, 2], [0.0, 0.5, 1.0], [0.1, 0.2, 0.4], band_label="±1σ and ±2σ")
+        >>> draw_std_bands(axes, [0, 1, 2], [0.0, 0.5, 1.0], [0.1, 0.2, 0.4], band_label="±1σ and ±2σ")
         >>> axes.get_legend_handles_labels()[1]
         ['±1σ and ±2σ', 'mean']
     """
-    x, mean, std = (_vector(name, value) for name, value in (("x", x), ("mean", mean), ("std", std)))
-    if not len(x) == len(mean) == len(std):
-        raise ShapeError(f"x, mean and std must have the same length; got {len(x)}, {len(mean)} and {len(std)}.")
-    if bool((std < 0).any()) or not multiples or min(multiples) <= 0:
+    at, middle, half = (_vector(name, value) for name, value in (("x", x), ("mean", mean), ("std", std)))
+    if not len(at) == len(middle) == len(half):
+        raise ShapeError(f"x, mean and std must have the same length; got {len(at)}, {len(middle)} and {len(half)}.")
+    if bool((half < 0).any()) or not multiples or min(multiples) <= 0:
         raise RangeError(f"std must not be negative, and multiples must be positive; got {list(multiples)!r}.")
-    shade = {"color": color, "alpha": _DARKEST / (1 + len(multiples)), "lw": 0}
+    alpha = _DARKEST / (1 + len(multiples))
     for k, multiple in enumerate(sorted(multiples, reverse=True)):
-        name = None if k else band_label
-        axes.fill_between(x, mean - multiple * std, mean + multiple * std, label=name, **shade)  # type: ignore[arg-type]
-    axes.plot(x, mean, color=color, lw=1.3, label=label)
+        reach = multiple * half
+        label_once = None if k else band_label
+        axes.fill_between(at, middle - reach, middle + reach, color=color, alpha=alpha, lw=0, label=label_once)
+    axes.plot(at, middle, color=color, lw=1.3, label=label)
 
 
 def draw_fan(
     axes: "Axes",
-    x: Any,
-    draws: Any,
+    x: object,
+    draws: object,
     *,
     levels: Sequence[float] = (0.5, 0.95),
     color: str = PALETTE[0],
@@ -98,29 +89,29 @@ def draw_fan(
     Example:
         >>> import torch
         >>> from matplotlib.figure import Figure
-        >>> from pyro_dropout.prediction.band_plots import draw_fan
+        >>> from experiments.band_plots import draw_fan
         >>> axes = Figure().subplots()
         >>> draw_fan(axes, range(4), torch.randn(100, 4))
         >>> axes.get_legend_handles_labels()[1]
         ['95% of the draws', '50% of the draws', 'mean']
     """
-    x, draws = _vector("x", x), torch.as_tensor(draws).detach().cpu().double()
-    if draws.dim() != 2 or draws.shape[1] != len(x) or len(draws) == 0:
-        raise ShapeError(f"draws must have shape (T, N) with N = {len(x)} positions; got {tuple(draws.shape)}.")
+    at, drawn = _vector("x", x), _numbers(draws)
+    if drawn.dim() != 2 or drawn.shape[1] != len(at) or len(drawn) == 0:
+        raise ShapeError(f"draws must have shape (T, N) with N = {len(at)} positions; got {tuple(drawn.shape)}.")
     if not levels or not all(0 < level < 1 for level in levels):
         raise RangeError(f"levels are shares of the draws, each between 0 and 1; got {list(levels)!r}.")
     alpha = _DARKEST / (1 + len(levels))
     for k, level in enumerate(sorted(levels, reverse=True)):
-        low, high = draws.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=draws.dtype), dim=0)
-        axes.fill_between(x, low, high, color=color, alpha=alpha, lw=0)
+        low, high = drawn.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=drawn.dtype), dim=0)
+        axes.fill_between(at, low, high, color=color, alpha=alpha, lw=0)
         seen = 1 - (1 - alpha) ** (k + 1)  # drawn over the wider bands; an empty one for the legend
         axes.fill_between([], [], color=color, alpha=seen, lw=0, label=f"{level:.0%} of the draws")
-    axes.plot(x, draws.mean(0), color=color, lw=1.3, label=label)
+    axes.plot(at, drawn.mean(0), color=color, lw=1.3, label=label)
 
 
 def band_panels(
-    x: Any,
-    answers: Mapping[str, tuple[Any, Any]],
+    x: object,
+    answers: Mapping[str, tuple[object, object]],
     *,
     columns: int = 2,
     size: tuple[float, float] = (4.5, 3.0),
@@ -133,25 +124,25 @@ def band_panels(
         answers: the mean and the standard deviation there, both (N,), by panel title.
         columns: at most this many panels side by side.
         size: width and height of a panel, in inches.
-        style: options of ``draw_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
+        style: options of ``draw_std_bands``: ``multiples``, ``color``, ``label``, ``band_label``.
 
     Returns:
         A figure; its ``axes`` are in the order of ``answers``, and data or limits can be added to them.
 
     Example:
-        >>> from pyro_dropout.prediction.band_plots import band_panels
+        >>> from experiments.band_plots import band_panels
         >>> two = {"dropout": ([0.0, 1.0], [0.1, 0.1]), "mean field": ([0.0, 1.0], [0.1, 0.3])}
         >>> [axes.get_title() for axes in band_panels([0, 1], two).axes]
         ['dropout', 'mean field']
     """
     figure = _grid("answers", answers, columns, size, share=True)
     for axes, (mean, std) in zip(figure.axes, answers.values(), strict=True):
-        draw_bands(axes, x, mean, std, **style)
+        draw_std_bands(axes, x, mean, std, **style)
     return figure
 
 
 def curve_panels(
-    panels: Mapping[str, Mapping[str, tuple[Any, ...]]],
+    panels: Mapping[str, Mapping[str, tuple[object, ...]]],
     *,
     xlabel: str,
     ylabel: str = "",
@@ -177,7 +168,7 @@ def curve_panels(
         A figure; its ``axes`` are in the order of ``panels``.
 
     Example:
-        >>> from pyro_dropout.prediction.band_plots import curve_panels
+        >>> from experiments.band_plots import curve_panels
         >>> curves = {"dropout": ([0, 1], [0.1, 0.4]), "NUTS": ([0, 1], [0.2, 0.9], [0.1, 0.1])}
         >>> figure = curve_panels({"one layer": curves}, xlabel="x", styles={"NUTS": {"color": "black"}})
         >>> [text.get_text() for text in figure.legends[0].get_texts()]
@@ -186,7 +177,7 @@ def curve_panels(
     figure = _grid("panels", panels, columns, size, share)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
     known = {name: {"color": PALETTE[k % len(PALETTE)]} for k, name in enumerate(names)}
-    shown: dict[str, Any] = {}
+    shown: dict[str, Line2D] = {}
     for axes, curves in zip(figure.axes, panels.values(), strict=True):
         for name, (x, y, *error) in curves.items():
             style: dict[str, Any] = {"lw": 1.3} | known[name] | dict((styles or {}).get(name, {}))
@@ -199,12 +190,12 @@ def curve_panels(
         axes.set(xlabel=xlabel, ylabel=ylabel)
     # As many names side by side as fit: about eleven letters per inch, and six letters for each name's line.
     beside = int(11 * figure.get_size_inches()[0] / (6 + max(map(len, shown))))
-    below: Any = {"loc": "outside lower center", "ncols": max(1, min(4, len(shown), beside)), "frameon": False}
-    figure.legend(list(shown.values()), list(shown), **below)
+    columns = max(1, min(4, len(shown), beside))
+    figure.legend(list(shown.values()), list(shown), loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
-def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: int = 3) -> "Figure":
+def class_panels(x: object, f: object, *, xlabel: str, images: object = None, classes: int = 3) -> "Figure":
     """Draw the softmax inputs and outputs of every draw along a line, as in the paper's figure of a rotated 1.
 
     Args:
@@ -219,30 +210,31 @@ def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: in
 
     Example:
         >>> import torch
-        >>> from pyro_dropout.prediction.band_plots import class_panels
+        >>> from experiments.band_plots import class_panels
         >>> figure = class_panels([0.0, 1.0], torch.randn(20, 2, 5), xlabel="x")
         >>> [axes.get_ylabel() for axes in figure.axes]
         ['softmax input', 'softmax output']
     """
     from matplotlib.figure import Figure
 
-    x, f = _vector("x", x), torch.as_tensor(f).detach().cpu().double()
-    if f.dim() != 3 or f.shape[1] != len(x) or len(f) == 0:
-        raise ShapeError(f"f must have shape (T, N, C) with N = {len(x)} positions; got {tuple(f.shape)}.")
+    at, outputs = _vector("x", x), _numbers(f)
+    if outputs.dim() != 3 or outputs.shape[1] != len(at) or len(outputs) == 0:
+        raise ShapeError(f"f must have shape (T, N, C) with N = {len(at)} positions; got {tuple(outputs.shape)}.")
     check_count("classes", classes)
+    heights = [6] if images is None else [6, 1]
     figure = Figure(figsize=(11, 4 if images is None else 4.8), layout="constrained")
-    rows = figure.subplots(
-        1 if images is None else 2, 2, squeeze=False, height_ratios=[6, 1][: 1 + (images is not None)]
-    )
-    shown = f.softmax(-1).mean((0, 1)).topk(min(classes, f.shape[-1])).indices.tolist()
-    step = float(x[-1] - x[0]) / max(1, len(x) - 1)
-    for axes, values, label in zip(rows[0], (f, f.softmax(-1)), ("softmax input", "softmax output"), strict=True):
+    rows = figure.subplots(len(heights), 2, squeeze=False, height_ratios=heights)
+    probs = outputs.softmax(-1)
+    shown = probs.mean((0, 1)).topk(min(classes, outputs.shape[-1])).indices.tolist()
+    step = float(at[-1] - at[0]) / max(1, len(at) - 1)
+    for axes, values, label in zip(rows[0], (outputs, probs), ("softmax input", "softmax output"), strict=True):
         for k, one in enumerate(shown):
-            style: Any = {"color": PALETTE[k % len(PALETTE)], "marker": "_", "ls": "", "mew": 1.5, "ms": 7}
+            style: dict[str, Any] = {"color": PALETTE[k % len(PALETTE)], "marker": "_", "ls": "", "mew": 1.5, "ms": 7}
             aside = step * 0.27 * (k - (len(shown) - 1) / 2)  # classes side by side, without overlap
-            axes.plot(x + aside, values[..., one].T, alpha=0.3, **style)
+            axes.plot(at + aside, values[..., one].T, alpha=0.3, **style)
             axes.plot([], [], label=f"class {one}", **style)
-        axes.set(xlabel=xlabel, ylabel=label, xlim=(float(x[0]) - step / 2, float(x[-1]) + step / 2), xticks=x.round())
+        ends = (float(at[0]) - step / 2, float(at[-1]) + step / 2)
+        axes.set(xlabel=xlabel, ylabel=label, xlim=ends, xticks=at.round())
     for axes in [] if images is None else rows[1]:
         axes.imshow(torch.cat(list(torch.as_tensor(images).cpu()), 1).numpy(), cmap="Greys")
         axes.axis("off")
@@ -250,7 +242,7 @@ def class_panels(x: Any, f: Any, *, xlabel: str, images: Any = None, classes: in
     return figure
 
 
-def _grid(name: str, panels: Mapping[str, Any], columns: int, size: tuple[float, float], share: bool) -> "Figure":
+def _grid(name: str, panels: Mapping[str, object], columns: int, size: tuple[float, float], share: bool) -> "Figure":
     """Return a figure with one pair of axes for each title, and no empty ones."""
     from matplotlib.figure import Figure
 
@@ -269,8 +261,12 @@ def _grid(name: str, panels: Mapping[str, Any], columns: int, size: tuple[float,
     return figure
 
 
-def _vector(name: str, value: Any) -> Tensor:
-    found = torch.as_tensor(value).detach().cpu().double()
+def _numbers(value: object) -> Tensor:
+    return torch.as_tensor(value).detach().cpu().double()
+
+
+def _vector(name: str, value: object) -> Tensor:
+    found = _numbers(value)
     if found.dim() != 1 or len(found) == 0:
         raise ShapeError(f"{name} must have one number per position, (N,); got shape {tuple(found.shape)}.")
     return found

@@ -1,0 +1,99 @@
+"""Predictions of a network in one process: which weights are drawn, how they are walked through, and what is kept."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from pyro_dropout.generative.likelihoods import likelihood_of
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.blocks import Block, Walk
+from pyro_dropout.prediction.draws.weight_draws import (
+    FunctionDraws,
+    KeptDraws,
+    MeanWeights,
+    PerExample,
+    WeightDraws,
+    WholeFunctions,
+)
+from pyro_dropout.prediction.moments import Running, Sums, block_sums
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.snapshot import frozen
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, PyroModel
+
+Keep = Literal["auto"] | bool
+
+_FEW = 2**24  # the most numbers that keep_samples="auto" keeps
+_ROWS = 2**16  # pairs of a draw and a point, for functions drawn together
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of ``predict``, checked; it describes them."""
+
+    samples: int
+    method: str
+    shared: bool
+    seed: int | None
+    keep_samples: Keep
+    compile: bool
+    chunk: int | None
+    progress: bool
+
+    def keeps(self, numbers: int) -> bool:
+        """Whether samples are kept if they are this many numbers."""
+        return numbers <= _FEW if self.keep_samples == "auto" else self.keep_samples
+
+
+def predict_network(model: PyroModel, posterior: object, x: Tensor, asked: Request) -> Prediction:
+    """Return the prediction of a network at the points ``x``."""
+    likelihood = frozen(likelihood_of(model))
+    walk = walk_of(model, posterior, x, asked)
+    shape = (asked.samples, len(x), walk.like.shape[-1])
+    kept = walk.like.new_empty(shape) if asked.keeps(shape[0] * shape[1] * shape[2]) else None
+    running = Running(len(x))
+
+    def reduce(f: Tensor) -> tuple[Sums, list[Tensor]]:
+        return block_sums(likelihood, f), [] if kept is None else [f]
+
+    def receive(block: Block, result: tuple[Sums, list[Tensor]]) -> None:
+        running.add(block.draws.start, block.count, block.points, result[0])
+        if kept is not None:
+            kept[block.draws, block.points] = result[1][0]
+
+    walk.first("moments", reduce, receive, asked.progress)
+    if kept is None:
+        walk.remember()
+    return Prediction(likelihood, running.sums, asked.samples, walk.like, kept, walk if kept is None else None)
+
+
+def shares_draws(posterior: object, asked: Request) -> bool:
+    """Whether all points share each draw, which is then a whole function."""
+    kept = isinstance(posterior, HasDraws)
+    return asked.shared or kept or not callable(posterior) or bool(getattr(posterior, "whole_functions", False))
+
+
+def walk_of(model: PyroModel, posterior: object, x: Tensor, asked: Request) -> Walk:
+    """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
+
+    def walk(draws: WeightDraws) -> Walk:
+        return Walk(draws, x, asked.samples, chunk=asked.chunk, seed=asked.seed, compile=asked.compile)
+
+    if asked.method == "standard":
+        return walk(MeanWeights(model, posterior))
+    if isinstance(posterior, FunctionPosterior):
+        # Points in different blocks would lie on different functions, so a block has all of them.
+        asked = replace(asked, chunk=max(asked.chunk or _ROWS, len(x)), compile=False)
+        return walk(FunctionDraws(model, posterior))
+    if isinstance(posterior, HasDraws):
+        return walk(KeptDraws(model, posterior, asked.samples))
+    if shares_draws(posterior, asked):
+        return walk(WholeFunctions(model, posterior))
+    try:
+        return walk(PerExample(model, posterior))
+    except PyroDropoutError as cause:
+        x, asked = x[:1], replace(asked, samples=1)
+        walk(WholeFunctions(model, posterior))  # not an error of per-point draws if this fails too
+        raise PyroDropoutError(
+            f"weights cannot be drawn for each data point here: {cause} Write predict(..., shared=True)."
+        ) from cause
