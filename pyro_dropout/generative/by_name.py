@@ -6,7 +6,6 @@ another process could look up, and Python's own message does not say which argum
 
 import sys
 from types import FunctionType
-from typing import Any
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -14,25 +13,19 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 _OTHER_WAYS = {"copy", "cloudpickle", "dill"}
 
 
-def check_named(owner: str, **functions: Any) -> None:
-    """Raise an error if a function among the arguments of ``owner`` cannot be pickled; other arguments pass.
-
-    Args:
-        owner: the class whose arguments they are.
-        functions: what was given, by the name of the argument.
-    """
-    nameless = [name for name, given in functions.items() if isinstance(given, FunctionType) and not _found(given)]
-    if nameless and not _goes_another_way():
-        given = functions[nameless[0]].__qualname__
-        raise PyroDropoutError(
-            f"{nameless[0]} of {owner} cannot be pickled: {given} cannot be imported by name in another process."
-            " Define it with def at the top level of a module, or as a class with __call__ there."
-        )
+def check_named(owner: str, **functions: object) -> None:
+    """Raise an error if a function among the arguments of the class ``owner``, by name, cannot be pickled."""
+    for name, given in functions.items():
+        if isinstance(given, FunctionType) and not _found(given) and not _goes_another_way():
+            raise PyroDropoutError(
+                f"{name} of {owner} cannot be pickled: {given.__qualname__} cannot be imported by name in another"
+                " process. Define it with def at the top level of a module, or as a class with __call__ there."
+            )
 
 
 def _found(function: FunctionType) -> bool:
     """Whether a function can be found by its name, as unpickling requires."""
-    found: Any = sys.modules.get(function.__module__)
+    found: object = sys.modules.get(function.__module__)
     for part in function.__qualname__.split("."):
         found = getattr(found, part, None)
     return found is function

@@ -32,19 +32,25 @@ def linear(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return product if bias is None else add_bias(product, bias)
 
 
+def sample_dimensions(batch: Size) -> Size:
+    """Return a batch shape without its last dimension, that of the plate "data"; Predictive omits that dimension."""
+    return batch[:-1] if batch and batch[-1] == 1 else batch
+
+
 def one_for_each_point(
-    weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], x: Tensor
+    weights: Mapping[str, Tensor], dimensions: Mapping[str, int], x: Tensor
 ) -> tuple[dict[str, Tensor], Tensor, Size]:
     """Return weights without sample dimensions, matching inputs, and the sample dimensions of the result.
 
     Where weights are drawn for each data point inside the layers, P draws become P copies of every data point. Other
     weights are returned as they are, and the result has the sample dimensions that broadcasting gives it.
+    ``dimensions`` are how many each weight has of its own; those in front of them are of samples.
     """
-    batches = {site: value.shape[: value.dim() - len(shapes[site])] for site, value in weights.items()}
     recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
-    if not any(recipe is not None for recipe in recipes.values()):
+    if all(recipe is None for recipe in recipes.values()):
         return dict(weights), x, Size()
-    particles = torch.broadcast_shapes(*batches.values())[:-1]
+    batches = {site: value.shape[: value.dim() - dimensions[site]] for site, value in weights.items()}
+    particles = torch.broadcast_shapes(*map(sample_dimensions, batches.values()))
     single: dict[str, Tensor] = {}
     for site, value in weights.items():
         recipe, batch = recipes[site], batches[site]
@@ -55,4 +61,6 @@ def one_for_each_point(
                 f"site {site!r} has shared draws for many particles, but others have a draw for each point.", site
             )
         single[site] = value[(0,) * len(batch)] if recipe is None else recipe.weight
-    return single, x.repeat(particles.numel(), 1), particles
+    if particles.numel() > 1:
+        x = x.repeat(particles.numel(), *[1] * (x.dim() - 1))
+    return single, x, particles

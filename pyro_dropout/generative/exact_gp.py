@@ -15,14 +15,15 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_non_negative, check_positive
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_non_negative, check_positive
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
+from pyro_dropout.mathematics.kernel_frame import check_shape
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | Tensor
 # Kernel classes by name, with the names of their hyper-parameters.
-_KERNELS: dict[str, tuple[Any, dict[str, str]]] = {
+_KERNELS: dict[str, tuple[type[Kernel], dict[str, str]]] = {
     "se": (RBF, {"variance": "variance", "length_scale": "lengthscale"}),
     "arc_cosine": (ArcCosine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
     "arc_sine": (ArcSine, {name: name for name in ("variance", "length_scale", "bias_length_scale")}),
@@ -79,8 +80,8 @@ class GP:
         bias_length_scale: Number | None = None,
         jitter: float = 0.0,
     ) -> None:
-        if not isinstance(kernel, Kernel) and kernel not in _KERNELS:
-            raise RangeError(f"kernel must be {', '.join(map(repr, _KERNELS))} or a Pyro kernel; got {kernel!r}.")
+        if not isinstance(kernel, Kernel):
+            check_choice("kernel", kernel, _KERNELS, "a Pyro kernel")
         allowed = _KERNELS[kernel][1] if isinstance(kernel, str) else {}
         given = {"variance": variance, "length_scale": length_scale, "bias_length_scale": bias_length_scale}
         self._hyper = {name: value for name, value in given.items() if value is not None}
@@ -92,19 +93,18 @@ class GP:
         check_positive("tau", tau)
         check_non_negative("jitter", jitter)
         self._given, self._tau, self._learn_tau, self._jitter = kernel, tau, learn_tau, jitter
-        self._regression: Any = None
+        self._regression: GPRegression | None = None
         self.history: list[float] = []
 
-    def _built_kernel(self, x: Tensor) -> Any:
-        columns = x.size(1)
+    def _built_kernel(self, columns: int) -> Kernel:
         if isinstance(self._given, str):
             make, names = _KERNELS[self._given]
             hyper = {names[name]: torch.as_tensor(value).double() for name, value in self._hyper.items()}
             length = self._hyper.get("length_scale")
-            if isinstance(length, Tensor) and length.shape not in [(), (1,), (columns,)]:
-                raise ShapeError(f"length_scale must have shape () or ({columns},); got {tuple(length.shape)}.")
+            if isinstance(length, Tensor):
+                check_shape(length.shape in [(), (1,), (columns,)], "length_scale", f"() or ({columns},)", length)
             return make(columns, **hyper)
-        kernel: Any = copy.deepcopy(self._given)
+        kernel = copy.deepcopy(self._given)
         if max(kernel.active_dims) >= columns:
             raise ShapeError(f"x must have the columns that the kernel uses, {kernel.active_dims}; got {columns}.")
         for module in kernel.modules():  # a kernel that was tried out alone may still become part of a model
@@ -138,13 +138,12 @@ class GP:
         if y.dim() != 2 or len(y) != len(x):
             hint = " Write y.unsqueeze(-1)." if y.shape == x.shape[:1] else ""
             raise ShapeError(f"y must have shape (N, D) with N = {len(x)}, as x has; got {tuple(y.shape)}.{hint}")
-        if steps != 0:
-            check_count("steps", steps)
+        check_count("steps", steps, least=0)
         check_positive("lr", lr)
         with _apart():
             noise = 1 / torch.as_tensor(self._tau, device=x.device).double()
             inputs, targets = x.detach().double(), y.detach().double().mT.contiguous()
-            regression: Any = GPRegression(inputs, targets, self._built_kernel(x), noise, jitter=self._jitter)
+            regression = GPRegression(inputs, targets, self._built_kernel(x.size(1)), noise, jitter=self._jitter)
             regression.to(inputs)
             regression.noise_unconstrained.requires_grad_(self._learn_tau)
             self.history = _maximise(regression, steps, lr, progress)
@@ -153,8 +152,8 @@ class GP:
 
     def _check_inputs(self, x: Tensor, columns: int | None = None) -> None:
         check_finite("x", x)
-        if x.dim() != 2 or columns not in (None, x.size(1)) or len(x) == 0:
-            raise ShapeError(f"x must have shape (N, {columns or 'Q'}); got {tuple(x.shape)}.")
+        fits = x.dim() == 2 and columns in (None, x.size(1)) and len(x) > 0
+        check_shape(fits, "x", f"(N, {columns or 'Q'})", x)
 
     def _fitted(self) -> Any:
         if self._regression is None:
@@ -162,9 +161,10 @@ class GP:
         return self._regression
 
     @property
-    def kernel(self) -> Any:
+    def kernel(self) -> Kernel:
         """The fitted kernel."""
-        return self._fitted().kernel
+        kernel: Kernel = self._fitted().kernel
+        return kernel
 
     @property
     def tau(self) -> Tensor:
@@ -191,12 +191,12 @@ class GP:
             return float(site["fn"].log_prob(site["value"]))
 
 
-def _maximise(regression: Any, steps: int, lr: float, progress: bool) -> list[float]:
+def _maximise(regression: GPRegression, steps: int, lr: float, progress: bool) -> list[float]:
     """Maximise the marginal likelihood (times the prior, where there is one), and return its log before each step."""
-    history: list[float] = []
     free = [parameter for parameter in regression.parameters() if parameter.requires_grad]
     if not free:
-        return history
+        return []
+    history: list[float] = []
     optimiser, objective = torch.optim.Adam(free, lr=lr), Trace_ELBO()
     for _ in tqdm(range(steps), desc="GP", delay=3.0, disable=not progress):
         optimiser.zero_grad()

@@ -4,7 +4,7 @@ A little noise on the diagonal, far below any noise in the data, gives it one.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Self
 
 import torch
 from pyro.distributions import TorchDistribution
@@ -31,20 +31,16 @@ class FiniteRankNormal(TorchDistribution):
     has_rsample = True
 
     def __init__(
-        self,
-        features: Float[Tensor, "... n k"],
-        columns: int,
-        jitter: float = 1e-6,
-        validate_args: bool | None = None,
+        self, features: Float[Tensor, "... n k"], columns: int, jitter: float = 1e-6, validate_args: bool | None = None
     ) -> None:
         self.features = features
         self.noise = jitter * features.square().sum(-1).mean(-1).clamp(min=jitter)  # ε, one per batch element
         event = torch.Size((features.shape[-2], columns))
         super().__init__(features.shape[:-2], event, validate_args=validate_args)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "FiniteRankNormal":
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with more batch dimensions."""
-        new: FiniteRankNormal = self._get_checked_instance(FiniteRankNormal, _instance)  # type: ignore[no-untyped-call]
+        new: Self = self._get_checked_instance(FiniteRankNormal, _instance)  # type: ignore[no-untyped-call]
         batch = torch.Size(batch_shape)
         new.features = self.features.expand(batch + self.features.shape[-2:])
         new.noise = self.noise.expand(batch)

@@ -16,25 +16,23 @@ from torch import Tensor, nn
 from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.draws import add_bias, linear, one_for_each_point, without_plate
 from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
-from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
+from pyro_dropout.generative.likelihood import is_likelihood, observe
+from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.registration import buffered, tell_pyro
-from pyro_dropout.mathematics.checks import check_count, check_positive
-from pyro_dropout.mathematics.errors import NotFollowedError, RangeError, ShapeError
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
+from pyro_dropout.mathematics.errors import NotFollowedError, RangeError
 from pyro_dropout.mathematics.finite_rank import Nonlinearity, nonlinearity_of
+from pyro_dropout.mathematics.kernel_frame import check_shape
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.protocols import Likelihood
 
 Scale = float | Tensor
 Space = Literal["weight", "function"]
 Scaling = Literal["features", "prior"]
 
 
-def _check_choice(name: str, given: Any, allowed: tuple[str, ...]) -> None:
-    if given not in allowed:
-        raise RangeError(f"{name} must be {' or '.join(map(repr, allowed))}; got {given!r}.")
-
-
-def _one_each(name: str, given: Any, layers: int) -> list[Any]:
+def _one_each(name: str, given: object, layers: int) -> list[Any]:
     """Return one value for each layer, from a list of values or one value for all."""
     if not isinstance(given, list | tuple):
         return [given] * layers
@@ -85,6 +83,8 @@ class DeepGP(nn.Module):
         torch.Size([10, 1])
     """
 
+    _value_site = "F{}"
+
     def __init__(
         self,
         in_features: int,
@@ -109,19 +109,19 @@ class DeepGP(nn.Module):
             raise RangeError(f"widths must be a list of at least one number of units; got {widths!r}.")
         for width in widths:
             check_count("widths", width)
-        _check_choice("space", space, ("weight", "function"))
-        _check_choice("scaling", scaling, ("features", "prior"))
+        check_choice("space", space, ("weight", "function"))
+        check_choice("scaling", scaling, ("features", "prior"))
         check_positive("jitter", jitter)
         if mean is not None and not callable(mean):
             raise RangeError(f"mean must be a function of x; got {type(mean).__name__} {mean!r}.")
-        if likelihood is not None and not isinstance(likelihood, Likelihood):
+        if likelihood is not None and not is_likelihood(likelihood):
             raise RangeError(f"likelihood must be one of pyro_dropout's; got {type(likelihood).__name__}.")
         depth = len(widths)
         self.in_features, self.widths, self.out_features = in_features, tuple(widths), out_features
         self.space, self.scaling, self.shared_covariance = space, scaling, shared_covariance
         self.mean, self.jitter = mean, jitter
         self.activations = [nonlinearity_of(each) for each in _one_each("nonlinearity", nonlinearity, depth)]
-        self.likelihood = Gaussian(1.0) if likelihood is None else likelihood
+        self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, tuple[int, ...]] = {}
         scales = _one_each("length_scale", length_scale, depth if shared_covariance else 1)
         bias_scales = _one_each("bias_length_scale", bias_length_scale, depth)
@@ -137,8 +137,8 @@ class DeepGP(nn.Module):
         if output_bias:
             self._declare("b_out", (out_features,), "bias_length_scale", bias_scales[-1])
 
-    def __getstate__(self) -> dict[str, Any]:
-        functions: dict[str, Any] = {f"nonlinearity of layer {i}": f for i, f in enumerate(self.activations, start=1)}
+    def __getstate__(self) -> dict[str, object]:
+        functions = {f"nonlinearity of layer {i}": f for i, f in enumerate(self.activations, start=1)}
         check_named(type(self).__name__, mean=self.mean, **functions)
         return dict(self.__dict__)
 
@@ -147,8 +147,7 @@ class DeepGP(nn.Module):
         check_positive(name, given)
         length = buffered(given).detach().to(torch.get_default_dtype())
         check_positive(name, length)  # once more: in float32, 1e-50 is 0
-        if length.shape not in [(), shape[-1:]]:
-            raise ShapeError(f"{name} must have shape () or {shape[-1:]} for {site}; got {tuple(length.shape)}.")
+        check_shape(length.shape in [(), shape[-1:]], name, f"() or {shape[-1:]} for {site}", length)
         self.register_buffer(f"{site}_std", 1 / length)
         self.sites[site] = shape
 
@@ -173,14 +172,11 @@ class DeepGP(nn.Module):
             return linear(phi, weights[f"W{i + 1}"])
         columns = [*self.widths[1:], self.out_features][i - 1]
         plated = phi if phi.dim() == 2 else phi.unsqueeze(-3)
-        return without_plate(pyro.sample(self._value_site(i), FiniteRankNormal(plated, columns, self.jitter)))
-
-    def _value_site(self, i: int) -> str:
-        return f"F{i}"
+        site = self._value_site.format(i)
+        return without_plate(pyro.sample(site, FiniteRankNormal(plated, columns, self.jitter)))
 
     def _check_call(self, x: Tensor, y: Tensor | None, num_data: int | None) -> None:
-        if x.dim() != 2 or x.size(1) != self.in_features:
-            raise ShapeError(f"x must have shape (N, {self.in_features}); got {tuple(x.shape)}.")
+        check_shape(x.dim() == 2 and x.size(1) == self.in_features, "x", f"(N, {self.in_features})", x)
         ours = cast(Tensor, self.W1_std).dtype
         if x.dtype != ours:
             raise RangeError(f"x must be of the model's type {ours}; got {x.dtype}. Write model.to(x) or x.to({ours}).")
@@ -197,27 +193,24 @@ class DeepGP(nn.Module):
         self._check_call(x, y, num_data)
         drawn = {site: self._draw(site) for site in self.sites}
         if self.space == "function" and any(drawn_per_data_point(value) is not None for value in drawn.values()):
-            raise NotFollowedError(
-                "function space has one W1 for all data points; use shared draws, or space='weight'.",
-                "W1",
-                "function space has one for all data points",
-            )
-        weights, h, particles = one_for_each_point(drawn, self.sites, x)
+            reason = "function space has one for all data points"
+            advice = "function space has one W1 for all data points; use shared draws, or space='weight'."
+            raise NotFollowedError(advice, "W1", reason)
+        weights, h, particles = one_for_each_point(drawn, {site: len(shape) for site, shape in self.sites.items()}, x)
         for i in range(1, len(self.widths) + 1):
             h = self._values(i, self._features(i, h, weights), weights)
         f = add_bias(h, weights["b_out"]) if "b_out" in weights else h
         f = f.reshape(*particles, len(x), self.out_features) if particles else f
         f = f if self.mean is None else f + self._mean_at(x)
-        self.likelihood(f, y, num_data)
+        observe(self.likelihood, f, y, num_data)
         return f
 
     def _mean_at(self, x: Tensor) -> Tensor:
         assert self.mean is not None
         if isinstance(self.mean, nn.Module):
             tell_pyro(self, {f"mean.{name}": value for name, value in self.mean.named_parameters()})
-        shift = self.mean(x)
-        if shift.shape != (len(x), self.out_features):
-            raise ShapeError(f"mean(x) must have shape {(len(x), self.out_features)}; got {tuple(shift.shape)}.")
+        shift, wanted = self.mean(x), (len(x), self.out_features)
+        check_shape(shift.shape == wanted, "mean(x)", str(wanted), shift)
         return shift
 
 
@@ -240,8 +233,7 @@ class FiniteRankGP(DeepGP):
         scaling: Where the √(1/K) is: in the "features", with W2 ~ N(0, I), or in the "prior" W2 ~ N(0, 1/K).
         mean: Mean function, added to f; any callable from (N, Q) to (N, D).
         output_bias: Whether f has its own bias, the site b_out.
-        jitter: Variance added to F in function space, as a fraction of its own, so that F has a density at more points
-            than there are units. A guide that ignores the correlations in F needs far more than the default.
+        jitter: Variance added to F in function space, as in `DeepGP`.
         likelihood: The distribution of y given f; ``Gaussian(tau=1.0)`` by default.
 
     Example:
@@ -251,6 +243,8 @@ class FiniteRankGP(DeepGP):
         >>> [(name, tuple(trace.nodes[name]["value"].shape)) for name in ("W1", "b1", "F", "y")]
         [('W1', (20, 1)), ('b1', (20,)), ('F', (50, 3)), ('y', (50,))]
     """
+
+    _value_site = "F"
 
     def __init__(
         self,
@@ -270,19 +264,7 @@ class FiniteRankGP(DeepGP):
     ) -> None:
         check_count("width", width)
         super().__init__(
-            in_features,
-            [width],
-            out_features,
-            nonlinearity=nonlinearity,
-            space=space,
-            length_scale=length_scale,
-            bias_length_scale=bias_length_scale,
-            scaling=scaling,
-            mean=mean,
-            output_bias=output_bias,
-            jitter=jitter,
-            likelihood=likelihood,
-        )
-
-    def _value_site(self, i: int) -> str:
-        return "F"
+            in_features, [width], out_features, nonlinearity=nonlinearity, space=space, length_scale=length_scale,
+            bias_length_scale=bias_length_scale, scaling=scaling, mean=mean, output_bias=output_bias, jitter=jitter,
+            likelihood=likelihood
+        )  # fmt: skip

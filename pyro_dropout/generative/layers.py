@@ -7,8 +7,7 @@ torch runs these layers in one kernel that takes a single set of weights. Writte
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
-_WRITTEN_OUT = (nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention)
+State = tuple[Tensor, ...]  # of a recurrent layer: h, and c of an LSTM
 
 
 @contextlib.contextmanager
@@ -29,17 +28,16 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     changed: list[nn.Module] = []
     fast = torch.backends.mha.get_fastpath_enabled()
     for path, module in net.named_modules():
-        if not isinstance(module, _WRITTEN_OUT):
-            continue
+        run = next((run for kind, run in _WRITTEN_OUT.items() if isinstance(module, kind)), None)
         prefix = f"{path}." if path else ""
-        recipes = [drawn_per_data_point(value) for name, value in weights.items() if name.startswith(prefix)]
-        if any(recipe is not None for recipe in recipes):
-            for recipe in recipes:
-                if recipe is not None:
-                    recipe.reused = True  # one draw is used at every step of a sequence
-            run = _ATTENTION if isinstance(module, nn.MultiheadAttention) else _RECURRENT[_family(module)]
-            module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
-            changed.append(module)
+        found = (drawn_per_data_point(value) for name, value in weights.items() if name.startswith(prefix))
+        recipes = [recipe for recipe in found if recipe is not None]
+        if run is None or not recipes:
+            continue
+        for recipe in recipes:
+            recipe.reused = True  # one draw is used at every step of a sequence
+        module.__dict__["forward"] = functools.partial(run, module)  # shadows the method until the context ends
+        changed.append(module)
     try:
         torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a whole encoder layer
         yield
@@ -49,15 +47,10 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def _family(module: nn.Module) -> str:
-    return "cell" if isinstance(module, nn.RNNCellBase) else "layer"
-
-
-def _step(module: nn.Module, x: Tensor, state: tuple[Tensor, ...], parts: list[Tensor | None]) -> tuple[Tensor, ...]:
+def _step(
+    module: nn.Module, x: Tensor, state: State, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
+) -> State:
     """Take one step: input and state in, new state out (its first tensor is the output)."""
-    w_ih, w_hh, b_ih, b_hh = parts
-    assert w_ih is not None
-    assert w_hh is not None
     h = state[0]
     from_x, from_h = F.linear(x, w_ih, b_ih), F.linear(h, w_hh, b_hh)
     if isinstance(module, nn.LSTM | nn.LSTMCell):
@@ -73,7 +66,7 @@ def _step(module: nn.Module, x: Tensor, state: tuple[Tensor, ...], parts: list[T
     return (squash(from_x + from_h),)
 
 
-def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
+def _run_cell(module: nn.RNNCellBase, x: Tensor, hx: Tensor | State | None = None) -> Tensor | State:
     """Run an RNNCell, LSTMCell or GRUCell."""
     if x.dim() != 2:
         raise NotFollowedError("per-data-point draws need input (N, features) in recurrent cells.")
@@ -81,11 +74,11 @@ def _run_cell(module: Any, x: Tensor, hx: Any = None) -> Any:
     if hx is None:
         hx = (zero, zero) if isinstance(module, nn.LSTMCell) else zero
     state = hx if isinstance(hx, tuple) else (hx,)
-    state = _step(module, x, state, [module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh])
+    state = _step(module, x, state, module.weight_ih, module.weight_hh, module.bias_ih, module.bias_hh)
     return state if isinstance(module, nn.LSTMCell) else state[0]
 
 
-def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
+def _run_layer(module: nn.RNNBase, x: object, hx: Tensor | State | None = None) -> tuple[Tensor, Tensor | State]:
     """Run an RNN, LSTM or GRU of any number of layers, in one or both directions."""
     if not isinstance(x, Tensor) or x.dim() != 3:
         raise NotFollowedError("per-data-point draws need recurrent input (N, T, features), not packed or unbatched.")
@@ -95,7 +88,7 @@ def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
     count, steps, directions = h.shape[0], h.shape[1], 2 if module.bidirectional else 1
     is_lstm = isinstance(module, nn.LSTM)
     start = hx if isinstance(hx, tuple) else (hx,)
-    ends: list[tuple[Tensor, ...]] = []
+    ends: list[State] = []
     for layer in range(module.num_layers):
         outputs = []
         for direction in range(directions):
@@ -103,11 +96,11 @@ def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
             zero = h.new_zeros(count, module.hidden_size)
             state = tuple(zero if s is None else s[at] for s in (start if hx is not None else (None,) * (1 + is_lstm)))
             suffix = f"l{layer}" + ("_reverse" if direction else "")
-            names = ("weight_ih_", "weight_hh_", "bias_ih_", "bias_hh_")
-            parts = [getattr(module, name + suffix, None) for name in names]
+            w_ih, w_hh = getattr(module, f"weight_ih_{suffix}"), getattr(module, f"weight_hh_{suffix}")
+            b_ih, b_hh = getattr(module, f"bias_ih_{suffix}", None), getattr(module, f"bias_hh_{suffix}", None)
             seen: list[Tensor] = []
             for t in reversed(range(steps)) if direction else range(steps):
-                state = _step(module, h[:, t], state, parts)
+                state = _step(module, h[:, t], state, w_ih, w_hh, b_ih, b_hh)
                 seen.append(state[0])
             outputs.append(torch.stack(seen[::-1] if direction else seen, 1))
             ends.append(state)
@@ -119,7 +112,7 @@ def _run_layer(module: Any, x: Any, hx: Any = None) -> Any:
 
 
 def _run_attention(
-    module: Any,
+    module: nn.MultiheadAttention,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -138,12 +131,13 @@ def _run_attention(
     heads, width = module.num_heads, module.head_dim
     q, k, v = (t.unflatten(-1, (heads, width)).transpose(1, 2) for t in (q, k, v))
     scores = q @ k.mT / math.sqrt(width)
-    if attn_mask is not None:
-        mask = attn_mask if attn_mask.dim() == 2 else attn_mask.unflatten(0, (-1, heads))
-        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if attn_mask is not None and attn_mask.dim() != 2:
+        attn_mask = attn_mask.unflatten(0, (-1, heads))
     if key_padding_mask is not None:
-        mask = key_padding_mask[:, None, None, :]
-        scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+        key_padding_mask = key_padding_mask[:, None, None, :]
+    for mask in (attn_mask, key_padding_mask):
+        if mask is not None:
+            scores = scores.masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     weights = F.dropout(scores.softmax(-1), module.dropout, module.training)
     out = F.linear((weights @ v).transpose(1, 2).flatten(2), module.out_proj.weight, module.out_proj.bias)
     if not need_weights:
@@ -151,7 +145,7 @@ def _run_attention(
     return out, weights.mean(1) if average_attn_weights else weights
 
 
-def _projections(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+def _projections(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
     """Return queries, keys and values; one matrix may hold all three maps, and is then applied to each input."""
     if module._qkv_same_embed_dim:
         whole = {
@@ -165,5 +159,8 @@ def _projections(module: Any, query: Tensor, key: Tensor, value: Tensor) -> tupl
     return tuple(F.linear(t, w, b) for t, w, b in zip((query, key, value), maps, biases, strict=True))
 
 
-_RECURRENT = {"cell": _run_cell, "layer": _run_layer}
-_ATTENTION = _run_attention
+_WRITTEN_OUT: dict[type[nn.Module], Callable[..., object]] = {
+    nn.RNNBase: _run_layer,
+    nn.RNNCellBase: _run_cell,
+    nn.MultiheadAttention: _run_attention,
+}

@@ -1,7 +1,6 @@
 """What a likelihood is: the last step of a model, from the outputs of a function to the observed data.
 
-A likelihood declares the plate ``"data"`` and the observed site ``"y"``, and scales a mini-batch up to the whole data
-set, so that a model needs no more than ``likelihood(f, y, num_data)``.
+``observe`` declares the plate ``"data"`` and the observed site ``"y"``, and scales a mini-batch up to the whole data.
 """
 
 import contextlib
@@ -13,9 +12,11 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pyro_dropout import protocols
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import check_count, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.protocols import Distribution
 
 
 class Likelihood(nn.Module):
@@ -23,7 +24,8 @@ class Likelihood(nn.Module):
 
     A new likelihood defines ``distribution``; it may define ``checked``, what a valid ``y`` is. To stand inside
     ``Standardised`` it says whether its targets are standardised (``standardised_targets``), and if they are, what its
-    outputs and the likelihood itself are in the units of y (``raw_outputs``, ``raw_likelihood``).
+    outputs and the likelihood itself are in the units of y (``raw_outputs``, ``raw_likelihood``). Any other class with
+    the methods of ``protocols.Likelihood`` will do as well.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -32,7 +34,7 @@ class Likelihood(nn.Module):
     """
 
     @abstractmethod
-    def distribution(self, f: Tensor) -> Any:
+    def distribution(self, f: Tensor) -> Distribution:
         """Return p(y | f) with one batch element for each data point."""
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
@@ -56,11 +58,9 @@ class Likelihood(nn.Module):
         if not bool(torch.isfinite(y).all()):
             raise RangeError(f"y must be finite; got {describe(y)}.")
 
-    # --- inside ``Standardised`` --------------------------------------------------------------------------------------
-
     def standardised_targets(self) -> bool:
         """Whether ``Standardised`` shifts and scales y: yes for real numbers; classes and counts stay as they are."""
-        raise PyroDropoutError(_not_said(type(self)))
+        raise _undeclared(self)
 
     def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
         """Return outputs in the units of y, (..., N, D), from those of a model of standardised y.
@@ -70,66 +70,71 @@ class Likelihood(nn.Module):
             mean: the mean of each target, (D,).
             std: its standard deviation, (D,).
         """
-        raise PyroDropoutError(_not_said(type(self)))
+        raise _undeclared(self)
 
-    def raw_likelihood(self, std: Tensor) -> "Likelihood":
+    def raw_likelihood(self, std: Tensor) -> protocols.Likelihood:
         """Return p(y | f) in the units of y, for outputs in these units; itself, where the outputs say it all.
 
         Args:
             std: the standard deviation of each target, (D,).
         """
-        raise PyroDropoutError(_not_said(type(self)))
-
-    def check_standardised(self) -> None:
-        """Raise unless the class that defines ``distribution`` says what becomes of it on standardised targets."""
-        wanted = ["standardised_targets"]
-        if _said_with_distribution(type(self), wanted[0]) and self.standardised_targets():
-            wanted += ["raw_outputs", "raw_likelihood"]
-        if not all(_said_with_distribution(type(self), name) for name in wanted):
-            raise PyroDropoutError(_not_said(type(self)))
-
-    # --- as a part of a model -----------------------------------------------------------------------------------------
+        raise _undeclared(self)
 
     def forward(self, f: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Observe ``y`` (or draw it, when None) and return it."""
-        tell_pyro(self, dict(self.named_parameters()))
-        if f.dim() < 2:
-            raise ShapeError(f"the model's output must have shape (..., N, D); got {tuple(f.shape)}.")
-        count = f.shape[-2]
+        return observe(self, f, y, num_data)
+
+
+def observe(likelihood: protocols.Likelihood, f: Tensor, y: Tensor | None, num_data: int | None) -> Tensor:
+    """Observe ``y`` (or draw it, when None) at the outputs ``f`` of a function, and return it."""
+    if isinstance(likelihood, nn.Module):
+        tell_pyro(likelihood, dict(likelihood.named_parameters()))
+    if f.dim() < 2:
+        raise ShapeError(f"the model's output must have shape (..., N, D); got {tuple(f.shape)}.")
+    if y is not None and not isinstance(y, Tensor):
+        raise ShapeError(f"y must be a tensor; got {type(y).__name__}. Write torch.as_tensor(y).")
+    count = f.shape[-2]
+    with contextlib.ExitStack() as stack:
         if num_data is not None:
             check_count("num_data", num_data)
-        with contextlib.ExitStack() as stack:
-            if num_data is not None and num_data != count:
+            if num_data != count:
                 stack.enter_context(poutine.scale(scale=num_data / count))
-            stack.enter_context(pyro.plate("data", count, dim=-1))
-            if y is not None and not isinstance(y, Tensor):
-                raise ShapeError(f"y must be a tensor; got {type(y).__name__}. Write torch.as_tensor(y).")
-            observed = None if y is None else self.checked(f, y)
-            value: Tensor = pyro.sample("y", self.distribution(f), obs=observed)
-        return value
+        stack.enter_context(pyro.plate("data", count, dim=-1))
+        observed = None if y is None else likelihood.checked(f, y)
+        value: Tensor = pyro.sample("y", likelihood.distribution(f), obs=observed)
+    return value
 
 
-def _said_with_distribution(kind: type, method: str) -> bool:
-    """Whether a class defines a method where it defines ``distribution`` or further down, not only in a base."""
-    places = [next(k for k, each in enumerate(kind.__mro__) if name in vars(each)) for name in (method, "distribution")]
-    return places[0] <= places[1]
+def is_likelihood(value: object) -> bool:
+    """Whether an object has the methods of a likelihood; a class, which has them too, is not one."""
+    return isinstance(value, protocols.Likelihood) and not isinstance(value, type)
 
 
-def _not_said(kind: type) -> str:
-    return (
-        f"likelihood {kind.__name__} does not say what becomes of it on standardised targets. Define in it"
-        " standardised_targets(self) -> bool: False if y stays as it is, such as classes and counts; True if y is"
-        " standardised, and then also raw_outputs(self, f, mean, std), the outputs in the units of y, and"
-        " raw_likelihood(self, std), the likelihood in these units."
-    )
-
-
-def likelihood_of(model: Any) -> Likelihood:
+def likelihood_of(model: object) -> protocols.Likelihood:
     """Return what a model's outputs mean, or say that it does not tell."""
-    likelihood = getattr(model, "likelihood", None)
-    if not isinstance(likelihood, Likelihood):
+    likelihood: protocols.Likelihood | None = getattr(model, "likelihood", None)
+    if likelihood is None or not is_likelihood(likelihood):
         raise PyroDropoutError(
             f"model must be a network or a process of this package; {type(model).__name__} has no likelihood of this"
             " package for its outputs. Write BayesianNet(net, likelihood=...)."
         )
     return likelihood
+
+
+def check_standardised(likelihood: Any) -> None:
+    """Raise unless the class that defines ``distribution`` says what becomes of it on standardised targets."""
+    kinds = type(likelihood).__mro__
+    place = next((k for k, kind in enumerate(kinds) if "distribution" in vars(kind)), 0)
+    said = {name for kind in kinds[: place + 1] for name in vars(kind)}  # bases above speak of another distribution
+    whole = {"raw_outputs", "raw_likelihood"} <= said
+    if "standardised_targets" not in said or (likelihood.standardised_targets() and not whole):
+        raise _undeclared(likelihood)
+
+
+def _undeclared(likelihood: object) -> PyroDropoutError:
+    return PyroDropoutError(
+        f"likelihood {type(likelihood).__name__} does not say what becomes of it on standardised targets. Define in it"
+        " standardised_targets(self) -> bool: False if y stays as it is, such as classes and counts; True if y is"
+        " standardised, and then also raw_outputs(self, f, mean, std), the outputs in the units of y, and"
+        " raw_likelihood(self, std), the likelihood in these units."
+    )

@@ -1,7 +1,5 @@
 """What the outputs of a function say about the data: p(y | f), for regression, classes, and counts."""
 
-from typing import Any
-
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
@@ -11,16 +9,9 @@ from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.protocols import Distribution
 
-__all__ = [
-    "Bernoulli",
-    "Categorical",
-    "Gaussian",
-    "HeteroscedasticGaussian",
-    "Likelihood",
-    "Poisson",
-    "likelihood_of",
-]
+__all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "likelihood_of"]
 
 
 class Gaussian(Likelihood):
@@ -58,16 +49,14 @@ class Gaussian(Likelihood):
         """The observation precision τ."""
         return self.log_tau.exp()
 
-    def distribution(self, f: Tensor) -> Any:
+    def distribution(self, f: Tensor) -> Distribution:
         """Return N(f, τ⁻¹) over the last dimension of ``f``."""
         scale = torch.exp(-0.5 * self.log_tau).to(f)
         try:
             scale = scale.expand(f.shape)
         except RuntimeError:
-            raise ShapeError(
-                f"tau must be one number, or one for each of the model's {f.shape[-1]} outputs; got shape"
-                f" {tuple(scale.shape)}."
-            ) from None
+            allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
+            raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
         return dist.Normal(f, scale).to_event(1)
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
@@ -104,7 +93,7 @@ class HeteroscedasticGaussian(Likelihood):
         mean, log_tau = f.chunk(2, dim=-1)
         return mean, log_tau
 
-    def distribution(self, f: Tensor) -> Any:
+    def distribution(self, f: Tensor) -> Distribution:
         """Return N(mean, 1/precision)."""
         mean, log_tau = self.split(f)
         return dist.Normal(mean, torch.exp(-0.5 * log_tau)).to_event(1)
@@ -129,9 +118,8 @@ class HeteroscedasticGaussian(Likelihood):
 
 def _numbers(y: Tensor) -> Tensor:
     if y.dtype == torch.bool:
-        raise RangeError(
-            f"y must hold numbers; got {y.dtype}. Write y.float(), or Bernoulli() as the likelihood of yes and no."
-        )
+        advice = "Write y.float(), or Bernoulli() as the likelihood of yes and no."
+        raise RangeError(f"y must hold numbers; got {y.dtype}. {advice}")
     return y
 
 
@@ -156,16 +144,15 @@ class Categorical(Likelihood):
         [0.25, 0.25, 0.25, 0.25]
     """
 
-    def distribution(self, f: Tensor) -> Any:
+    def distribution(self, f: Tensor) -> Distribution:
         """Return the softmax of ``f`` over its last dimension."""
         return _Classes(logits=f, validate_args=False)
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it is a vector of whole numbers."""
         if y.shape != f.shape[-2:-1]:
-            raise ShapeError(
-                f"y must hold one class index a point, shape {tuple(f.shape[-2:-1])}; got {tuple(y.shape)}."
-            )
+            wanted = tuple(f.shape[-2:-1])
+            raise ShapeError(f"y must hold one class index a point, shape {wanted}; got {tuple(y.shape)}.")
         if y.is_floating_point() or y.is_complex():
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
         return y.long()
@@ -190,7 +177,7 @@ class Bernoulli(Likelihood):
         [[0.5], [0.5]]
     """
 
-    def distribution(self, f: Tensor) -> Any:
+    def distribution(self, f: Tensor) -> Distribution:
         """Return independent coin flips with log-odds ``f``."""
         return dist.Bernoulli(logits=f, validate_args=False).to_event(1)
 
@@ -219,7 +206,7 @@ class Poisson(Likelihood):
         [[1.0], [1.0]]
     """
 
-    def distribution(self, f: Tensor) -> Any:
+    def distribution(self, f: Tensor) -> Distribution:
         """Return independent Poisson counts with log rate ``f``."""
         return dist.Poisson(torch.exp(f), validate_args=False).to_event(1)
 

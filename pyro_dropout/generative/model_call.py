@@ -1,11 +1,11 @@
 """A Pyro model with the arguments it is called with: any that its signature takes, as trees of tensors.
 
-Networks of this package are called as ``model(x, y, num_data)``. Any other Pyro model has its own arguments, which the
+Networks of this package are called as ``model(x, y, num_data)``. Other Pyro models have their own arguments, which the
 public functions of this package (``fit``, ``predict``, ``to_arviz``, ...) pass on unchanged.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
@@ -17,26 +17,27 @@ from pyro.poutine.messenger import _bound_partial, _context_wrap
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from pyro_dropout.generative.likelihoods import Likelihood
+from pyro_dropout.generative.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.protocols import PyroModel, Trace, Tree
 
 
-def is_network(model: Any) -> bool:
+def is_network(model: object) -> bool:
     """Whether a model is a module that returns its outputs f and has a likelihood of this package for them.
 
     A likelihood attached to a plain function is ignored: the trace of such a model shows what it observes.
     """
-    return isinstance(model, nn.Module) and isinstance(getattr(model, "likelihood", None), Likelihood)
+    return isinstance(model, nn.Module) and is_likelihood(getattr(model, "likelihood", None))
 
 
-def name_of(model: Any) -> str:
+def name_of(model: object) -> str:
     """Return what a model is called: the name of a function, or the class of a module."""
     inner = _unwrapped(model)
     return str(getattr(inner, "__name__", type(inner).__name__))
 
 
-def signature_of(model: Any) -> inspect.Signature | None:
+def signature_of(model: object) -> inspect.Signature | None:
     """Return the signature of a model, that of ``forward`` for a module; None if it is unknown.
 
     Example:
@@ -64,26 +65,19 @@ def _unwrapped(model: Any) -> Any:
             return model
 
 
-def takes(model: Any, name: str) -> bool:
+def takes(model: object, name: str) -> bool:
     """Whether a parameter of the model has this name."""
     known = signature_of(model)
     return known is not None and name in known.parameters
 
 
-def check_keywords(door: Callable[..., Any], model: Any, kwargs: Iterable[str]) -> None:
-    """Raise if a keyword is neither an option of a public function nor a parameter of the model.
-
-    Args:
-        door: the public function, whose keyword-only parameters are its options.
-        model: the model.
-        kwargs: the names that were given and are not options.
-    """
+def check_keywords(door: Callable[..., object], model: object, kwargs: Iterable[str]) -> None:
+    """Raise if a keyword is neither an option (a keyword-only parameter) of a public function nor one of the model."""
     known = signature_of(model)
     if known is None or any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
         return
-    options = [
-        name for name, each in inspect.signature(door).parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    own = inspect.signature(door).parameters
+    options = [name for name, each in own.items() if each.kind is each.KEYWORD_ONLY]
     for name in kwargs:
         if name not in known.parameters:
             close = get_close_matches(name, [*options, *known.parameters], n=1, cutoff=0.5)
@@ -112,14 +106,14 @@ class ModelCall:
     """
 
     model: Any
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    args: tuple[Tree, ...] = ()
+    kwargs: dict[str, Tree] = field(default_factory=dict)
 
-    def __call__(self) -> Any:
+    def __call__(self) -> Tree:
         """Run the model."""
         return self.model(*self.args, **self.kwargs)
 
-    def of(self, other: Any) -> Any:
+    def of(self, other: PyroModel) -> Trace:
         """Run another program, such as a guide, with the same arguments."""
         return other(*self.args, **self.kwargs)
 
@@ -169,64 +163,54 @@ class ModelCall:
     def with_num_data(self, only_if_needed: bool = False) -> "ModelCall":
         """Return the call with N as ``num_data``, where the model has such a parameter and it was not given.
 
-        Args:
-            only_if_needed: whether to leave a parameter that has a default at its default.
+        With ``only_if_needed``, a parameter that has a default keeps it.
         """
         known = signature_of(self.model)
-        if known is None or "num_data" not in known.parameters or "num_data" in self._bound(known).arguments:
+        if known is None or "num_data" not in known.parameters or "num_data" in self._bound(known.bind_partial):
             return self
-        if only_if_needed and known.parameters["num_data"].default is not inspect.Parameter.empty:
+        asked = known.parameters["num_data"]
+        if only_if_needed and asked.default is not asked.empty:
             return self
         if self.count is None:
             raise ShapeError(
                 f"{name_of(self.model)} takes num_data, but none of its arguments is a tensor with a row for each data"
                 f" point; got {describe(self.args)}."
             )
-        names = list(known.parameters)
-        in_turn = names.index("num_data") == len(self.args)
-        if in_turn and known.parameters["num_data"].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        in_turn = list(known.parameters).index("num_data") == len(self.args)
+        if in_turn and asked.kind is asked.POSITIONAL_OR_KEYWORD:
             return replace(self, args=(*self.args, self.count))  # positional: a guide may name it otherwise
         return replace(self, kwargs={**self.kwargs, "num_data": self.count})
-
-    def _bound(self, known: inspect.Signature) -> inspect.BoundArguments:
-        try:
-            return known.bind_partial(*self.args, **self.kwargs)
-        except TypeError as cause:
-            raise self._refusal(known, cause) from None
 
     def check_bound(self) -> None:
         """Raise unless the model can be called with these arguments."""
         known = signature_of(self.model)
-        if known is None:
-            return
+        if known is not None:
+            self._bound(known.bind)
+
+    def _bound(self, bind: Callable[..., inspect.BoundArguments]) -> Collection[str]:
+        """Return the names of the parameters that are given; raise if the arguments do not fit."""
         try:
-            known.bind(*self.args, **self.kwargs)
+            return bind(*self.args, **self.kwargs).arguments
         except TypeError as cause:
-            raise self._refusal(known, cause) from None
-
-    def _refusal(self, known: inspect.Signature, cause: TypeError) -> PyroDropoutError:
-        given = [type(arg).__name__ for arg in self.args] + [f"{k}={type(v).__name__}" for k, v in self.kwargs.items()]
-        network = isinstance(self.model, nn.Module) and not isinstance(self.model, PyroModule)
-        return PyroDropoutError(
-            f"model must be a Pyro model that takes the arguments given, ({', '.join(given)}); got"
-            f" {name_of(self.model)}, which takes {known}: {cause}."
-            + (" Write BayesianNet(net, likelihood=...)." if network else "")
-        )
+            given = [type(arg).__name__ for arg in self.args]
+            given += [f"{name}={type(value).__name__}" for name, value in self.kwargs.items()]
+            network = isinstance(self.model, nn.Module) and not isinstance(self.model, PyroModule)
+            raise PyroDropoutError(
+                f"model must be a Pyro model that takes the arguments given, ({', '.join(given)}); got"
+                f" {name_of(self.model)}, which takes {signature_of(self.model)}: {cause}."
+                + (" Write BayesianNet(net, likelihood=...)." if network else "")
+            ) from None
 
 
-def call_of(door: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModelCall:
+def call_of(
+    door: Callable[..., object], model: object, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> ModelCall:
     """Return the model call that a public function was given; raise an error for an unknown keyword.
 
-    Args:
-        door: the public function.
-        model: the model.
-        args: its arguments after the model and the posterior.
-        kwargs: keywords that are not its options. Data given as x and y become positional for a model that names its
-            data otherwise.
+    Data given as x and y become positional for a model that names its data otherwise.
     """
-    known = signature_of(model)
     places = [name for name in ("x", "y") if name in kwargs]
-    if known is not None and places and not args and not any(takes(model, name) for name in kwargs):
+    if places and not args and signature_of(model) and not any(takes(model, name) for name in kwargs):
         args, kwargs = tuple(kwargs[name] for name in places), {k: v for k, v in kwargs.items() if k not in places}
     check_keywords(door, model, kwargs)
-    return ModelCall(model, args, kwargs)
+    return ModelCall(model, args, dict(kwargs))

@@ -1,7 +1,7 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pyro
@@ -11,13 +11,19 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.stateless import _reparametrize_module
 
+from pyro_dropout.generative.draws import one_for_each_point, sample_dimensions
 from pyro_dropout.generative.layers import written_out
-from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
+from pyro_dropout.generative.likelihood import is_likelihood, observe
+from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.protocols import Distribution, Likelihood, Weights
+
+_A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
+_A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
 
 class BayesianNet(nn.Module):
@@ -48,21 +54,20 @@ class BayesianNet(nn.Module):
         super().__init__()
         if not isinstance(net, nn.Module):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
-        for name, value, kind in (("prior", prior, Prior), ("likelihood", likelihood, Likelihood)):
-            if value is not None and not isinstance(value, kind):
-                raise PyroDropoutError(
-                    f"{name} must be a pyro_dropout.{kind.__name__}, such as {_SUCH_AS[name]}; got {describe(value)}."
-                )
+        if prior is not None and not isinstance(prior, Prior):
+            raise PyroDropoutError(f"prior must be {_A_PRIOR}; got {describe(prior)}.")
+        if likelihood is not None and not is_likelihood(likelihood):
+            raise PyroDropoutError(f"likelihood must be {_A_LIKELIHOOD}; got {describe(likelihood)}.")
         self.net = net
         self.prior = Prior() if prior is None else prior
-        self.likelihood = Gaussian(1.0) if likelihood is None else likelihood
+        self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
             raise PyroDropoutError("net has no parameter that is random under this prior; is everything hidden?")
         for name, scale in self.prior.scales(net).items():
             self.register_buffer(_buffer(name), scale)
 
-    def prior_of(self, name: str) -> Any:
+    def prior_of(self, name: str) -> Distribution:
         """Return the prior distribution of one site."""
         self._check_sites([name])
         value = self._parameter(name)
@@ -70,9 +75,9 @@ class BayesianNet(nn.Module):
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
         return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
 
-    def sample_sites(self) -> dict[str, Tensor]:
+    def sample_sites(self) -> Weights:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""
-        weights: dict[str, Tensor] = {}
+        weights: Weights = {}
         for name, site in self.sites.items():
             infer: Any = {"kind": site.kind, "row_dim": site.row_dim, "reused": site.uses > 1, "fan_in": site.fan_in}
             infer["init"] = self._parameter(name)
@@ -83,20 +88,28 @@ class BayesianNet(nn.Module):
         """Return the ordinary parameters of the network, which are trained and have no posterior."""
         return {name: value for name, value in self.net.named_parameters() if name not in self.sites}
 
-    def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
-        batch = torch.broadcast_shapes(*(_samples(self._batch_of(name, value)) for name, value in weights.items()))
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
-            return self._repeated(weights, x, batch)
-        weights = {name: self._without_place(name, value) for name, value in weights.items()}
-        return self._vectorised(weights, x, batch) if batch else self._run(weights, x)
+            dimensions = {name: self._parameter(name).dim() for name in weights}
+            weights, x, batch = one_for_each_point(weights, dimensions, x)
+            f = self._run(weights, x)
+            return f.reshape(*batch, -1, f.shape[-1])
+        plain: Weights = {}
+        batches: list[Size] = []
+        for name, value in weights.items():
+            whole = value.shape[: value.dim() - self._parameter(name).dim()]
+            batches.append(sample_dimensions(whole))
+            plain[name] = value.reshape(batches[-1] + value.shape[len(whole) :]) if whole else value
+        batch = torch.broadcast_shapes(*batches)
+        return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
     def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
         tell_pyro(self, self.hidden_parameters())
         f = self.evaluate(self.sample_sites(), x)
-        self.likelihood(f, y, num_data)
+        observe(self.likelihood, f, y, num_data)
         return f
 
     def _parameter(self, name: str) -> Tensor:
@@ -110,18 +123,11 @@ class BayesianNet(nn.Module):
             if name not in self.sites:
                 raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
-    def _batch_of(self, name: str, value: Tensor) -> Size:
-        return value.shape[: value.dim() - self._parameter(name).dim()]
-
-    def _without_place(self, name: str, value: Tensor) -> Tensor:
-        batch = self._batch_of(name, value)
-        return value.reshape(_samples(batch) + value.shape[len(batch) :]) if batch else value
-
-    def _run(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def _run(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
             with written_out(self.net, weights):
-                f: Any = _call(self.net, weights, x)
+                f = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
             if wrong is None:
@@ -132,35 +138,19 @@ class BayesianNet(nn.Module):
             raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
         return f
 
-    def _repeated(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
-        """Run particles of per-data-point draws: each point has its own draw, so particles are repeated points."""
-        particles = batch.numel()
-        for value in weights.values():
-            recipe = drawn_per_data_point(value)
-            if recipe is not None:
-                recipe.count = particles * len(x)
-        weights = {name: _first(value, self._batch_of(name, value)) for name, value in weights.items()}
-        if particles > 1:
-            x = x.repeat(particles, *[1] * (x.dim() - 1))
-        f = self._run(weights, x)
-        return f.reshape(*batch, -1, f.shape[-1])
-
-    def _vectorised(self, weights: dict[str, Tensor], x: Tensor, batch: Size) -> Tensor:
+    def _vectorised(self, weights: Weights, x: Tensor, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""
         flat = {
             name: value.expand(batch + self._parameter(name).shape).flatten(0, len(batch) - 1)
             for name, value in weights.items()
         }
-        f = torch.stack(list(self._one_by_one(flat, x))) if self._needs_a_loop() else self._mapped(flat, x)
+        f: Tensor
+        if self._needs_a_loop():
+            draws = zip(*flat.values(), strict=True)
+            f = torch.stack([self._run(dict(zip(flat, draw, strict=True)), x) for draw in draws])
+        else:
+            f = vmap(lambda draw: self._run(draw, x), randomness="different")(flat)
         return f.reshape(*batch, *f.shape[1:])
-
-    def _mapped(self, flat: dict[str, Tensor], x: Tensor) -> Tensor:
-        result: Tensor = vmap(lambda w: self._run(w, x), randomness="different")(flat)
-        return result
-
-    def _one_by_one(self, flat: dict[str, Tensor], x: Tensor) -> Iterator[Tensor]:
-        for weights in zip(*flat.values(), strict=True):
-            yield self._run(dict(zip(flat, weights, strict=True)), x)
 
     def _needs_a_loop(self) -> bool:
         """Whether a module of the network cannot run under vmap: recurrent kernels, and statistics updated in place."""
@@ -171,10 +161,7 @@ class BayesianNet(nn.Module):
         )
 
 
-_SUCH_AS = {"prior": "Prior(length_scale=1.0)", "likelihood": "Gaussian(tau=1.0)"}
-
-
-def _call(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Any:
+def _call(net: nn.Module, weights: Weights, x: Tensor) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
     if torch._C._get_tracing_state() is None:
         return functional_call(net, weights, (x,))
@@ -182,7 +169,7 @@ def _call(net: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Any:
         return net(x)
 
 
-def _wrong_with(x: Any, weights: dict[str, Tensor], net: nn.Module, cause: Exception) -> PyroDropoutError | None:
+def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
     """Return an error that says what is wrong with x; None if x is not at fault."""
     if not isinstance(x, Tensor):
         return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")
@@ -202,18 +189,3 @@ def _wrong_with(x: Any, weights: dict[str, Tensor], net: nn.Module, cause: Excep
 
 def _buffer(name: str) -> str:
     return "prior_scale/" + name.replace(".", "/")
-
-
-def _samples(batch: Size) -> Size:
-    """Return the batch without its last dimension, that of the plate "data"; Predictive omits that dimension."""
-    return batch[:-1] if batch and batch[-1] == 1 else batch
-
-
-def _first(value: Tensor, batch: Size) -> Tensor:
-    """Return one of several equal draws: per-data-point weights are drawn inside the forward pass."""
-    recipe = drawn_per_data_point(value)
-    if recipe is not None:
-        return recipe.weight
-    if any(stride for size, stride in zip(batch, value.stride(), strict=False) if size > 1):
-        raise NotFollowedError("particles of shared draws and of per-data-point draws cannot be mixed in one network.")
-    return value[(0,) * len(batch)]

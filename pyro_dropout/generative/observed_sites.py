@@ -15,17 +15,18 @@ from pyro.distributions import Unit
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.util import site_is_subsample
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.protocols import Distribution, Message, Trace, Weights
 
 F64 = torch.float64
-Site = dict[str, Any]
+Site = Message
 
 
-def sample_sites(trace: Any) -> dict[str, Site]:
+def sample_sites(trace: Trace) -> dict[str, Site]:
     """Return the sites of a trace that ``pyro.sample`` made, without those that draw a subsample."""
     return {
         name: site for name, site in trace.nodes.items() if site["type"] == "sample" and not site_is_subsample(site)
@@ -37,7 +38,7 @@ def holds_data(site: Site) -> bool:
     return not site["infer"].get("_deterministic") and not isinstance(site["fn"], Unit)
 
 
-def observed_sites(trace: Any, latent: Collection[str] = ()) -> dict[str, Site]:
+def observed_sites(trace: Trace, latent: Collection[str] = ()) -> dict[str, Site]:
     """Return the sites that hold data, by name; ``latent`` are those that are observed only because a draw is given."""
     return {
         name: site
@@ -48,17 +49,20 @@ def observed_sites(trace: Any, latent: Collection[str] = ()) -> dict[str, Site]:
 
 def point_log_likelihood(site: Site) -> Tensor:
     """Return log p(y_n | w) of each point of an observed site, (*batch), in float64; zero where it is masked."""
-    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), 1.0, site["mask"])
-    return each
+    return _log_prob(site, 1.0)
 
 
 def log_density(site: Site) -> Tensor:
     """Return a site's term of log p(y, w), with its scale and mask, in float64."""
-    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), site["scale"], site["mask"])
-    return each.sum()
+    return _log_prob(site, site["scale"]).sum()
 
 
-def full_distribution(site: Site) -> Any:
+def _log_prob(site: Site, scale: float | Tensor) -> Tensor:
+    each: Tensor = scale_and_mask(site["fn"].log_prob(site["value"]).to(F64), scale, site["mask"])
+    return each
+
+
+def full_distribution(site: Site) -> Distribution:
     """Return a site's distribution in the batch shape of its log-likelihoods: the data may have more batch elements."""
     fn, shape = site["fn"], site["value"].shape
     batch = torch.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
@@ -85,20 +89,15 @@ class _AtDraw(ConditionMessenger):
             )
 
 
-def trace_of(call: ModelCall, draw: dict[str, Tensor] | None = None) -> Any:
+def trace_of(call: ModelCall, draw: Weights | None = None) -> Trace:
     """Return the model's trace at a draw of its latent sites; outer handlers see its parameters."""
     model = call.model if draw is None else _AtDraw(draw)(call.model)
     with poutine.block(expose_types=["param"]):
         return poutine.trace(model).get_trace(*call.args, **call.kwargs)
 
 
-def trace_at(call: ModelCall, draw: dict[str, Tensor]) -> Any:
-    """Return the model's trace at a draw that has all of its latent sites; raise an error if one is missing.
-
-    Args:
-        call: the model and its arguments, data included.
-        draw: {site: value}.
-    """
+def trace_at(call: ModelCall, draw: Weights) -> Trace:
+    """Return the model's trace at a draw that has all of its latent sites; raise an error if one is missing."""
     trace = trace_of(call, draw)
     for name, site in sample_sites(trace).items():
         if name not in draw and not site["is_observed"]:
@@ -107,7 +106,7 @@ def trace_at(call: ModelCall, draw: dict[str, Tensor]) -> Any:
     return trace
 
 
-def check_whole(trace: Any) -> None:
+def check_whole(trace: Trace) -> None:
     """Raise if a plate draws a random subsample, which would differ in every run of the model."""
     for name, site in trace.nodes.items():
         if site["type"] == "sample" and site_is_subsample(site) and len(site["value"]) < site["fn"].size:
@@ -118,18 +117,13 @@ def check_whole(trace: Any) -> None:
 
 
 def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
-    """Return the sites that a model observes; raise if there are none, or if the posterior has one of them.
-
-    Args:
-        call: the model and its arguments, data included.
-        names: the posterior's sites.
-    """
+    """Return the sites that a model observes; raise if there are none, or if the posterior's ``names`` has one."""
     trace = trace_of(call)
     found = sample_sites(trace)
     if not found:
         raise PyroDropoutError(no_sites(call.model))
     check_whole(trace)
-    data = {name: site for name, site in found.items() if site["is_observed"] and holds_data(site)}
+    data = observed_sites(trace)
     both = [name for name in names if name in data]
     if both:
         raise PyroDropoutError(
@@ -152,7 +146,7 @@ def check_samples(call: ModelCall) -> None:
         raise PyroDropoutError(no_sites(call.model))
 
 
-def no_sites(model: Any) -> str:
+def no_sites(model: object) -> str:
     """Return the error message for a program that is not a Pyro model."""
     return (
         f"model must be a Pyro model; {name_of(model)} has no sample site. Write BayesianNet(net, likelihood=...) for a"
@@ -179,8 +173,8 @@ def speaks_by_likelihood(call: ModelCall) -> bool:
             return False
 
 
-def _made_here(model: Any) -> bool:
+def _made_here(model: nn.Module) -> bool:
     """Whether the forward pass of a model, and of one inside it, is that of this package."""
     inner = getattr(model, "model", None)
     ours = type(model).forward.__module__.startswith("pyro_dropout.")
-    return ours and (inner is None or _made_here(inner))
+    return ours and (not isinstance(inner, nn.Module) or _made_here(inner))

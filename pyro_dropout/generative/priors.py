@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,14 +28,11 @@ def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> f
 
     A dict with a key that is not a site raises an error that lists the sites.
     """
-    if value is None:
-        return None
     if isinstance(value, Mapping):
         unknown = [key for key in value if key not in sites]
         if unknown:
-            raise PyroDropoutError(
-                f"{name} names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}."
-            )
+            found = f"{name} names {unknown[0]!r}, which is not a site"
+            raise PyroDropoutError(f"{found}; the sites are {', '.join(sites)}.")
         return value.get(site)
     if callable(value) and not isinstance(value, Tensor):
         return value(site)
@@ -113,7 +109,7 @@ class Prior:
         self.width_scaled = width_scaled
         self.hide = in_normalisation if hide is None else hide
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         check_named("Prior", length_scale=self.length_scale, bias_length_scale=self.bias_length_scale, hide=self.hide)
         return dict(self.__dict__)
 
@@ -141,10 +137,7 @@ class Prior:
     def scales(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the prior's standard deviation of each site of ``net``."""
         sites = list(self.sites(net))
-        lengths = {
-            **self._lengths("length_scale", sites, "weight"),
-            **self._lengths("bias_length_scale", sites, "bias"),
-        }
+        lengths = self._lengths("length_scale", sites, "weight") | self._lengths("bias_length_scale", sites, "bias")
         return {site.name: _width(site.name, lengths[site.name], net.get_parameter(site.name)) for site in sites}
 
     def _lengths(self, label: str, sites: list[Site], kind: str) -> dict[str, float | Tensor]:
@@ -176,8 +169,6 @@ def _width(site: str, length_scale: float | Tensor, parameter: Tensor) -> Tensor
     try:
         length.expand(parameter.shape)
     except RuntimeError:
-        raise ShapeError(
-            f"the length-scale of {site} must be a number, or broadcast to its shape {tuple(parameter.shape)}; got"
-            f" {tuple(length.shape)}."
-        ) from None
+        allowed = f"a number, or broadcast to its shape {tuple(parameter.shape)}"
+        raise ShapeError(f"the length-scale of {site} must be {allowed}; got {tuple(length.shape)}.") from None
     return (1 / length).to(parameter)

@@ -8,7 +8,6 @@ of this process has registered was loaded, and takes precedence, as in Pyro.
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import pyro
 import torch
@@ -20,28 +19,19 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pyro_dropout.mathematics.errors import ShapeError
 
 # The parameters in the store that a model or guide of this process has registered.
-_TOLD: Any = WeakIdKeyDictionary()
+_TOLD = WeakIdKeyDictionary()
 # The name of each owner, and the next number to try for each kind.
 _NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 _NEXT: dict[str, int] = {}
 
 
 def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) -> str:
-    """Return the prefix of an owner's names in the store; it stays the same unless another owner has taken it.
-
-    Args:
-        owner: a model, a likelihood or a guide.
-        kind: what its name begins with, such as "AutoMeanField".
-        parameters: what it has in the store, or will have, by name.
-    """
+    """Return the prefix of an owner's names in the store: its ``kind``, with a number where others have taken that."""
     held = pyro.get_param_store()._params
 
     def free(prefix: str) -> bool:
-        for name, value in parameters.items():
-            present = held.get(f"{prefix}.{name}")
-            if present is not None and present is not value and present in _TOLD:
-                return False
-        return True
+        present = ((held.get(f"{prefix}.{name}"), value) for name, value in parameters.items())
+        return not any(there is not None and there is not value and there in _TOLD for there, value in present)
 
     known = _NAMES.get(owner)
     if known is not None and known.startswith(kind) and free(known):
@@ -57,12 +47,9 @@ def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) ->
 
 
 def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = "") -> None:
-    """Register each trained parameter with Pyro, so that SVI finds it; a loaded value replaces its own.
+    """Register each trained parameter of a module with Pyro, so that SVI finds it; a loaded value replaces its own.
 
-    Args:
-        owner: the module whose parameters they are.
-        parameters: by name, without a prefix.
-        kind: what the prefix begins with; the class's name by default.
+    Their names in the store begin with ``kind``, by default the name of the owner's class.
     """
     trained = {name: value for name, value in parameters.items() if value.requires_grad}
     if not trained:
@@ -72,7 +59,7 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
         for name, value in trained.items():
             _say_locally(f"{prefix}.{name}", value)
         return
-    store: Any = pyro.get_param_store()
+    store = pyro.get_param_store()
     for name, value in trained.items():
         full = f"{prefix}.{name}"
         present = store._params.get(full)
@@ -103,14 +90,14 @@ def _taken_over(owner: nn.Module, full: str, value: Tensor, loaded: Tensor) -> n
             " afresh."
         )
     taken = loaded.detach().to(value.device, value.dtype)
-    found = loaded if isinstance(loaded, nn.Parameter) and taken.data_ptr() == loaded.data_ptr() else None
-    parameter = nn.Parameter(taken) if found is None else found
+    same = isinstance(loaded, nn.Parameter) and taken.data_ptr() == loaded.data_ptr()
+    parameter = loaded if isinstance(loaded, nn.Parameter) and same else nn.Parameter(taken)
     for holder, key in places_of(value, owner.modules()):
         holder[key] = parameter
     return parameter
 
 
-def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[str, Any], str]]:
+def places_of(value: Tensor, modules: Iterable[nn.Module]) -> list[tuple[dict[str, nn.Parameter | None], str]]:
     """Return where modules hold a parameter: a dictionary, and the key there; tied parameters have several places."""
     return [
         (module._parameters, key) for module in modules for key, held in module._parameters.items() if held is value

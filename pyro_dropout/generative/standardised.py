@@ -4,14 +4,16 @@ Priors and precisions assume inputs and targets of unit scale; data come in year
 sees standardised data, and its callers see the units of the data, precision included.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
+from pyro_dropout.generative.likelihood import check_standardised, likelihood_of
 from pyro_dropout.mathematics.checks import check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 
 class Standardised(nn.Module):
@@ -48,23 +50,21 @@ class Standardised(nn.Module):
 
     def __init__(self, model: Any, x: Tensor, y: Tensor) -> None:
         super().__init__()
-        likelihood_of(model).check_standardised()
-        self.model = model
         if isinstance(model, Standardised):
             raise PyroDropoutError("model is already Standardised; pass the model inside it.")
+        check_standardised(likelihood_of(model))
+        self.model = model
         self._check(x, y)
-        for name, value in (("x", x), ("y", y)):
-            scaled = name == "x" or self._scales_targets
+        for name, value, scaled in (("x", x, True), ("y", y, self._scales_targets)):
             if scaled:
                 check_finite(name, value)
-            mean = value.mean(0) if scaled else torch.zeros(())
-            std = value.std(0) if scaled else torch.ones(())
+            mean, std = (value.mean(0), value.std(0)) if scaled else (torch.zeros(()), torch.ones(()))
             self.register_buffer(f"{name}_mean", mean)
             # The spread of a constant column is rounding, not always zero; dividing by it would make noise of size one.
             rounding = 8 * torch.finfo(mean.dtype).eps * mean.abs()
             self.register_buffer(f"{name}_std", torch.where(std > rounding, std, 1.0))
 
-    def _check(self, x: Any, y: Any) -> None:
+    def _check(self, x: object, y: object) -> None:
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             got = f"{type(x).__name__} and {type(y).__name__}"
             raise ShapeError(f"x and y must be tensors; got {got}. Write torch.as_tensor(x, dtype=torch.float32).")
@@ -83,23 +83,26 @@ class Standardised(nn.Module):
     @property
     def likelihood(self) -> Likelihood:
         """p(y | f) of raw targets: of a ``Gaussian``, that of precision τ/σ_y²."""
-        inner: Likelihood = self.model.likelihood
-        return inner.raw_likelihood(self.y_std) if self._scales_targets else inner
+        inner = self.model.likelihood
+        raw: Likelihood = inner.raw_likelihood(self.y_std) if self._scales_targets else inner
+        return raw
 
     # --- the network's interface for guides and predictions, passed on ------------------------------------------------
 
     @property
-    def sites(self) -> Any:
+    def sites(self) -> Mapping[str, object]:
         """The random parameters, by name."""
-        return self.model.sites
+        sites: Mapping[str, object] = self.model.sites
+        return sites
 
-    def prior_of(self, name: str) -> Any:
+    def prior_of(self, name: str) -> Distribution:
         """Return the prior distribution of one site."""
         return self.model.prior_of(name)
 
-    def sample_sites(self) -> Any:
+    def sample_sites(self) -> Weights:
         """Call ``pyro.sample`` for every random parameter."""
-        return self.model.sample_sites()
+        weights: Weights = self.model.sample_sites()
+        return weights
 
     def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
         """Run the network with the given weights on raw x; outputs are in the units of y."""

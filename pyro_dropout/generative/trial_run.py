@@ -2,14 +2,13 @@
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
 
 
 @contextlib.contextmanager
-def quietly(*modules: Any) -> Iterator[None]:
+def quietly(*modules: object) -> Iterator[None]:
     """Restore random states and the buffers of ``modules`` on leaving the context."""
     buffers = [buffer for module in modules_of(*modules) for buffer in module._buffers.values() if buffer is not None]
     kept = [buffer.detach().clone() for buffer in buffers]
@@ -23,7 +22,7 @@ def quietly(*modules: Any) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def modules_of(*roots: Any) -> Iterator[nn.Module]:
+def modules_of(*roots: object) -> Iterator[nn.Module]:
     """Yield every submodule of those ``roots`` that are modules."""
     for root in roots:
         if isinstance(root, nn.Module):

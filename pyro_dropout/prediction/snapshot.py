@@ -4,14 +4,12 @@ import contextlib
 import copy
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.trial_run import modules_of
-
-Module = TypeVar("Module", bound=nn.Module)
+from pyro_dropout.protocols import Likelihood
 
 _PIECE = 2**20  # numbers that a checksum processes at once
 
@@ -66,10 +64,10 @@ def evaluating(*roots: object) -> Iterator[None]:
             module.training = mode
 
 
-def frozen(module: Module) -> Module:
+def frozen(likelihood: Likelihood) -> Likelihood:
     """Return a copy that training does not change; it works for tensors with a gradient history too."""
-    tensors = (*module.parameters(), *module.buffers())
-    return copy.deepcopy(module, {id(tensor): tensor.detach().clone() for tensor in tensors})
+    tensors = (*likelihood.parameters(), *likelihood.buffers()) if isinstance(likelihood, nn.Module) else ()
+    return copy.deepcopy(likelihood, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 def fingerprint(tensors: Iterable[Tensor]) -> list[object]:

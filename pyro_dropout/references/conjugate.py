@@ -6,19 +6,21 @@ at least one in every direction.
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Size, Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
-from pyro_dropout.references.nuts.energy import in_float64, is_network
+from pyro_dropout.protocols import Weights
+from pyro_dropout.references.nuts.energy import has_gaussian_prior, in_float64
 
 F64 = torch.float64
-Weights = dict[str, Tensor]
 
 
 class GaussianPosterior:
@@ -82,8 +84,7 @@ class GaussianPosterior:
 
     def log_prob(self, weights: Weights) -> Tensor:
         """Return the log density of weights {site: (*batch, *shape)}, (*batch), in float64."""
-        missing = set(self._shapes) ^ set(weights)
-        if missing:
+        if set(self._shapes) != set(weights):
             raise ShapeError(f"weights must name the sites {', '.join(self._shapes)}; got {', '.join(weights)}.")
         flat = [
             weights[name].reshape(*weights[name].shape[: weights[name].dim() - len(shape)], -1)
@@ -100,7 +101,7 @@ class GaussianPosterior:
         return {name: part.reshape(flat.shape[:-1] + shape).to(self._like) for (name, shape), part in both}
 
 
-def conjugate(model: Any, x: Tensor, y: Tensor) -> GaussianPosterior:
+def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> GaussianPosterior:
     """Return the exact posterior of a network that is linear in its random weights, with Gaussian noise.
 
     Examples are ``nn.Linear``, and any network whose other layers are all hidden from the prior. The time grows with
@@ -124,7 +125,7 @@ def conjugate(model: Any, x: Tensor, y: Tensor) -> GaussianPosterior:
         torch.Size([2, 1])
     """
     _check(model, x, y)
-    net: Any = in_float64(model)
+    net = in_float64(model)
     x64, y64 = x.detach().to("cpu", F64), y.detach().to("cpu", F64)
     shapes = {name: net.prior_of(name).event_shape for name in net.sites}
     widths = torch.cat([net.prior_of(name).stddev.reshape(-1) for name in net.sites])
@@ -152,8 +153,8 @@ def conjugate(model: Any, x: Tensor, y: Tensor) -> GaussianPosterior:
     return GaussianPosterior(widths * loc, cholesky.mT / widths, shapes, float(evidence), like.new_empty(0))
 
 
-def _check(model: Any, x: Any, y: Any) -> None:
-    if not is_network(model):
+def _check(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> None:
+    if not has_gaussian_prior(model):
         raise PyroDropoutError(f"model must be a BayesianNet; got {type(model).__name__}. For other models use nuts().")
     if not isinstance(model.likelihood, Gaussian):
         raise PyroDropoutError(
@@ -166,7 +167,7 @@ def _check(model: Any, x: Any, y: Any) -> None:
         raise ShapeError(f"x must hold at least one data point, (N, ...); got shape {tuple(x.shape)}.")
 
 
-def _check_linear(outputs: Any, f0: Tensor, jacobian: Tensor) -> None:
+def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Tensor) -> None:
     """Raise unless outputs are linear in the weights, tested at a near and a far point in an arbitrary direction."""
     count = jacobian.shape[1]
     probe = torch.cos(1.0 + torch.arange(count, dtype=F64) * 2.3)  # like a random draw, but without a generator

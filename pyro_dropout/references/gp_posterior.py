@@ -1,8 +1,7 @@
 """An exact Gaussian process as a posterior: joint draws of its function, which ``predict`` takes as the outputs."""
 
-from typing import Any
-
 import torch
+from pyro.contrib.gp.models import GPRegression
 from torch import Tensor
 
 from pyro_dropout.generative.exact_gp import GP, _apart
@@ -32,7 +31,7 @@ class GPPosterior:
             raise PyroDropoutError(f"gp must be a pyro_dropout.GP; got {type(gp).__name__}.")
         gp.tau  # noqa: B018 - raises if the GP is not fitted
         self._gp = gp
-        self._known: tuple[Any, ...] = ()  # cache: the last joint distribution, with its regression and x
+        self._known: tuple[GPRegression, Tensor, Tensor, Tensor] | None = None  # the last regression, x, mean and root
 
     def __repr__(self) -> str:
         return f"GPPosterior({type(self._gp.kernel).__name__}, tau {self._gp.tau.item():.4g})"
@@ -46,16 +45,16 @@ class GPPosterior:
 
     def _joint(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mean (M, D) and a root (M, M) of the covariance, which all outputs share."""
-        regression: Any = self._gp._fitted()
-        if self._known and self._known[0] is regression and torch.equal(self._known[1], x):
-            return self._known[2], self._known[3]
+        regression = self._gp._fitted()
+        if self._known is not None and self._known[0] is regression and torch.equal(self._known[1], x):
+            return self._known[2:]
         self._gp._check_inputs(x, self._gp._columns)
         with _apart(), torch.no_grad():
             mean, covariance = regression(x.to(F64), full_cov=True, noiseless=True)
         if covariance.dim() == 3:
             covariance = covariance[0]
         self._known = (regression, x.detach().clone(), mean.mT, _root(covariance))
-        return self._known[2], self._known[3]
+        return self._known[2:]
 
 
 def gp_posterior(gp: GP) -> GPPosterior:

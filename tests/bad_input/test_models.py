@@ -173,7 +173,7 @@ ROWS = [
     Row("GP", lambda: pd.GP().fit(X * NAN, Y, steps=0),
         RANGE, "x", "got a tensor of shape (12, 1) with no", "be finite"),
     Row("GP", lambda: pd.GP().fit(X[:0], Y[:0], steps=0), SHAPE, "x", "got (0, 1)", "have shape (N, Q)"),
-    Row("GP", lambda: pd.GP().fit(X, Y, steps=-1), RANGE, "steps", "got -1", "be a whole number of at least 1"),
+    Row("GP", lambda: pd.GP().fit(X, Y, steps=-1), RANGE, "steps", "got -1", "be a whole number of at least 0"),
     Row("GP", lambda: pd.GP().fit(X, Y, steps=1, lr=0.0, progress=False),
         RANGE, "lr", "got 0.0", "be positive and finite"),
     Row("GP", lambda: pd.GP().fit(X, Y, steps=0).predict(torch.ones(2, 3)),

@@ -172,11 +172,38 @@ class Half(Wider):
         return super().distribution(f)
 
 
+class Free:
+    """The same heavy tails in a class that derives from nothing."""
+
+    def __init__(self, scale: Tensor) -> None:
+        self.scale = scale
+
+    def distribution(self, f: Tensor) -> Any:
+        return dist.StudentT(5.0, f, self.scale.to(f)).to_event(1)
+
+    def checked(self, f: Tensor, y: Tensor) -> Tensor:
+        return y
+
+    def check_values(self, f: Tensor, y: Tensor) -> None:
+        if bool((y > 1e6).any()):
+            raise pd.RangeError("y must be at most a million.")
+
+    def standardised_targets(self) -> bool:
+        return True
+
+    def raw_outputs(self, f: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+        return f * std + mean
+
+    def raw_likelihood(self, std: Tensor) -> "Free":
+        return Free(self.scale * std)
+
+
+@pytest.mark.parametrize("kind", [Student, Free])
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_a_likelihood_of_ones_own_is_in_the_units_of_y(dtype: torch.dtype, outputs: int) -> None:
+def test_a_likelihood_of_ones_own_is_in_the_units_of_y(dtype: torch.dtype, outputs: int, kind: Any) -> None:
     x, y = raw_data(dtype, outputs)
     width = 0.2 + torch.arange(outputs, dtype=dtype)
-    plain, model, guide = pair(Student(width), x, y, outputs)
+    plain, model, guide = pair(kind(width), x, y, outputs)
     torch.testing.assert_close(model.standard_y(y), (y - y.mean(0)) / y.std(0))
     pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
     raw = pd.predict(model, guide, x, samples=30, seed=3, shared=True)
@@ -211,3 +238,35 @@ def test_a_likelihood_that_does_not_say_is_refused(kind: type) -> None:
     for ask in (lambda: Undeclared().raw_outputs(y, y, y), lambda: Undeclared().raw_likelihood(y)):
         with pytest.raises(pd.PyroDropoutError, match="likelihood Undeclared does not say"):
             ask()
+
+
+class Bare:
+    """The three methods of a likelihood, and not a word on standardised targets."""
+
+    distribution, checked, check_values = Free.distribution, Free.checked, Free.check_values
+    scale = torch.tensor(0.5)
+
+
+@pytest.mark.parametrize("make", [pd.BayesianNet, lambda net, likelihood: pd.DeepGP(2, [4], 1, likelihood=likelihood)])
+def test_three_methods_make_a_likelihood(make: Any) -> None:
+    x, y = torch.randn(30, 2), torch.randn(30, 1)
+    model = make(nn.Linear(2, 1), likelihood=Bare())
+    guide = pd.AutoDropout(model, keep=0.8)
+    pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
+    answer = pd.predict(model, guide, x, samples=20, seed=0)
+    density = stats.t.logpdf(y.numpy(), 5.0, answer.samples.numpy(), 0.5).sum(-1)
+    np.testing.assert_allclose(
+        answer.log_prob(y).numpy(), special.logsumexp(density, axis=0) - np.log(20), rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(answer.aleatoric, torch.full((30, 1), 0.25 * 5 / 3))
+    assert pd.crps(answer, y, "sample", seed=0).shape == (30, 1)
+    with pytest.raises(pd.RangeError, match="at most a million"):
+        pd.fit(model, guide, x, y + 2e6, steps=3, compile=False, progress=False)
+    with pytest.raises(pd.PyroDropoutError, match="likelihood Bare does not say"):
+        pd.Standardised(model, x, y)
+
+
+def test_a_class_is_not_a_likelihood() -> None:
+    for kind in (pd.Gaussian, Bare):
+        with pytest.raises(pd.PyroDropoutError, match=r"likelihood must be a pyro_dropout\.Likelihood"):
+            pd.BayesianNet(nn.Linear(2, 1), likelihood=kind)  # type: ignore[arg-type]

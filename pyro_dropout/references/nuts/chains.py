@@ -7,8 +7,7 @@ dual averaging and Welford covariance.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ _LIKELY = math.log(0.8)  # the initial step size is the largest with this accept
 
 
 @dataclass
-class Chain:
+class ChainResult:
     """The result of one chain.
 
     Attributes:
@@ -40,7 +39,7 @@ class Chain:
     diverged: int = 0
     deepest: int = 0
     step: float = math.nan
-    scale: Array = None
+    scale: Array = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -62,20 +61,12 @@ class Plan:
 
 def run_chains(
     energies: Energies, starts: Array, plan: Plan, seed: int, tick: Callable[[], None] = lambda: None
-) -> list[Chain]:
-    """Run one chain from each row of ``starts``, with one call of ``energies`` per leapfrog step of all chains.
+) -> list[ChainResult]:
+    """Run one chain from each row of ``starts``, (chains, d), with one call of ``energies`` per step of all chains.
 
-    Args:
-        energies: of one position for each chain.
-        starts: (chains, d).
-        plan: settings of each chain.
-        seed: of the chains' random numbers.
-        tick: called after each draw of each chain.
-
-    Returns:
-        The chains.
+    ``tick`` is called after each draw of each chain.
     """
-    chains = [Chain() for _ in starts]
+    chains = [ChainResult() for _ in starts]
     randoms = [np.random.default_rng([seed, number]) for number in range(len(starts))]
     runs = [_run(chain, z, plan, random, tick) for chain, z, random in zip(chains, starts, randoms, strict=True)]
     positions = np.stack([next(run) for run in runs])
@@ -92,7 +83,9 @@ def run_chains(
     return chains
 
 
-def _run(chain: Chain, start: Array, plan: Plan, random: np.random.Generator, tick: Callable[[], None]) -> Asks[None]:
+def _run(
+    chain: ChainResult, start: Array, plan: Plan, random: np.random.Generator, tick: Callable[[], None]
+) -> Asks[None]:
     """Run one chain from its start to its last draw."""
     energy, slope = yield start.copy()
     if not math.isfinite(energy) or not np.isfinite(slope).all():
@@ -101,19 +94,18 @@ def _run(chain: Chain, start: Array, plan: Plan, random: np.random.Generator, ti
             " model expects, and that the prior is not far too wide."
         )
     point = Point(start.copy(), np.zeros_like(start), energy, slope)
-    walker = Walker(1.0, np.ones_like(start), random, plan.max_depth)
-    walker = yield from _with_first_step(walker, point)
+    walker = yield from _with_first_step(Walker(1.0, np.ones_like(start), random, plan.max_depth), point)
     tuner = _Tuner(plan, walker.step)
     for t in range(plan.warmup):
         moved = yield from walker.move(point)
         point = moved.point
         step, scale = tuner.learn(t, moved.acceptance, point.z)
-        walker = Walker(step, walker.scale if scale is None else scale, random, plan.max_depth)
+        walker = replace(walker, step=step)
         if scale is not None:
-            walker = yield from _with_first_step(walker, point)
+            walker = yield from _with_first_step(replace(walker, scale=scale), point)
             tuner.restart(walker.step)
         tick()
-    walker = Walker(tuner.settled, walker.scale, random, plan.max_depth)
+    walker = replace(walker, step=tuner.settled)
     for _ in range(plan.samples):
         moved = yield from walker.move(point)
         point = moved.point
@@ -129,12 +121,11 @@ def _with_first_step(walker: Walker, point: Point) -> Asks[Walker]:
     growing: bool | None = None
     step = walker.step
     while 1e-10 < step < 1e10:
-        walker = Walker(step, walker.scale, walker.random, walker.max_depth)
+        walker = replace(walker, step=step)
         start = walker.refreshed(point)
         end = yield from walker.leap(start, 1)
         short = start.total - end.total > _LIKELY
-        if growing is None:
-            growing = short
+        growing = short if growing is None else growing
         if short != growing:
             break
         step = step * 2 if growing else step / 2
@@ -146,9 +137,9 @@ class _Tuner:
 
     def __init__(self, plan: Plan, step: float) -> None:
         self._target = plan.target_accept
-        self._average: Any = DualAveraging()
-        self._seen: Any = WelfordCovariance(diagonal=True)
-        schedule: Any = WarmupAdapter()
+        self._average = DualAveraging()
+        self._seen = WelfordCovariance(diagonal=True)
+        schedule = WarmupAdapter()
         schedule._warmup_steps = plan.warmup
         windows = schedule._build_adaptation_schedule()[1:-1] if plan.warmup >= 20 else []
         self._first = windows[0].start if windows else plan.warmup

@@ -6,31 +6,30 @@ all weights; a constrained site, such as a scale, is transformed to the real lin
 
 import copy
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
-import numpy as np
 import torch
 from pyro import poutine
 from pyro.distributions.util import scale_and_mask
-from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
-from torch.distributions import biject_to
+from torch.distributions import Normal, biject_to
 from torch.distributions.utils import _sum_rightmost
 
-from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.model_call import is_network as gives_outputs
+from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import check_whole, sample_sites, trace_of
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Message, Weights
 from pyro_dropout.references.nuts.no_u_turn import Array
 from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.svi import Compile
 
 F64 = torch.float64
-Weights = dict[str, Tensor]
+Net = TypeVar("Net", bound=nn.Module)
 
 _WORTH_COMPILING = 1500  # calls after which a long run is expected
 
@@ -48,17 +47,17 @@ class Energy:
         self._compile, self._mapped = compile, True
         self._program: Program | None = None
         exact = call.mapped(lambda part: part.to("cpu", F64 if part.is_floating_point() else part.dtype))
-        copied = gives_outputs(call.model)
+        copied = is_network(call.model)
         self._given = self._call = replace(exact, model=in_float64(call.model)) if copied else call
         self.model = self._call.model
         sites = self._sites()
         self._types = dict.fromkeys(sites, F64)
-        self._transforms: dict[str, Any] = {name: biject_to(site["fn"].support) for name, site in sites.items()}
-        self._free = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}
-        self._prior: Any = None
-        if is_network(self.model) and set(sites) == set(self.model.sites):
+        self._transforms = {name: biject_to(site["fn"].support) for name, site in sites.items()}
+        self._shapes = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}
+        self._prior: Normal | None = None
+        if has_gaussian_prior(self.model) and set(sites) == set(self.model.sites):
             widths = [self.model.prior_of(name).stddev.reshape(-1) for name in sites]
-            self._prior = torch.distributions.Normal(0.0, torch.cat(widths), validate_args=False)
+            self._prior = Normal(0.0, torch.cat(widths), validate_args=False)
         if not copied:  # its constants may require the original dtypes
             self._call = exact
             try:
@@ -73,27 +72,26 @@ class Energy:
         """Return a position (d,) drawn from the prior."""
         return self._flat(self._sites())
 
-    def _flat(self, sites: dict[str, Any]) -> Array:
+    def _flat(self, sites: dict[str, Message]) -> Array:
         parts = [self._transforms[name].inv(site["value"]).reshape(-1) for name, site in sites.items()]
-        found = torch.cat([part.detach().to("cpu", F64) for part in parts]).numpy()
-        return np.clip(found, -1e3, 1e3)  # a scale drawn from its prior may be zero
+        flat = torch.cat([part.detach().to("cpu", F64) for part in parts])
+        found: Array = flat.clamp(-1e3, 1e3).numpy()  # a scale drawn from its prior may be zero
+        return found
+
+    def parts(self, z: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Yield the name of each site and its part of positions (*batch, d), (*batch, *shape), unconstrained."""
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        for (name, shape), part in zip(self._shapes.items(), z.split(sizes, -1), strict=True):
+            yield name, part.reshape(z.shape[:-1] + shape)
 
     def weights(self, z: Tensor) -> Weights:
         """Return the weights {site: (*batch, *shape)} at positions (*batch, d)."""
-        parts = z.split([shape.numel() for shape in self._free.values()], -1)
-        found = {}
-        for (name, shape), part in zip(self._free.items(), parts, strict=True):
-            found[name] = self._transforms[name](part.reshape(z.shape[:-1] + shape).to(self._types[name]))
-        return found
+        return {name: self._transforms[name](part.to(self._types[name])) for name, part in self.parts(z)}
 
-    @property
-    def shapes(self) -> dict[str, torch.Size]:
-        """The shapes of the sites in unconstrained space, in the order of a position."""
-        return dict(self._free)
-
-    def _sites(self) -> dict[str, Any]:
+    def _sites(self) -> dict[str, Message]:
+        """Return the latent sites of a trace."""
         with torch.no_grad(), poutine.block():
-            trace: Any = trace_of(self._given)
+            trace = trace_of(self._given)
         check_whole(trace)
         sites = {}
         for name, site in sample_sites(trace).items():
@@ -114,7 +112,8 @@ class Energy:
     def __call__(self, positions: Array) -> tuple[Array, Array]:
         """Return the energies (chains,) and their gradients (chains, d) at positions (chains, d)."""
         z = torch.from_numpy(positions)
-        if self._program is None and self._compile is not False and (self._compile is True or self._is_worth_it()):
+        wanted = self._compile is True or (self._compile == "auto" and self.calls == _WORTH_COMPILING)
+        if self._program is None and wanted:
             self._program = self._compiled(z)
         self.calls += 1
         if self._program is not None:
@@ -123,9 +122,6 @@ class Energy:
             with unvalidated():
                 energies, slopes = self._both(z)
         return energies.numpy(), slopes.numpy()
-
-    def _is_worth_it(self) -> bool:
-        return self.calls == _WORTH_COMPILING
 
     def _compiled(self, z: Tensor) -> Program | None:
         try:
@@ -140,18 +136,18 @@ class Energy:
     def _both(self, z: Tensor) -> list[Tensor]:
         z = z.detach().requires_grad_()
         with torch.enable_grad():
-            energies = self._of_net(z) if self._prior is not None else self._of_model(z)
+            energies = self._of_model(z) if self._prior is None else self._of_net(z, self._prior)
             # Chains are independent, so the gradient of the sum contains that of each.
             (slopes,) = torch.autograd.grad(energies.sum(), z)
         return [energies.detach().to(F64), slopes]
 
-    def _of_net(self, z: Tensor) -> Tensor:
+    def _of_net(self, z: Tensor, prior: Normal) -> Tensor:
         """Return the energies of a network's weights."""
         f = self.model.evaluate(self.weights(z), self._call.args[0])
         f = f.reshape(len(z), *f.shape[-2:])
         y = self.model.likelihood.checked(f, self._call.args[1])
         fits: Tensor = self.model.likelihood.distribution(f).log_prob(y)
-        plausible: Tensor = self._prior.log_prob(z)
+        plausible: Tensor = prior.log_prob(z)
         return -fits.sum(-1) - plausible.sum(-1)
 
     def _of_model(self, z: Tensor) -> Tensor:
@@ -169,25 +165,22 @@ class Energy:
         with poutine.block(), poutine.trace() as capture, poutine.condition(data=weights):
             self._call()
         total = z.new_zeros(())
-        sites: Any = capture.trace.nodes.values()
-        for site in sites:
-            if site["type"] == "sample" and not site_is_subsample(site):
-                total = total - scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
-        parts = z.split([shape.numel() for shape in self._free.values()])
-        for (name, shape), part in zip(self._free.items(), parts, strict=True):
-            change = self._transforms[name].log_abs_det_jacobian(part.reshape(shape), weights[name])
+        for site in sample_sites(capture.trace).values():
+            total = total - scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
+        for name, part in self.parts(z):
+            change = self._transforms[name].log_abs_det_jacobian(part, weights[name])
             total = total - _sum_rightmost(change, change.dim())
         return total
 
 
-def is_network(model: Any) -> bool:
+def has_gaussian_prior(model: object) -> bool:
     """Return whether a model is a network with Gaussian priors, possibly inside ``Standardised``."""
-    return type(model) is BayesianNet or (isinstance(model, Standardised) and is_network(model.model))
+    return type(model) is BayesianNet or (isinstance(model, Standardised) and has_gaussian_prior(model.model))
 
 
-def in_float64(model: nn.Module) -> Any:
+def in_float64(model: Net) -> Net:
     """Return a copy of a network in evaluation mode, in float64 on the CPU."""
-    kept: dict[int, Any] = {id(value): value.detach().clone() for value in model.buffers()}
+    kept: dict[int, object] = {id(value): value.detach().clone() for value in model.buffers()}
     for value in model.parameters():  # tensors with an autograd history cannot be deep-copied, but their values can
         kept[id(value)] = nn.Parameter(value.detach().clone(), requires_grad=False)
     return copy.deepcopy(model, kept).to("cpu", F64).eval()

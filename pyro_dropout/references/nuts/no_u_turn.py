@@ -8,11 +8,12 @@ Momenta are in units of the square roots of the masses, p ~ N(0, I), and z moves
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-Array = Any  # numpy's, float64: one vector of all coordinates
+Array = NDArray[np.float64]  # one vector of all coordinates
 Result = TypeVar("Result")
 # Yields positions, is sent (energy, gradient) of each, and returns a result.
 Asks = Generator[Array, tuple[float, Array], Result]
@@ -97,7 +98,7 @@ class Walker:
 
     def refreshed(self, point: Point) -> Point:
         """Return the point with a new momentum."""
-        return Point(point.z, self.random.standard_normal(point.z.shape), point.energy, point.slope)
+        return point._replace(p=self.random.standard_normal(point.z.shape))
 
     def move(self, start: Point) -> Asks[Moved]:
         """Take one transition, which leaves the posterior invariant."""
@@ -141,17 +142,9 @@ class Walker:
                 or _turns(first.right.p, second.right.p, second.sum_p + first.right.p)
             )
         )
-        return _Tree(
-            first.left,
-            second.right,
-            new.chosen if takes else old.chosen,
-            _log_add(old.log_weight, new.log_weight),
-            sum_p,
-            old.acceptance + new.acceptance,
-            old.leaves + new.leaves,
-            turning,
-            new.diverged,
-        )
+        chosen, log_weight = new.chosen if takes else old.chosen, _log_add(old.log_weight, new.log_weight)
+        acceptance, leaves = old.acceptance + new.acceptance, old.leaves + new.leaves
+        return _Tree(first.left, second.right, chosen, log_weight, sum_p, acceptance, leaves, turning, new.diverged)
 
 
 def _turns(left: Array, right: Array, sum_p: Array) -> bool:

@@ -2,9 +2,6 @@
 
 import time
 import warnings
-from collections.abc import Callable
-from numbers import Integral
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +10,13 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import trace_of
-from pyro_dropout.mathematics.checks import check_count, check_finite
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.prediction.snapshot import evaluating
-from pyro_dropout.references.nuts.chains import Chain, Plan, run_chains
+from pyro_dropout.protocols import PyroModel, Tree
+from pyro_dropout.references.nuts.chains import ChainResult, Plan, run_chains
 from pyro_dropout.references.nuts.energy import Energy
 from pyro_dropout.training.fit import move_to, place_of
 from pyro_dropout.training.svi import Compile, check_compile
@@ -29,8 +26,8 @@ _MOST_POINTS = 50  # at which R-hat is computed
 
 
 def nuts(
-    model: Any,
-    *args: Any,
+    model: PyroModel,
+    *args: object,
     chains: int = 4,
     samples: int = 500,
     warmup: int = 500,
@@ -40,7 +37,7 @@ def nuts(
     points: Tensor | None = None,
     compile: Compile = "auto",
     progress: bool = True,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> SampledPosterior:
     """Draw weights from the posterior itself with the no-U-turn sampler; for small models and few data.
 
@@ -79,10 +76,9 @@ def nuts(
     """
     for name, value in {"chains": chains, "samples": samples, "max_tree_depth": max_tree_depth}.items():
         check_count(name, value)
-    _check_zero_or_more("warmup", warmup)
-    _check_zero_or_more("seed", seed)
-    if not 0 < target_accept < 1:
-        raise RangeError(f"target_accept must lie strictly between 0 and 1; got {target_accept!r}.")
+    check_count("warmup", warmup, least=0)
+    check_count("seed", seed, least=0)
+    check_level("target_accept", target_accept)
     check_compile(compile)
     call = checked_call(call_of(nuts, model, args, kwargs))
     if is_network(model) and call.args[1].is_floating_point():
@@ -94,17 +90,21 @@ def nuts(
         starts = np.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
     bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts")
+
+    def tick() -> None:
+        bar.update(1)
+        if bar.n % 50 == 0:
+            bar.set_postfix(steps=energy.calls, refresh=False)
+
     with bar, evaluating(model):
-        ran = run_chains(energy, starts, plan, int(seed), _ticker(bar, energy))
+        ran = run_chains(energy, starts, plan, int(seed), tick)
     z = torch.from_numpy(np.stack([np.stack(chain.draws) for chain in ran]))
     device, dtype = place_of([model], call), _type_of(call)
     weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
     _warn_of_lost(posterior, plan)
-    if (
-        posterior.num_chains > 1 and posterior.num_draws >= 4
-    ):  # R-hat splits each chain in half and needs two draws per half
+    if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat needs two draws in each half of a chain
         try:
             worst, what = _disagreement(call, posterior, points, z, energy)
         except Exception as cause:
@@ -118,7 +118,7 @@ def nuts(
     return posterior
 
 
-def function_rhat(model: Any, posterior: SampledPosterior, points: Tensor) -> Tensor:
+def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:
     """Return R-hat of the model's outputs at ``points``, (N, D)."""
     with evaluating(model):
         points = points.to(move_to(None, [model]))
@@ -138,8 +138,7 @@ def _disagreement(
     values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
     if values is not None:
         return float(posterior.rhat_of(values).max()), "the values that the model returns"
-    parts = z.split([shape.numel() for shape in energy.shapes.values()], -1)
-    each = {name: float(posterior.rhat_of(part).max()) for name, part in zip(energy.shapes, parts, strict=True)}
+    each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
     worst = max(each, key=lambda name: each[name])
     return each[worst], f"site {worst!r}"
 
@@ -153,7 +152,7 @@ def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
     total = posterior.num_chains * posterior.num_draws
     draws = posterior.draws_at(torch.arange(total))
 
-    def run(t: int) -> Any:
+    def run(t: int) -> Tree:
         return trace_of(call, {name: value[t] for name, value in draws.items()}).nodes["_RETURN"]["value"]
 
     with evaluating(call.model), torch.random.fork_rng(devices=[]):
@@ -179,7 +178,7 @@ def _warn_of_lost(posterior: SampledPosterior, plan: Plan) -> None:
         warnings.warn("R-hat needs at least two chains, and there is one; use chains=4.", stacklevel=3)
 
 
-def _warn_of_disagreement(worst: float, what: str, ran: list[Chain], plan: Plan) -> None:
+def _warn_of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan) -> None:
     """Warn if the chains disagree, and say what to do."""
     if not worst <= _AGREE:
         deepest = sum(chain.deepest for chain in ran)
@@ -191,21 +190,7 @@ def _warn_of_disagreement(worst: float, what: str, ran: list[Chain], plan: Plan)
         )
 
 
-def _ticker(bar: Any, energy: Energy) -> Callable[[], None]:
-    def tick() -> None:
-        bar.update(1)
-        if bar.n % 50 == 0:
-            bar.set_postfix(steps=energy.calls, refresh=False)
-
-    return tick
-
-
 def _type_of(call: ModelCall) -> torch.dtype:
     """Return the dtype of the model's own weights or, if it has none, of its data."""
     found = next((p.dtype for p in call.model.parameters()), None) if isinstance(call.model, nn.Module) else None
     return found or call.dtype
-
-
-def _check_zero_or_more(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not int(value) >= 0:
-        raise RangeError(f"{name} must be a whole number, zero or more; got {value!r}.")
