@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from pyro_dropout.comparison.standard_models import GUIDES, regression_model
 from pyro_dropout.generative.likelihoods import Categorical
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.snapshot import forked
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding, Task
 from pyro_dropout.tables.reading import Missing, read_table
@@ -111,7 +111,7 @@ class Run:
     def build(self, data: Dataset | None = None) -> tuple[Any, Any]:
         """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
         train = _blank(self.encoding) if data is None else data.train
-        with forked(torch.device("cpu")):
+        with forked():
             torch.manual_seed(self.training.seed)
             model = table_model(train, self.encoding.classes, self.width)
             return model, GUIDES[self.guide](model)

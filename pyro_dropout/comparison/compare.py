@@ -18,6 +18,7 @@ from pyro_dropout.comparison.scores import Exam, bounds_of
 from pyro_dropout.comparison.site_exam import SiteExam
 from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
 from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -28,7 +29,6 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.snapshot import forked
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.training.history import DivergedError
@@ -264,7 +264,7 @@ def _pair(name: str, model: Any, data: object) -> Data:
     check_pairs(name, x, y)
     if x.is_floating_point():
         check_finite(f"{name}: x", x)
-    with torch.no_grad(), poutine.block(), forked(x.device):
+    with torch.no_grad(), poutine.block(), forked():
         try:
             f = model(x)
             targets = model.likelihood.checked(f, y)

@@ -10,10 +10,11 @@ from typing import Literal
 
 import torch
 
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.divergence import kl_gap
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.prediction.snapshot import evaluating, seeded
 
 Verdict = Literal["exact", "singular", "yes", "training", "no", "unknown"]
 

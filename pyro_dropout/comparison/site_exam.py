@@ -11,13 +11,13 @@ from pyro_dropout.comparison.probes import between, outside
 from pyro_dropout.comparison.scores import distances, held_out_scores
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.judging.scores.crps import crps
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.site_prediction import SitePrediction
-from pyro_dropout.prediction.snapshot import forked
 from pyro_dropout.protocols import Message, PyroModel
 
 
@@ -111,7 +111,7 @@ class SiteExam:
 
 def _data(call: ModelCall) -> dict[str, Message]:
     """Return the observed sites of a call, leaving random states and parameters unchanged."""
-    with torch.no_grad(), forked(torch.device("cpu")), pyro.get_param_store().scope():
+    with torch.no_grad(), forked(), pyro.get_param_store().scope():
         return observed_sites(trace_of(call))
 
 

@@ -1,4 +1,4 @@
-"""Run a model once to inspect it, without side effects."""
+"""Run a model without side effects on random states, buffers and the modes of its networks."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,20 +6,36 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from pyro_dropout.generative.random_state import forked
+
 
 @contextlib.contextmanager
-def quietly(*modules: object) -> Iterator[None]:
-    """Restore random states and the buffers of ``modules`` on leaving the context."""
-    buffers = [buffer for module in modules_of(*modules) for buffer in module._buffers.values() if buffer is not None]
+def quietly(*roots: object) -> Iterator[None]:
+    """Restore random states and the buffers of ``roots`` on leaving the context."""
+    buffers = [buffer for module in modules_of(*roots) for buffer in module._buffers.values() if buffer is not None]
     kept = [buffer.detach().clone() for buffer in buffers]
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices):
+    with forked():
         try:
             yield
         finally:
             with torch.no_grad():
                 for buffer, value in zip(buffers, kept, strict=True):
                     buffer.copy_(value)
+
+
+@contextlib.contextmanager
+def evaluating(*roots: object) -> Iterator[None]:
+    """Within this context networks are in evaluation mode and record no gradients."""
+    modules = list(modules_of(*roots))
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
 
 
 def modules_of(*roots: object) -> Iterator[nn.Module]:

@@ -13,6 +13,7 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from torch.distributions import TransformedDistribution
 
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count, check_level
@@ -134,6 +135,6 @@ def _quantiles(fn: Distribution, levels: list[float]) -> list[Tensor]:
     try:
         return [base.icdf(like.new_full((), level)).expand(like.shape) for level in levels]
     except NotImplementedError:
-        with torch.random.fork_rng():
+        with forked():
             draws = fn.sample((_DRAWS,))
         return list(torch.quantile(draws.double(), draws.new_tensor(levels).double(), dim=0).to(draws))

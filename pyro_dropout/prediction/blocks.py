@@ -17,10 +17,11 @@ from pyro import poutine
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
+from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
-from pyro_dropout.prediction.snapshot import RandomState, evaluating, fingerprint, forked, seeded
+from pyro_dropout.prediction.snapshot import fingerprint
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
@@ -75,7 +76,6 @@ def run_blocks(
     blocks: list[Block],
     run: Callable[[Block], Result],
     receive: Receive[Result],
-    device: torch.device,
     prepare: Callable[[Block], None] = lambda block: None,
 ) -> list[Block]:
     """Run blocks in order, and return those that were run: smaller ones if memory ran out.
@@ -84,18 +84,17 @@ def run_blocks(
         blocks: all blocks.
         run: returns a block's result, which is not None.
         receive: is given every result; for each point the draws come in order.
-        device: where they run.
         prepare: is called before a block is run, and not repeated by the halves of one that did not fit.
     """
     todo, taken = deque(blocks), []
     while todo:
         block = todo.popleft()
         prepare(block)
-        before = RandomState(device)
+        before = random_state()
         # A single row cannot be halved, so torch's error is raised.
         result = run(block) if block.rows == 1 else unless_out_of_memory(functools.partial(run, block))
         if result is None:
-            before.restore()
+            set_random_state(before)
             # What did not fit once will not fit later: the remaining blocks are split too.
             todo = deque(part for each in (block, *todo) for part in each.within(block.rows // 2))
             continue
@@ -136,7 +135,7 @@ class Walk:
     def first(self, label: str, reduce: Reduce[Result], receive: Receive[Result], progress: bool = False) -> None:
         """Run all blocks, and pass every result to ``receive``; ``label`` tells compiled blocks apart."""
         with seeded(self.seed, self.x.device):
-            self._start = RandomState(self.x.device)
+            self._start = random_state()
             self._blocks = self._walk(label, reduce, receive, [], progress)
 
     def again(self, label: str, reduce: Reduce[Result], receive: Receive[Result], *of_points: Tensor) -> None:
@@ -146,8 +145,8 @@ class Walk:
                 "the model, the posterior or x has changed since predict(), so its draws cannot be repeated, and"
                 " they were not kept. Call predict() again, or use keep_samples=True."
             )
-        with forked(self.x.device):
-            self._start.restore()
+        with forked():
+            set_random_state(self._start)
             self._walk(label, reduce, receive, list(of_points), False)
 
     def remember(self) -> None:
@@ -183,7 +182,7 @@ class Walk:
             evaluating(self.weights.model, self.weights.posterior),
             tqdm(total=total, disable=not progress, unit="row", unit_scale=True, desc="predict") as bar,
         ):
-            return run_blocks(self._blocks, run, pass_on, self.x.device, draw)
+            return run_blocks(self._blocks, run, pass_on, draw)
 
     # --- compiled blocks ----------------------------------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class Walk:
     @contextmanager
     def _trial(self) -> Iterator[None]:
         """Within this context a run has no side effects on random states or networks."""
-        with forked(self.x.device), evaluating(self.weights.model, self.weights.posterior):
+        with forked(), evaluating(self.weights.model, self.weights.posterior):
             yield
 
     def _rows_that_fit(self) -> int:

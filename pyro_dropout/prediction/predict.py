@@ -12,7 +12,7 @@ from pyro_dropout.prediction.predict_network import Keep, Request, predict_netwo
 from pyro_dropout.prediction.predict_sites import predict_sites
 from pyro_dropout.prediction.sharded import Shard, predict_together
 from pyro_dropout.protocols import FunctionPosterior, Posterior, PyroModel
-from pyro_dropout.training.fit import move_to
+from pyro_dropout.training.fit import place_of
 
 
 def predict(
@@ -79,7 +79,7 @@ def predict(
     """
     network = isinstance(posterior, FunctionPosterior) or speaks_by_likelihood(ModelCall(model, args, kwargs))
     if network:
-        x = _points_of(model, args, kwargs).to(move_to(None, [model, posterior]))
+        x = _points_of(model, args, kwargs).to(place_of([model, posterior]))
     else:
         call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)

@@ -8,14 +8,15 @@ from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.draws.weight_draws import PerExample
 from pyro_dropout.prediction.moments import F64, Points, Running, Sums, block_log_prob, block_sums
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.snapshot import evaluating, frozen, seeded
+from pyro_dropout.prediction.snapshot import frozen
 from pyro_dropout.protocols import Distribution, Likelihood
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
@@ -153,7 +154,7 @@ def predict_fleet(
 
         blocks = [Block(t, t, e) for e in cuts(len(fleet), together) for t in cuts(samples, draws)]
         with tqdm(total=samples * rows.numel(), disable=not progress, unit="row", unit_scale=True) as bar:
-            run_blocks(blocks, lambda block: forward.run(block.points, block.count), receive, device)
+            run_blocks(blocks, lambda block: forward.run(block.points, block.count), receive)
     answer = FleetPrediction(frozen(fleet[0][0].likelihood), running.sums, samples, like, kept, None)
     answer.likelihoods = tuple(frozen(model.likelihood) for model, _ in fleet) if keep_samples else ()
     if y is not None:

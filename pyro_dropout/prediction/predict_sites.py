@@ -7,14 +7,21 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import full_distribution, holds_data, no_sites, sample_sites, trace_of
+from pyro_dropout.generative.observed_sites import (
+    full_distribution,
+    holds_data,
+    no_sites,
+    sample_sites,
+    trace_of,
+)
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import MOST_NUMBERS, MeanWeights, latent_draws
 from pyro_dropout.prediction.moments import Running, Sums, moments_of
 from pyro_dropout.prediction.predict_network import Request
 from pyro_dropout.prediction.site_prediction import SitePrediction
-from pyro_dropout.prediction.snapshot import evaluating, seeded
 from pyro_dropout.protocols import Distribution, HasDraws, Message, Weights
 from pyro_dropout.training.fit import place_of
 

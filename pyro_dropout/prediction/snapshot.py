@@ -1,67 +1,14 @@
-"""What a prediction depends on besides its arguments: random states, the mode of networks, values of parameters."""
+"""What a prediction depends on besides its arguments: values of parameters and buffers, copied or summed up."""
 
-import contextlib
 import copy
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.protocols import Likelihood
 
 _PIECE = 2**20  # numbers that a checksum processes at once
-
-
-class RandomState:
-    """The states of torch's generators on the CPU and on ``device``, as they are now."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._cpu = device, torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        """Put the generators back into these states."""
-        torch.set_rng_state(self._cpu)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed the two generators; ``torch.manual_seed`` would also seed those of all other devices."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
-def forked(device: torch.device) -> AbstractContextManager[None]:
-    """Restore the generators' states on exit."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
-
-
-@contextlib.contextmanager
-def seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Draw random numbers from a seed, and restore the generators' states on exit; without a seed, do nothing."""
-    with forked(device) if seed is not None else contextlib.nullcontext():
-        if seed is not None:
-            seed_generators(int(seed), device)
-        yield
-
-
-@contextlib.contextmanager
-def evaluating(*roots: object) -> Iterator[None]:
-    """Within this context networks are in evaluation mode and record no gradients."""
-    modes = [(module, module.training) for module in modules_of(*roots)]
-    try:
-        for module, _ in modes:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def frozen(likelihood: Likelihood) -> Likelihood:

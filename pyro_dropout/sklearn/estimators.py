@@ -19,10 +19,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.checks import check_count, check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.snapshot import seeded
 from pyro_dropout.sklearn.inputs import check_estimator_settings, held_back, kept_rows, layer_widths
 from pyro_dropout.sklearn.network import Architecture, Learned, Pair, alone, answers, best_noise, set_noise, train
 from pyro_dropout.training.history import History

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.prediction.snapshot import forked, seeded
 from pyro_dropout.registry import resolve_guide
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
@@ -132,7 +132,7 @@ class Learned:
     def pair(self, device: torch.device | str = "cpu") -> Pair:
         """Return the model and its guide in float64, so that predictions do not depend on how points are batched."""
         plan = self.architecture
-        with forked(torch.device("cpu")):  # the initial values are overwritten
+        with forked():  # the initial values are overwritten
             x = torch.zeros(2, plan.inputs, dtype=torch.float64)
             y = torch.zeros(2, dtype=torch.long) if plan.classes else torch.zeros(2, plan.outputs, dtype=torch.float64)
             model, guide = plan.pair(x, y, torch.ones(plan.outputs))

@@ -1,39 +1,76 @@
-"""Early stopping for any Pyro model, by the mean log predictive density of the observed sites on held-out data."""
+"""Early stopping: training ends when held-out data no longer become more probable, and the best parameters are kept."""
 
 import math
-from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
 
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import observed_sites, point_log_likelihood, trace_of
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.loop import Watch
+from pyro_dropout.training.distributed.process_group import ALONE, Group
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.runner import CHAIN, TrainingRun
 
-_DRAWS = 16  # of the guide, for each check
+_PARTICLES = 8  # draws of a network's weights, for each check
+_DRAWS = 16  # of the guide of any other model
 
 
-class SiteWatch(Watch):
-    """Keeps the parameters under which held-out data were most probable.
+class Watch:
+    """Keeps the parameters under which held-out data, the arguments of ``call``, were most probable.
 
-    Args:
-        call: the model with its arguments, held-out data included.
-        guide: the guide.
-        run: the training.
-        patience: how many checks without improvement are allowed.
-        every: steps between checks.
-        seed: for the draws.
+    It checks every ``every`` steps, and allows ``patience`` checks without improvement.
     """
 
-    def __init__(self, call: ModelCall, guide: Any, run: Any, patience: int, every: int, seed: int | None) -> None:
-        nothing = torch.zeros(0)
-        super().__init__(call.model, guide, run, (nothing, nothing), patience, every, seed)
+    def __init__(
+        self,
+        call: ModelCall,
+        guide: PyroModel,
+        run: TrainingRun,
+        patience: int,
+        every: int,
+        seed: int | None = None,
+        group: Group = ALONE,
+    ) -> None:
+        self.guide, self.run, self.patience, self.every, self.group = guide, run, patience, every, group
         self.call = call.to(run.t.device)
+        base = torch.initial_seed() % 2**62 if seed is None else seed
+        self.seed = int(group.copied(torch.tensor(base)))
+        self.best, self.best_step, self.waited = float("inf"), 0, 0
+        self.kept: list[Tensor] = []
+        self.seen: list[tuple[int, float]] = []
 
-    def _surprise(self) -> Tensor:
+    def stop(self, step: int) -> bool:
+        """Evaluate the held-out data at ``step``, and return whether to stop; the training's draws do not change."""
+        self.run.publish()
+        surprise = self._of_network if is_network(self.call.model) else self._of_sites
+        with evaluating(self.call.model), seeded(self.group.seed(self.seed + step), self.run.t.device):
+            sums = surprise()
+        nll, points = self.group.mean(sums).tolist()
+        value = nll / points
+        self.seen.append((step, value))
+        if value < self.best:
+            self.best, self.best_step, self.waited = value, step, 0
+            self.kept = self.run.snapshot()
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+    def _of_network(self) -> Tensor:
+        """Return E[-log p(y|w)] summed over the points, and their number, (2,)."""
+        x, y = self.call.args
+        # Ranks share the points; if there are too few, every rank has all of them.
+        share = self.group.share(len(x)) if len(x) >= self.group.world else slice(None)
+        nll = ELBO(num_particles=_PARTICLES).parts(self.call.model, self.guide, x[share], y[share])["nll"]
+        return torch.stack([nll.double(), nll.new_tensor(len(x[share])).double()])
+
+    def _of_sites(self) -> Tensor:
+        """Return minus the log predictive density of the observed sites, and the number of points, (2,)."""
         found: dict[str, list[Tensor]] = {}
         for _ in range(_DRAWS):
             with poutine.block():
@@ -44,13 +81,27 @@ class SiteWatch(Watch):
         if not found:
             raise PyroDropoutError("validation must hold data: the model observes nothing with these arguments.")
         each = [torch.logsumexp(torch.stack(part), 0) - math.log(_DRAWS) for part in found.values()]
-        return torch.stack([-torch.stack([part.sum() for part in each]).sum(), each[0].new_tensor(_count(each))])
+        points = each[0].new_tensor(sum(part.numel() for part in each))
+        return torch.stack([-torch.stack([part.sum() for part in each]).sum(), points])
 
-    def facts(self) -> dict[str, Any]:
+    def ahead(self, done: int) -> int:
+        """Return how many steps to take before the next check; steps in blocks of twenty do not stop for it."""
+        return self.every if self.run.chained and self.every >= CHAIN else self.every - done % self.every
+
+    def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
         held = [digest(leaf) for leaf in self.call.leaves()]
-        return {"data": held, "patience": self.patience, "every": self.every}
+        data = {"x": held[0], "y": held[1]} if is_network(self.call.model) else {"data": held}
+        return {**data, "patience": self.patience, "every": self.every}
 
+    def state(self) -> tuple[dict[str, Tensor], Record]:
+        """Return its state: tensors, and the rest."""
+        rest = {"best": self.best, "best_step": self.best_step, "waited": self.waited, "seen": self.seen}
+        return {f"kept.{k:04d}": value for k, value in enumerate(self.kept)}, {**rest, "seed": self.seed}
 
-def _count(each: list[Tensor]) -> int:
-    return sum(part.numel() for part in each)
+    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
+        """Restore a state."""
+        self.best, self.best_step, self.waited = rest["best"], rest["best_step"], rest["waited"]
+        self.seen = [(int(step), float(value)) for step, value in rest["seen"]]
+        self.seed = rest.get("seed", self.seed)
+        self.kept = [tensors[name].to(self.run.t.device) for name in sorted(tensors) if name.startswith("kept.")]

@@ -3,58 +3,54 @@
 import contextlib
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pyro
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
-from pyro_dropout.generative.observed_sites import check_samples
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.compile.functional import (
     Buffers,
+    Loss,
     Parameters,
-    check_programs,
     loss_and_gradients,
     make_gradients,
-    make_step,
     unvalidated,
 )
 from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
 from pyro_dropout.training.distributed.process_group import ALONE, Group, join
 from pyro_dropout.training.distributed.torchrun import local_device
-from pyro_dropout.training.early_stopping import SiteWatch
+from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import History
-from pyro_dropout.training.loop import Watch, loop
+from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
 from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
-    check_call,
+    check_data,
     check_duration,
-    check_held_back,
     check_how,
-    check_length,
     check_owned,
+    check_programs,
     check_shared,
-    check_targets,
-    check_watch,
+    check_validation,
 )
-from pyro_dropout.training.runner import Batches, BesideRun, Run
+from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile, check_compile
 
 
 def fit(
-    model: Any,
-    guide: Any,
-    *args: Any,
+    model: PyroModel,
+    guide: PyroModel,
+    *args: object,
     steps: int | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
@@ -62,17 +58,17 @@ def fit(
     optim: str | torch.optim.Optimizer | Update = "adam",
     schedule: Schedule | None = None,
     clip_norm: float | None = None,
-    loss: Any = None,
+    loss: Loss | None = None,
     compile: Compile = "auto",
     progress: bool = True,
     seed: int | None = None,
     device: torch.device | str | None = None,
-    validation: Any = None,
+    validation: object = None,
     patience: int = 10,
     check_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
     distributed: bool = False,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
@@ -131,127 +127,90 @@ def fit(
     """
     check_programs(model, guide)
     check_compile(compile)
-    watched = (validation, patience, check_every)
-    call, held_back = _admitted(call_of(fit, model, args, kwargs), (steps, epochs, batch_size), watched)
+    check_duration(steps, epochs, batch_size)
+    call = check_data(call_of(fit, model, args, kwargs), batch_size)
+    held_out = None if validation is None else check_validation(model, validation, patience, check_every)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
     check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, clip_norm)
     group = ALONE
     if distributed:
         check_shared(call)
-        device = local_device(device, move_to(None, [model, guide]))
+        device = local_device(device, place_of([model, guide]))
         group = join(device)
     if seed is not None:
         pyro.set_rng_seed(seed)
-    call = call.to(place_of([model, guide], call) if device is None else move_to(device, [model, guide]))
+    if device is not None:
+        for part in (model, guide):
+            if isinstance(part, nn.Module):
+                part.to(device)
+    call = call.to(place_of([model, guide], call) if device is None else device)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
-    task = _Task(guide, ELBO(per_example="auto") if loss is None else loss, call)
-    facts: dict[str, Any] = {"batch": batch, "seed": seed}
+    task = TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call)
+    facts: Record = {"batch": batch, "seed": seed}
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
     if distributed:
         check_parallel(group, batch, compile)
         facts["world"] = group.world
-        seen = None if validation is None else [*map(digest, validation), patience, check_every]
+        seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
         group.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(checkpoint)})
 
     def train() -> History:
-        with warnings.catch_warnings():
-            if loss is None and not is_network(model):  # a draw for each data point was not requested
-                warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
-            return trained()
-
-    def trained() -> History:
         run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
-        watch = None
-        if validation is not None:
-            every = check_every or max(1, total // 50)
-            if held_back is None:
-                watch = Watch(model, guide, run, validation, patience, every, seed, group)
-            else:
-                watch = SiteWatch(held_back, guide, run, patience, every, seed)
+        every = check_every or max(1, total // 50)
+        watch = None if held_out is None else Watch(held_out, guide, run, patience, every, seed, group)
         keeper = None
         if checkpoint is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
             keeper = Keeper(checkpoint, run, model, guide, same, watch, group)
         return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper, group=group)
 
-    return explained(train, task.try_step, batch) if takes(model, "num_data") else train()
+    with warnings.catch_warnings():
+        if loss is None and not is_network(model):  # a draw for each data point was not requested
+            warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
+        return explained(train, task.try_step, batch) if takes(model, "num_data") else train()
 
 
-def _admitted(
-    call: ModelCall, duration: tuple[Any, Any, Any], watched: tuple[Any, Any, Any]
-) -> tuple[ModelCall, ModelCall | None]:
-    """Return the model call of a training run and, for a model that is not a network, the call with held-out data.
-
-    Args:
-        call: as given.
-        duration: steps, epochs and batch_size.
-        watched: validation, patience and check_every.
-    """
-    validation = watched[0]
-    if is_network(call.model):
-        call = call.as_pair()
-        x, y = call.args
-        check_length(x, y, *duration)
-        check_watch(*watched)
-        check_targets(call.model, x, y)
-        if validation is not None:
-            check_targets(call.model, validation[0], validation[1], watched=True)
-        return call.with_num_data(), None
-    check_duration(*duration)
-    call = call.with_num_data()
-    check_call(call, duration[-1])
-    check_samples(call)
-    return call, None if validation is None else check_held_back(call.model, *watched)
-
-
-def move_to(device: torch.device | str | None, parts: Iterable[Any]) -> torch.device | str:
-    """Move modules to ``device``; without one, return their current device."""
-    modules = [part for part in parts if isinstance(part, nn.Module)]
-    if device is not None:
-        for module in modules:
-            module.to(device)
-        return device
-    return next((p.device for module in modules for p in module.parameters()), torch.device("cpu"))
-
-
-def place_of(parts: Iterable[Any], call: ModelCall) -> torch.device:
+def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.device:
     """Return the device of the first parameter of some modules; if they have none, that of the arguments."""
     parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
-    return next((value.device for value in (*parameters, *call.leaves())), torch.device("cpu"))
+    leaves = () if call is None else call.leaves()
+    return next((value.device for value in (*parameters, *leaves)), torch.device("cpu"))
 
 
 def _update(
-    optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None
+    optim: object, lr: float, schedule: Schedule | None, clip_norm: float | None
 ) -> Update | torch.optim.Optimizer:
     if not isinstance(optim, torch.optim.Optimizer):
         return chosen(optim, lr, schedule, clip_norm)
-    found = from_optimiser(optim, schedule=schedule, clip_norm=clip_norm)
-    if found is None and (schedule is not None or clip_norm is not None):
+    found = from_optimiser(optim)
+    if found is not None:
+        return replace(found, schedule=schedule, clip_norm=clip_norm)
+    if schedule is not None or clip_norm is not None:
         raise PyroDropoutError(
             f"{type(optim).__name__} with these options runs outside the step, so schedule and clip_norm do not apply"
             " to it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
         )
-    return optim if found is None else found
+    return optim
 
 
 @dataclass
-class _Task:
+class TrainingTask:
     """A model call, a guide and a loss: what a training run fits."""
 
-    guide: Any
-    loss: Any
+    guide: PyroModel
+    loss: Loss
     call: ModelCall
 
     @property
-    def parts(self) -> tuple[Any, Any, Any]:
+    def parts(self) -> tuple[PyroModel, PyroModel, Loss]:
         """Model, guide and loss."""
         return self.call.model, self.guide, self.loss
 
-    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> Run:
+    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> TrainingRun:
         """Return a training run of the guide's and the model's parameters, ready to start."""
         whole = batch == (self.call.count or 1)
         first = self.call if whole else self.call.at(slice(0, batch))
@@ -260,17 +219,12 @@ class _Task:
         if not whole:
             device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
             batches = Batches(batch, torch.arange(self.call.count or 1, device=device))
-        buffers = (Buffers(self.call.model, self.guide).values,)
+        gradients_of = make_gradients(*self.parts, parameters, self._arguments)
+        buffers = Buffers(self.call.model, self.guide).values
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            if isinstance(update, torch.optim.Optimizer):
-                gradients_of = make_gradients(*self.parts, parameters, self._arguments)
-                trained = list(parameters.by_name.values())
-                return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=compile)
-            step = make_step(*self.parts, parameters, update, self._arguments)
-            options: Any = {"inputs": buffers, "batches": batches, "compile": compile}
-            return Run(step, parameters.values, update, write=parameters.write, **options)
+            return make_run(gradients_of, parameters, update, inputs=(buffers,), batches=batches, compile=compile)
 
-    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> Run:
+    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> TrainingRun:
         """Return a training run on several ranks: each draws its own masks, and all draw the same batches."""
         base = group.one_seed(seed)
         torch.manual_seed(base)
@@ -278,7 +232,7 @@ class _Task:
         torch.manual_seed(group.seed(base))
         return run
 
-    def _arguments(self, *index: Tensor) -> tuple[Any, Any]:
+    def _arguments(self, *index: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         call = self.call.at(index[0]) if index else self.call
         return call.args, call.kwargs
 
@@ -292,7 +246,7 @@ class _Task:
             loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
         del moments
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
         leaves = list(self.call.leaves())
         names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]

@@ -1,12 +1,12 @@
 """The result of a training run: the loss at every step, its speed, and the error that is raised when it diverges."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Axes
 
 
 class DivergedError(PyroDropoutError):
@@ -70,7 +70,7 @@ class History:
         """Whether any loss was not finite: one answer, or one for each replica."""
         return ~torch.isfinite(self.losses).all(0)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the loss against the step, raw and smoothed; returns matplotlib's axes."""
         import matplotlib.pyplot as plt
 

@@ -6,14 +6,15 @@ new lists come out. Learning rates come from a schedule of the step, inside the 
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_non_negative, check_number, check_positive
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
 
@@ -50,12 +51,11 @@ class Update:
     clip_value: float | None = None
     schedule: Schedule | None = None
     clip_each: bool = False
-    options: tuple[Any, ...] = ()
+    options: tuple[tuple[str, object], ...] = ()
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
-        if isinstance(self.slots, bool) or not isinstance(self.slots, int) or self.slots < 0:
-            raise RangeError(f"slots must be a whole number of at least 0; got {self.slots!r}.")
+        check_count("slots", self.slots, least=0)
         for name, value in (("apply", self.apply), ("numbers", self.numbers), ("schedule", self.schedule)):
             if value is not None and not callable(value):
                 raise PyroDropoutError(f"{name} must be a function; got {type(value).__name__} {value!r}.")
@@ -102,7 +102,6 @@ def adam(
     weight_decay: float = 0.0,
     *,
     decoupled: bool = False,
-    **shared: Any,
 ) -> Update:
     """Return Adam, or with ``decoupled`` AdamW."""
     beta1, beta2 = betas
@@ -121,12 +120,10 @@ def adam(
         square = beta2 * state[1] + (1 - beta2) * g * g
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
-    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, **shared)
+    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers)
 
 
-def sgd(
-    lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, **shared: Any
-) -> Update:
+def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:
     """Return stochastic gradient descent, optionally with momentum."""
 
     def apply(p: Tensor, g: Tensor, state: list[Tensor], lr: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -137,7 +134,7 @@ def sgd(
         velocity = momentum * state[0] + g
         return p - lr * (g + momentum * velocity if nesterov else velocity), [velocity]
 
-    return Update("sgd", lr, 1 if momentum else 0, apply, lambda lr, t: [lr], **shared)
+    return Update("sgd", lr, 1 if momentum else 0, apply, lambda lr, t: [lr])
 
 
 def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
@@ -160,25 +157,7 @@ def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
     return lambda t: (1 + gamma * t) ** -power
 
 
-_KNOWN: dict[type, Callable[[dict[str, Any]], Update]] = {
-    torch.optim.Adam: lambda o: adam(
-        **_only(o, "lr", "betas", "eps", "weight_decay"), decoupled=bool(o.get("decoupled_weight_decay"))
-    ),
-    torch.optim.AdamW: lambda o: adam(
-        **{"weight_decay": 1e-2, **_only(o, "lr", "betas", "eps", "weight_decay")}, decoupled=True
-    ),
-    torch.optim.SGD: lambda o: sgd(**{"lr": 1e-3, **_only(o, "lr", "momentum", "weight_decay", "nesterov")}),
-}
-_REFUSED = ("amsgrad", "maximize", "dampening")
-_TOLD = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
-
-
-def _only(options: dict[str, Any], *names: str) -> dict[str, Any]:
-    found = {name: plain(options[name]) for name in names if name in options}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-
-
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Return a setting in JSON form: tensors as numbers, tuples as lists.
 
     Example:
@@ -191,58 +170,48 @@ def plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    return value
+    return {str(name): plain(each) for name, each in value.items()} if isinstance(value, dict) else value
 
 
-def from_torch(kind: type, options: dict[str, Any], **shared: Any) -> Update | None:
-    """Return the update that ``kind(params, **options)`` makes; None for an optimiser that is not implemented here."""
-    if kind not in _KNOWN or any(options.get(name) for name in _REFUSED):
+_OPTIONS = ("betas", "eps", "weight_decay", "decoupled_weight_decay", "momentum", "nesterov")
+
+
+def from_group(kind: type, group: Record) -> Update | None:
+    """Return the update of a torch optimiser of this class with one group; None if it is not implemented here."""
+    options = {name: plain(value) for name, value in group.items() if name != "params"}
+    if any(options.get(name) for name in ("amsgrad", "maximize", "dampening")):
         return None
-    found = _KNOWN[kind](options)
-    told = tuple((name, plain(options[name])) for name in _TOLD if name in options)
-    return Update(found.name, found.lr, found.slots, found.apply, found.numbers, options=told, **shared)
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        decoupled = kind is torch.optim.AdamW or bool(options.get("decoupled_weight_decay"))
+        beta1, beta2 = options["betas"]
+        found = adam(options["lr"], (beta1, beta2), options["eps"], options["weight_decay"], decoupled=decoupled)
+    elif kind is torch.optim.SGD:
+        found = sgd(*(options[name] for name in ("lr", "momentum", "weight_decay", "nesterov")))
+    else:
+        return None
+    return replace(found, options=tuple((name, options[name]) for name in _OPTIONS if name in options))
 
 
-def from_optimiser(optimiser: torch.optim.Optimizer, **shared: Any) -> Update | None:
+def from_optimiser(optimiser: torch.optim.Optimizer) -> Update | None:
     """Return the update of a torch optimiser; None if its groups differ, or if it is not implemented here."""
-    if len(optimiser.param_groups) != 1:
-        return None
-    options = {name: value for name, value in optimiser.param_groups[0].items() if name != "params"}
-    return from_torch(type(optimiser), options, **shared)
+    groups = optimiser.param_groups
+    return from_group(type(optimiser), groups[0]) if len(groups) == 1 else None
 
 
-def from_pyro(optim: Any) -> Update | None:
-    """Return the update of a Pyro optimiser; None if it must run separately (schedulers, options by parameter)."""
-    kind, options = getattr(optim, "pt_optim_constructor", None), getattr(optim, "pt_optim_args", None)
-    clip = getattr(optim, "pt_clip_args", None) or {}
-    if kind is None or callable(options) or callable(clip) or not isinstance(options, dict):
-        return None
-    shared = {"clip_norm": clip.get("clip_norm"), "clip_value": clip.get("clip_value"), "clip_each": True}
-    return from_torch(kind, options, **shared)
-
-
-def named(optim: str, lr: float, **shared: Any) -> Update:
+def named(optim: object, lr: float, schedule: Schedule | None = None, clip_norm: float | None = None) -> Update:
     """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
-    check_number("lr", lr)
-    if not lr > 0:
-        raise RangeError(f"lr must be positive; got {lr!r}.")
     check_positive("lr", lr)
-    kind = optim.lower() if isinstance(optim, str) else optim
-    if kind == "adam":
-        return adam(lr, **shared)
-    if kind == "adamw":
-        return adam(lr, weight_decay=1e-2, decoupled=True, **shared)
-    if kind == "sgd":
-        return sgd(lr, momentum=0.9, **shared)
-    raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+    kinds = {"adam": adam(lr), "adamw": adam(lr, weight_decay=1e-2, decoupled=True), "sgd": sgd(lr, momentum=0.9)}
+    found = kinds.get(optim.lower()) if isinstance(optim, str) else None
+    if found is None:
+        raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")
+    return replace(found, schedule=schedule, clip_norm=clip_norm)
 
 
-def chosen(optim: Any, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:
+def chosen(optim: object, lr: float, schedule: Schedule | None, clip_norm: float | None) -> Update:
     """Return the update for a name and a learning rate; an ``Update`` is returned as it is, with its own."""
     if not isinstance(optim, Update):
-        return named(optim, lr, schedule=schedule, clip_norm=clip_norm)
+        return named(optim, lr, schedule, clip_norm)
     if schedule is not None or clip_norm is not None:
         raise PyroDropoutError("an Update has its own schedule and clip_norm; give them to it, not to fit.")
     return optim

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import torch
 
-from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Result = TypeVar("Result")
@@ -54,14 +54,13 @@ def explained(work: Callable[[], Result], step: Callable[[int], object], points:
     # The failed step's memory is free only here, where the error is no longer referenced.
     found = _largest(step, points)
     if found is None:
-        raise OutOfMemoryError(
-            f"memory runs out in a step of {points} points, and even in one of a single point: {said}. Use a smaller"
-            " network, fewer particles (ELBO(num_particles=...)), or another device."
+        advice = (
+            f", and even in one of a single point: {said}. Use a smaller network, fewer particles"
+            " (ELBO(num_particles=...)), or another device."
         )
-    raise OutOfMemoryError(
-        f"memory runs out in a step of {points} points. A step of {found} was tried and fits: give"
-        f" fit(batch_size={found})."
-    )
+    else:
+        advice = f". A step of {found} was tried and fits: give fit(batch_size={found})."
+    raise OutOfMemoryError(f"memory runs out in a step of {points} points{advice}")
 
 
 def _largest(step: Callable[[int], object], points: int) -> int | None:
@@ -72,7 +71,7 @@ def _largest(step: Callable[[int], object], points: int) -> int | None:
     size = 1 << max(points - 1, 1).bit_length() - 1
 
     def tried() -> int:
-        with quietly():
+        with forked():
             step(size + size // 4)
         return size
 

@@ -1,9 +1,7 @@
 """Checks of the arguments of training, before anything is moved, drawn or changed."""
 
-import inspect
 from collections.abc import Callable
 from numbers import Real
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -11,40 +9,76 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.likelihoods import Likelihood
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
+from pyro_dropout.generative.observed_sites import check_samples
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.checks import (
     check_count,
     check_dense,
     check_device,
     check_finite,
-    check_number,
     check_pairs,
+    check_positive,
     check_seed,
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.training.compile.functional import check_loss
 
 _LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
 
-def check_length(x: Any, y: Any, steps: Any, epochs: Any, batch_size: Any) -> None:
-    """Raise an error unless there is data, and either steps or epochs."""
-    check_duration(steps, epochs, batch_size)
-    check_pairs("x and y", x, y)
+def check_programs(model: object, guide: object) -> None:
+    """Raise an error unless both are callable."""
+    for label, value in (("model", model), ("guide", guide)):
+        if not callable(value):
+            raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
 
 
-def check_duration(steps: Any, epochs: Any, batch_size: Any) -> None:
+def check_duration(steps: object, epochs: object, batch_size: object) -> None:
     """Raise an error unless exactly one of steps and epochs is given."""
     if (steps is None) == (epochs is None):
         raise RangeError("give either steps or epochs, not both and not neither.")
-    check_count("steps" if steps is not None else "epochs", steps if steps is not None else epochs)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
+    for name, value in (("steps", steps), ("epochs", epochs), ("batch_size", batch_size)):
+        if value is not None:
+            check_count(name, value)
 
 
-def check_call(call: ModelCall, batch_size: int | None) -> None:
-    """Raise an error unless a model takes its arguments, and mini-batches if they are requested."""
+def check_how(
+    clip_norm: object, seed: object, device: object, *, lr: object = None, schedule: object = None, loss: object = None
+) -> None:
+    """Raise an error unless these are valid; None is not checked, and the schedule is called once, at step 0."""
+    if isinstance(lr, Tensor) and lr.dim():
+        raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
+    if callable(schedule):
+        _check_schedule(schedule)
+    if loss is not None and (isinstance(loss, type) or not hasattr(loss, "differentiable_loss")):
+        raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+    if clip_norm is not None:
+        if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
+            raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
+        check_positive("clip_norm", clip_norm)
+    check_seed(seed, 0, _LARGEST_SEED)
+    if device is not None:
+        check_device("device", device)
+
+
+def _check_schedule(schedule: Callable[[Tensor], object]) -> None:
+    found = schedule(torch.zeros(()))
+    one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
+    if not one:
+        raise PyroDropoutError(
+            f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
+        )
+
+
+def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
+    """Return the call of a training run, with ``num_data``; raise an error unless the model can be trained with it."""
+    if is_network(call.model):
+        call = call.as_pair()
+        x, y = call.args
+        check_pairs("x and y", x, y)
+        check_targets(call.model, x, y)
+        return call.with_num_data()
+    call = call.with_num_data()
     call.check_bound()
     for leaf in call.leaves():
         check_dense("data", leaf)
@@ -55,68 +89,34 @@ def check_call(call: ModelCall, batch_size: int | None) -> None:
             f" {name_of(call.model)} takes no num_data, so a mini-batch would not be scaled up; give the model a"
             " num_data argument, or a subsampled pyro.plate and no batch_size."
         )
+    check_samples(call)
+    return call
 
 
-def check_how(
-    clip_norm: Any, seed: Any, device: Any, *, lr: Any = None, schedule: Any = None, loss: Any = None
-) -> None:
-    """Raise an error unless these are valid; those that are None are not checked.
-
-    Args:
-        clip_norm: the largest norm of the gradient.
-        seed: for weight draws and mini-batches.
-        device: where to train.
-        lr: a learning rate that must be one number.
-        schedule: multiplies the learning rate; called once, at step 0.
-        loss: what is minimised.
-    """
-    if isinstance(lr, Tensor) and lr.dim():
-        raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
-    if callable(schedule):
-        _check_schedule(schedule)
-    if loss is not None:
-        check_loss(loss)
-    if clip_norm is not None:
-        check_number("clip_norm", clip_norm)
-        if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
-            raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
-        if not 0 < clip_norm < float("inf"):
-            raise RangeError(f"clip_norm must be positive, or None for no limit; got {clip_norm!r}.")
-    check_seed(seed, 0, _LARGEST_SEED)
-    if device is not None:
-        check_device("device", device)
-
-
-def check_watch(validation: Any, patience: Any, check_every: Any) -> None:
-    """Raise an error unless ``validation`` is a pair of data, and patience and check_every are valid."""
-    if validation is None:
-        return
-    if not isinstance(validation, tuple | list) or len(validation) != 2:
-        raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
-    check_pairs("validation", *validation)
-    check_rhythm(patience, check_every)
-
-
-def check_held_back(model: Any, validation: Any, patience: Any, check_every: Any) -> ModelCall:
-    """Return the call of any Pyro model with held-out data; raise an error unless it is possible."""
-    if not isinstance(validation, tuple | list | dict):
+def check_validation(model: Callable[..., object], validation: object, patience: object, every: object) -> ModelCall:
+    """Return the call of a model with held-out data; raise an error unless it is possible."""
+    check_count("patience", patience)
+    if every is not None:
+        check_count("check_every", every)
+    if is_network(model):
+        if not isinstance(validation, tuple | list) or len(validation) != 2:
+            raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
+        x, y = validation
+        check_pairs("validation", x, y)
+        check_targets(model, x, y, watched=True)
+        return ModelCall(model, (x, y))
+    if isinstance(validation, dict):
+        call = ModelCall(model, (), dict(validation))
+    elif isinstance(validation, tuple | list):
+        call = ModelCall(model, tuple(validation))
+    else:
         raise ShapeError(
             "validation must be a tuple of the model's arguments, or a dict of its keyword arguments; got"
             f" {type(validation).__name__}."
         )
-    named = isinstance(validation, dict)
-    call = ModelCall(model, () if named else tuple(validation), dict(validation) if named else {})
     call = call.with_num_data(only_if_needed=True)
     call.check_bound()
-    check_rhythm(patience, check_every)
     return call
-
-
-def check_rhythm(patience: Any, check_every: Any) -> None:
-    """Raise an error unless patience and check_every are valid."""
-    check_count("patience", patience)
-    if check_every is not None:
-        check_count("check_every", check_every)
 
 
 def check_shared(call: ModelCall) -> None:
@@ -129,24 +129,18 @@ def check_shared(call: ModelCall) -> None:
         )
 
 
-def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> None:
+def check_targets(model: Callable[..., object], x: Tensor, y: Tensor, watched: bool = False) -> None:
     """Raise an error unless a model takes targets, and these fit its outputs; a compiled step cannot check them.
 
-    Training targets that only need to be finite are not checked here: the first step stops at those that are not, and
-    names the site.
-
-    Args:
-        model: a model; if its likelihood is unknown here, only its signature is checked.
-        x: inputs.
-        y: targets.
-        watched: whether these are the validation set, which no step sees.
+    If the model's likelihood is unknown here, only its signature is checked. Training targets that only need to be
+    finite are not checked: the first step stops at those that are not, and names the site. No step sees the validation
+    set, which is ``watched``.
     """
-    _check_called(model)
-    if not is_network(model):
+    ModelCall(model, (x, y, len(x))).check_bound()
+    likelihood = getattr(model, "likelihood", None)
+    if not is_network(model) or not isinstance(likelihood, Likelihood):
         return
-    likelihood: Likelihood = model.likelihood
-    finite_will_do = type(likelihood).check_values is Likelihood.check_values
-    if finite_will_do and not watched:
+    if type(likelihood).check_values is Likelihood.check_values and not watched:
         return
     try:
         if watched and x.is_floating_point():
@@ -160,9 +154,9 @@ def check_targets(model: Any, x: Tensor, y: Tensor, watched: bool = False) -> No
         raise type(cause)(f"validation: {cause}") from None
 
 
-def _outputs(model: Any, x: Tensor) -> Tensor | None:
+def _outputs(model: Callable[..., object], x: Tensor) -> Tensor | None:
     """Return a model's outputs with weights from the prior, for their shape; None if it does not return them."""
-    place = next((p.device for p in model.parameters()), x.device)
+    place = next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
     with torch.no_grad(), quietly(model), poutine.block():
         try:
             f = model(x.to(place))
@@ -171,32 +165,7 @@ def _outputs(model: Any, x: Tensor) -> Tensor | None:
     return f if isinstance(f, Tensor) and f.dim() == 2 else None
 
 
-def _check_called(model: Any) -> None:
-    """Raise unless a model can be called as in training."""
-    try:
-        known = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
-    except (TypeError, ValueError):  # written in C, or otherwise without a signature
-        return
-    try:
-        known.bind("x", "y", "num_data")
-    except TypeError:
-        name = getattr(model, "__name__", type(model).__name__)
-        remedy = " Write BayesianNet(net, likelihood=...)." if isinstance(model, nn.Module) else ""
-        raise PyroDropoutError(
-            f"model must be a Pyro program that takes (x, y, num_data); got {name}, which takes {known}.{remedy}"
-        ) from None
-
-
-def _check_schedule(schedule: Callable[[Tensor], Any]) -> None:
-    found = schedule(torch.zeros(()))
-    one = found.numel() == 1 and not found.is_complex() if isinstance(found, Tensor) else isinstance(found, Real)
-    if not one:
-        raise PyroDropoutError(
-            f"schedule must return one number to multiply lr with, as inverse_decay() does; got {describe(found)}."
-        )
-
-
-def check_owned(optim: Any, model: Any, guide: Any) -> None:
+def check_owned(optim: object, model: object, guide: object) -> None:
     """Raise an error if an optimiser cannot take steps, or holds none of the trained parameters."""
     if isinstance(optim, torch.optim.LBFGS):
         raise PyroDropoutError(

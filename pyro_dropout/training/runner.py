@@ -6,13 +6,15 @@ not touch a module; ``publish`` puts them back.
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record, Tree
+from pyro_dropout.training.compile.functional import Gradients, Parameters, Step, make_step
 from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import Compile, warn_uncompiled
@@ -37,11 +39,6 @@ class Batches:
         self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
         self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of one batch."""
-        return (*self.rows.shape[:-1], self.size)
-
     def take(self, count: int) -> Tensor:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
         while len(self.waiting) < count:
@@ -54,7 +51,7 @@ class Batches:
         return taken
 
 
-class Run:
+class TrainingRun:
     """One training run: a step of tensors that is taken repeatedly.
 
     Args:
@@ -70,13 +67,13 @@ class Run:
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: Step,
         values: list[Tensor],
         update: Update,
         *,
         write: Callable[[list[Tensor]], None],
         lr: Tensor | None = None,
-        inputs: tuple[Any, ...] = (),
+        inputs: tuple[Tree, ...] = (),
         batches: Batches | None = None,
         compile: Compile = "auto",
     ) -> None:
@@ -87,7 +84,7 @@ class Run:
         self.t, self.lr = clock(update, values, 1)
         self.lr = self.lr if lr is None else lr.to(self.lr)
         self._inputs = inputs
-        self._flat_inputs = tree_flatten(inputs)[0]
+        self._flat_inputs = tree_leaves(inputs)
         self._program: Program | None = None
         self._chain: Chain | None = None
         self.compile_seconds = 0.0
@@ -108,9 +105,8 @@ class Run:
         start = time.perf_counter()
         values, state = tree_unflatten(self.leaves, self._shape)
         index = [] if self._batches is None else [self._batches.rows[..., : self._batches.size].contiguous()]
-        devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
         try:
-            with torch.random.fork_rng(devices):
+            with forked():
                 program = Program(self._step, values, state, self.t, self.lr, *self._inputs, *index)
                 if self.t.is_cuda:
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
@@ -125,8 +121,6 @@ class Run:
         self._program = program
         self.compile_seconds = time.perf_counter() - start
 
-    # --- steps --------------------------------------------------------------------------------------------------------
-
     def advance(self, steps: int) -> Tensor:
         """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
         if self._chain is not None and steps >= CHAIN:
@@ -135,18 +129,18 @@ class Run:
         order = None if self._batches is None else self._batches.take(count)
         losses = []
         for k in range(count):
-            inputs = [*self.leaves, self.t, self.lr, *self._flat_inputs, *([] if order is None else [order[k]])]
-            *self.leaves, loss = self._eager(inputs) if self._program is None else self._program.flat(inputs)
+            *self.leaves, loss = self._next([] if order is None else [order[k]])
             losses.append(loss)
             self.t.add_(1)
         return torch.stack(losses)
 
-    def _eager(self, leaves: list[Tensor]) -> list[Tensor]:
-        values, state = tree_unflatten(leaves[: len(self.leaves)], self._shape)
-        index = leaves[len(self.leaves) + 2 + len(self._flat_inputs) :]
+    def _next(self, index: list[Tensor]) -> list[Tensor]:
+        """Return the leaves after one more step, and its loss."""
+        if self._program is not None:
+            return self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
+        values, state = tree_unflatten(self.leaves, self._shape)
         with torch.no_grad():
-            result: list[Tensor] = tree_flatten(self._step(values, state, self.t, self.lr, *self._inputs, *index))[0]
-        return result
+            return tree_leaves(self._step(values, state, self.t, self.lr, *self._inputs, *index))
 
     def _replay(self, chain: Chain) -> Tensor:
         if self._order is not None and self._batches is not None:
@@ -157,8 +151,6 @@ class Run:
         chain.replay()
         *self.leaves, self.t = chain.everything
         return chain.losses.clone()
-
-    # --- parameters in and out ----------------------------------------------------------------------------------------
 
     @property
     def values(self) -> list[Tensor]:
@@ -177,7 +169,7 @@ class Run:
         """Put copies of the current parameters back into their owners."""
         self._write(self.snapshot())
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return everything that later steps depend on, except the random generators: tensors by name, and the rest."""
         found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
         found["t"] = self.t
@@ -185,7 +177,7 @@ class Run:
             found["waiting"], found["order"] = self._batches.waiting, self._batches.generator.get_state()
         return found, {}
 
-    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
         device = self.t.device
         leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
@@ -195,25 +187,16 @@ class Run:
             self._batches.generator.set_state(tensors["order"])
 
 
-class BesideRun(Run):
-    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients.
-
-    Args:
-        gradients: (values, *inputs, index) -> (loss, gradients).
-        parameters: the parameters themselves.
-        optimiser: the optimiser of these parameters.
-        inputs: the other inputs of every step: trees of tensors.
-        batches: where mini-batches come from; None for all data at every step.
-        compile: "auto", True or False.
-    """
+class TorchOptimiserRun(TrainingRun):
+    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients."""
 
     def __init__(
         self,
-        gradients: Callable[..., Any],
+        gradients: Gradients,
         parameters: list[Tensor],
         optimiser: torch.optim.Optimizer,
         *,
-        inputs: tuple[Any, ...],
+        inputs: tuple[Tree, ...],
         batches: Batches | None,
         compile: Compile,
     ) -> None:
@@ -226,7 +209,9 @@ class BesideRun(Run):
             )
         rate = Update("beside", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
-        def step(values: Any, state: Any, t: Tensor, lr: Tensor, *inputs: Any) -> Any:
+        def step(
+            values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
+        ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
             loss, slopes = gradients(values, *inputs)
             return slopes, state, loss
 
@@ -258,11 +243,11 @@ class BesideRun(Run):
         self._write_back(values)
         self.leaves = [p.detach() for p in self._parameters]
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return the state of the steps and that of the optimiser."""
         found, _ = super().state()
         whole = self._optimiser.state_dict()
-        rest: dict[str, Any] = {"groups": plain(whole["param_groups"]), "numbers": []}
+        rest: Record = {"groups": plain(whole["param_groups"]), "numbers": []}
         for index, slots in whole["state"].items():
             for slot, value in slots.items():
                 if isinstance(value, Tensor):
@@ -276,9 +261,9 @@ class BesideRun(Run):
                     )
         return found, rest
 
-    def set_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
-        state: dict[int, dict[str, Any]] = {}
+        state: dict[int, dict[str, object]] = {}
         for name, value in tensors.items():
             if name.startswith("optimiser."):
                 _, index, slot = name.split(".", 2)
@@ -294,6 +279,23 @@ class BesideRun(Run):
         self._write_back(self.leaves)
 
 
-def _like(now: Any, value: Any) -> Any:
+def make_run(
+    gradients_of: Gradients,
+    parameters: Parameters,
+    update: Update | torch.optim.Optimizer,
+    *,
+    inputs: tuple[Tree, ...],
+    batches: Batches | None,
+    compile: Compile,
+) -> TrainingRun:
+    """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it."""
+    if isinstance(update, torch.optim.Optimizer):
+        trained = list(parameters.by_name.values())
+        return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
+    step, write = make_step(gradients_of, parameters, update), parameters.write
+    return TrainingRun(step, parameters.values, update, write=write, inputs=inputs, batches=batches, compile=compile)
+
+
+def _like(now: object, value: object) -> object:
     """Return a number read from a file as a tensor, if the current value is a tensor."""
     return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

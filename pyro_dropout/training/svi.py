@@ -6,14 +6,16 @@ traced runs eagerly, with one warning that says why; nothing is approximated.
 
 import shutil
 import warnings
-from typing import Any, Literal
+from collections.abc import Hashable
+from typing import Literal
 
 import pyro.infer
 import pyro.optim
 import torch
 
-from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.checks import check_choice, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
 from pyro_dropout.training.loss.elbo import ELBO
@@ -51,7 +53,13 @@ class SVI(pyro.infer.SVI):
     """
 
     def __init__(
-        self, model: Any, guide: Any, optim: Any, loss: Any = None, compile: Compile = "auto", **kwargs: Any
+        self,
+        model: PyroModel,
+        guide: PyroModel,
+        optim: object,
+        loss: object = None,
+        compile: Compile = "auto",
+        **kwargs: object,
     ) -> None:
         check_compile(compile)
         if not isinstance(optim, pyro.optim.PyroOptim):
@@ -63,14 +71,14 @@ class SVI(pyro.infer.SVI):
         loss = ELBO(per_example="auto") if loss is None else loss
         super().__init__(model, guide, optim, loss, **kwargs)  # type: ignore[no-untyped-call]
         self._elbo, self._compile = loss, compile
-        self._programs: dict[Any, list[CompiledStep]] = {}
+        self._programs: dict[Hashable, list[CompiledStep]] = {}
         self._built = 0
         self._told: set[str] = set()
 
-    def step(self, *args: Any, **kwargs: Any) -> float:
+    def step(self, *args: object, **kwargs: object) -> float:
         """Take one gradient step and return the loss before it."""
         if self._compile is False:
-            return self._eager_step(args, kwargs)
+            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
         given = Arguments(args, kwargs)
         try:
             program = self._program(given)
@@ -78,26 +86,23 @@ class SVI(pyro.infer.SVI):
             if self._compile is True:
                 raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
             self._say_once(reason)
-            return self._eager_step(args, kwargs)
+            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
         return float(program.step(given))
-
-    def _eager_step(self, args: Any, kwargs: Any) -> float:
-        return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
-
-    # --- which program ------------------------------------------------------------------------------------------------
 
     def _program(self, given: Arguments) -> CompiledStep:
         """Return the compiled step for these arguments; raise the reason if there is none."""
-        if not isinstance(self._elbo, ELBO):
+        elbo = self._elbo
+        if not isinstance(elbo, ELBO):
             raise _Eagerly(
-                f"the loss is {type(self._elbo).__name__}, which reads values while it runs; pyro_dropout.ELBO can"
+                f"the loss is {type(elbo).__name__}, which reads values while it runs; pyro_dropout.ELBO can"
                 " be compiled",
                 for_good=True,
             )
         if given.unknown:
             raise _Eagerly(given.unknown)
-        key = (given.key, self._setting())
-        known = self._programs.setdefault(key, [])
+        # What a compiled step depends on besides its arguments and what the model reads.
+        setting = (torch.get_float32_matmul_precision(), torch.get_default_dtype())
+        known = self._programs.setdefault((given.key, setting), [])
         for program in known:
             if program.valid(given):
                 return program
@@ -107,7 +112,7 @@ class SVI(pyro.infer.SVI):
             raise _Eagerly(f"{_MOST} programs were compiled for it already, and {what}")
         self._built += 1
         try:
-            program = self._compiled(given, known)
+            program = self._compiled(elbo, given, known)
             if program.replaces is not None:
                 known.remove(program.replaces)
                 self._built -= 1
@@ -118,19 +123,15 @@ class SVI(pyro.infer.SVI):
             raise _Eagerly(f"{type(cause).__name__}: {_first_line(cause)}", for_good=never) from cause
         return known[-1]
 
-    def _compiled(self, given: Arguments, known: list[CompiledStep]) -> CompiledStep:
+    def _compiled(self, elbo: ELBO, given: Arguments, known: list[CompiledStep]) -> CompiledStep:
         """Return a new compiled step; floats are constants if the model cannot be traced with tensors for them."""
-        parts = (self.model, self.guide, self._elbo, self.optim, given, known)
-        if not given.floats:
-            return CompiledStep(*parts)
+        parts = (self.model, self.guide, elbo, self.optim, given, known)
         try:
             return CompiledStep(*parts)
         except Exception:
+            if not given.floats:
+                raise
             return CompiledStep(*parts, fixed=True)
-
-    def _setting(self) -> Any:
-        """Return what a compiled step depends on besides its arguments and what the model reads."""
-        return (torch.get_float32_matmul_precision(), torch.get_default_dtype())
 
     def _say_once(self, reason: "_Eagerly") -> None:
         text = str(reason)
@@ -149,10 +150,9 @@ class _Eagerly(Exception):
         self.for_good = for_good
 
 
-def check_compile(compile: Any) -> None:
+def check_compile(compile: object) -> None:
     """Raise an error unless ``compile`` is "auto", True or False."""
-    if compile not in ("auto", True, False):
-        raise RangeError(f"compile must be 'auto', True or False; got {compile!r}.")
+    check_choice("compile", compile, ("auto", True, False))
 
 
 def _first_line(cause: BaseException) -> str:
@@ -167,7 +167,7 @@ def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> 
     else:
         reason = f"{type(cause).__name__}: {first[:300]}"
         cure = " Usual causes: control flow that depends on values (.item(), if tensor > 0)."
-    if shutil.which("c++") is None and shutil.which("g++") is None and shutil.which("clang++") is None:
+    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
     warnings.warn(
         f"{what} cannot be compiled, and runs eagerly from here on: {reason}.{cure} compile=False silences this;"

@@ -7,7 +7,7 @@ import pyro
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training.fit import _Task
+from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.runner import CHAIN
 from tests.benchmarks.sizes import DROP, Size
@@ -43,7 +43,7 @@ def fitting(
     x, y = size.data(device, batches * size.batch)
     model = size.model(device)
     posterior = guide(model).to(device)
-    task = _Task(posterior, pd.ELBO(per_example=per_example), ModelCall(model, (x, y, len(x))))
+    task = TrainingTask(posterior, pd.ELBO(per_example=per_example), ModelCall(model, (x, y, len(x))))
     run = task.run(named("adam", LEARNING_RATE), size.batch, compile)
 
     def advance(steps: int) -> None:

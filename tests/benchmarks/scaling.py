@@ -23,7 +23,7 @@ import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.distributed.data_parallel import parallel_run
 from pyro_dropout.training.distributed.process_group import Group, join
-from pyro_dropout.training.fit import _Task
+from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
 from tests.benchmarks.machine import cpu_model, moment, version
 from tests.benchmarks.ours import dropout
@@ -68,7 +68,7 @@ def measured(group: Group, size: Size, rounds: int) -> dict[str, Any]:
     models = [size.model("cpu") for _ in range(2)]
     guides = [dropout(model) for model in models]
     together = parallel_run(group, (models[0], guides[0], loss), x, y, update, size.batch)
-    alone = _Task(guides[1], loss, ModelCall(models[1], (x, y, len(x)))).run(update, size.batch, False)
+    alone = TrainingTask(guides[1], loss, ModelCall(models[1], (x, y, len(x)))).run(update, size.batch, False)
     gradients = torch.zeros(size.weights)
     actions: dict[str, Callable[[], Any]] = {
         "together": lambda: together.advance(1),

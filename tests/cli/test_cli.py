@@ -27,7 +27,7 @@ from pyro_dropout.cli import run_folder as runs_on_disk
 from pyro_dropout.cli.main import app, main
 from pyro_dropout.mathematics import errors
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
-from pyro_dropout.training.runner import Run
+from pyro_dropout.training.runner import TrainingRun
 from tests.cli.command import FEW, contents, houses, run, table_of, written
 
 ROOT = Path(__file__).parents[2]
@@ -140,13 +140,13 @@ def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
 def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, out = written(tmp_path, houses()), tmp_path / "run"
     out.mkdir()
-    advance = Run.advance
+    advance = TrainingRun.advance
 
-    def spoiled(self: Run, steps: int) -> torch.Tensor:
+    def spoiled(self: TrainingRun, steps: int) -> torch.Tensor:
         losses = advance(self, steps)
         return torch.full_like(losses, math.nan) if int(self.t) > 61 else losses
 
-    monkeypatch.setattr(Run, "advance", spoiled)
+    monkeypatch.setattr(TrainingRun, "advance", spoiled)
     few = ["--steps", 100, "--width", 5, "--no-compile", "--quiet", "--checkpoint-every", 20]
     done = run("fit", data, "--out", out, *few)
     assert done.exit_code == 1

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.training.optimisers import named, sgd
-from pyro_dropout.training.runner import Batches, Run
+from pyro_dropout.training.runner import Batches, TrainingRun
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 
@@ -163,15 +163,15 @@ def test_a_learning_rate_that_is_too_large_is_named_and_nothing_is_lost() -> Non
 def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     model, guide, x, y = problem()
     before = guide.mean()["0.weight"].clone()
-    advance, calls = Run.advance, []
+    advance, calls = TrainingRun.advance, []
 
-    def interrupted(run: Run, steps: int) -> Tensor:
+    def interrupted(run: TrainingRun, steps: int) -> Tensor:
         calls.append(steps)
         if len(calls) == 4:
             raise KeyboardInterrupt
         return advance(run, steps)
 
-    monkeypatch.setattr(Run, "advance", interrupted)
+    monkeypatch.setattr(TrainingRun, "advance", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pd.fit(model, guide, x, y, steps=1000, lr=0.01, **QUIET)
     assert not torch.equal(guide.mean()["0.weight"], before)
@@ -190,6 +190,15 @@ def test_the_last_step_is_validated_too() -> None:
     model, guide, x, y = problem()
     history = pd.fit(model, guide, x, y, steps=25, validation=(x, y), check_every=10, **QUIET)
     assert [step for step, _ in history.validation] == [10, 20, 25]
+
+
+def test_a_check_leaves_every_layer_in_its_mode() -> None:
+    net = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    net[1].eval()  # its running means are frozen
+    model, (_, _, x, y) = pd.BayesianNet(net), problem()
+    pd.fit(model, pd.AutoDropout(model), x, y, steps=4, validation=(x, y), check_every=2, **QUIET)
+    assert net[0].training
+    assert not net[1].training
 
 
 @pytest.mark.deep

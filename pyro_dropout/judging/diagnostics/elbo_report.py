@@ -12,13 +12,14 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.judging.diagnostics.inference_data import asked
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.joint_draws import checked_call, joint_draws
-from pyro_dropout.prediction.snapshot import evaluating, seeded
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet

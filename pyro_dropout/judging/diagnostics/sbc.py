@@ -15,13 +15,14 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.generative.random_state import forked, seed_generators
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions, latent_draws
-from pyro_dropout.prediction.snapshot import evaluating, forked, seed_generators
 from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
 from pyro_dropout.training.fit import place_of
 
@@ -154,7 +155,7 @@ def sbc(
     rank: Quantities = quantities if quantities is not None else _function_values if network else site_values
     seeds = np.random.SeedSequence(seed).generate_state(2 * replications)  # None takes the system's entropy
     found: list[dict[str, Tensor]] = []
-    with forked(device):
+    with forked():
         for first, second in tqdm(seeds.reshape(-1, 2).tolist(), disable=not progress, unit="data set"):
             seed_generators(first, device)
             with evaluating(model):

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_pairs, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.density_draws import draws_with_density
 from pyro_dropout.prediction.draws.network_draws import weigh_network
 from pyro_dropout.prediction.draws.traced_draws import Weighed, weigh_traces
-from pyro_dropout.prediction.snapshot import evaluating, seeded
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.fleet.fleet import Fleet

@@ -10,15 +10,16 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import trace_of
+from pyro_dropout.generative.random_state import forked, seeded
+from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
-from pyro_dropout.prediction.snapshot import evaluating
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.chains import ChainResult, Plan, run_chains
 from pyro_dropout.references.nuts.energy import Energy
-from pyro_dropout.training.fit import move_to, place_of
+from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.svi import Compile, check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
@@ -84,8 +85,7 @@ def nuts(
     if is_network(model) and call.args[1].is_floating_point():
         check_finite("y", call.args[1])
     began = time.perf_counter()
-    with torch.random.fork_rng(devices=[]), evaluating(model):
-        torch.default_generator.manual_seed(int(seed))
+    with seeded(int(seed), torch.device("cpu")), evaluating(model):
         energy = Energy(call, compile)
         starts = np.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
@@ -121,7 +121,7 @@ def nuts(
 def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:
     """Return R-hat of the model's outputs at ``points``, (N, D)."""
     with evaluating(model):
-        points = points.to(move_to(None, [model]))
+        points = points.to(place_of([model]))
         total = posterior.num_chains * posterior.num_draws
         f = WholeFunctions(model, posterior).outputs(posterior.draws_at(torch.arange(total)), points, total)
     return posterior.rhat_of(f.reshape(posterior.num_chains, posterior.num_draws, *f.shape[1:]))
@@ -155,7 +155,7 @@ def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
     def run(t: int) -> Tree:
         return trace_of(call, {name: value[t] for name, value in draws.items()}).nodes["_RETURN"]["value"]
 
-    with evaluating(call.model), torch.random.fork_rng(devices=[]):
+    with evaluating(call.model), forked():
         first, last = run(0), run(total - 1)
         numbers = all(isinstance(f, Tensor) and f.is_floating_point() and f.numel() for f in (first, last))
         if not numbers or first.shape != last.shape or torch.equal(first, last):

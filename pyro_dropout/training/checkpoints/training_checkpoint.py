@@ -15,7 +15,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group
-from pyro_dropout.training.runner import Run
+from pyro_dropout.training.runner import TrainingRun
 
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
@@ -81,7 +81,7 @@ class Keeper:
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint,
-        run: Run,
+        run: TrainingRun,
         model: Any,
         guide: Any,
         facts: Any,

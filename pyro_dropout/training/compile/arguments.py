@@ -7,15 +7,15 @@ like. Every tensor and every float in them is an input of a compiled step; every
 import copy
 import dataclasses
 import enum
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
-from typing import Any
+from collections.abc import Hashable, Iterable, Iterator, Mapping, MutableMapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from pyro_dropout.protocols import Tree
 
 _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN = (bool, int, str, bytes, complex, type(None), type(...), slice, range, enum.Enum, *_OF_TORCH)
-_KEPT = (nn.Module, type)  # compared by identity, and searched as surroundings
 
 
 class Arguments:
@@ -42,36 +42,36 @@ class Arguments:
         ({'x': tensor([0., 0.]), 'rate': 0.5},)
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         self.args, self.kwargs = args, kwargs
         self.tensors: list[Tensor] = []
         self.floats: list[float] = []
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self.unknown = ""
         self.key: Hashable = (
-            tuple([self._key(value, ("", k + 1)) for k, value in enumerate(args)]),
-            tuple([(name, self._key(value, ("", name))) for name, value in sorted(kwargs.items())]) if kwargs else (),
+            tuple([self._key(value, (k + 1,)) for k, value in enumerate(args)]),
+            tuple([(name, self._key(value, (name,))) for name, value in sorted(kwargs.items())]) if kwargs else (),
         )
 
-    def _key(self, value: Any, path: tuple[Any, ...]) -> Hashable:
+    def _key(self, value: object, path: tuple[object, ...]) -> Hashable:
         """Return the structure of a value, and collect its leaves."""
         kind = type(value)
-        if kind is Tensor or isinstance(value, Tensor):
+        if isinstance(value, Tensor):
             self.tensors.append(value)
             if value.requires_grad:
                 self.unknown = self.unknown or f"{_told(path)} requires a gradient, which a compiled step does not give"
             return (kind, value.shape, value.stride(), value.dtype, value.device)
-        if kind is dict:
-            return (kind, tuple([(name, self._key(part, (path, name))) for name, part in value.items()]))
-        if kind is float:
+        if type(value) is dict:  # the usual case, quickly
+            return self._node(kind, value.items(), path)
+        if type(value) is float:
             self.floats.append(value)
             return float
         if isinstance(value, _PLAIN):
             return (kind, (value.start, value.stop, value.step) if isinstance(value, slice) else value)
         parts = _parts(value)
         if parts is not None:
-            return (kind, tuple([(name, self._key(part, (path, name))) for name, part in parts]))
-        if isinstance(value, _KEPT) or callable(value):
+            return self._node(kind, parts, path)
+        if callable(value):  # compared by identity, and searched as surroundings
             self.objects.append(value)
             return (kind, id(value))
         if not self.unknown:
@@ -81,10 +81,15 @@ class Arguments:
             )
         return (kind, id(value))
 
-    def rebuilt(self, tensors: Iterator[Any], floats: Iterator[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _node(self, kind: type, parts: Iterable[tuple[object, object]], path: tuple[object, ...]) -> Hashable:
+        return (kind, tuple([(name, self._key(part, (*path, name))) for name, part in parts]))
+
+    def rebuilt(
+        self, tensors: Iterator[Tensor], floats: Iterator[float | Tensor]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return arguments of the same structure with other tensors and floats."""
 
-        def fill(value: Any) -> Any:
+        def fill(value: object) -> object:
             if isinstance(value, Tensor):
                 return next(tensors)
             if type(value) is float:
@@ -99,43 +104,39 @@ class Arguments:
         return args, {name: named[name] for name in self.kwargs}
 
 
-def _told(path: tuple[Any, ...]) -> str:
+def _told(path: tuple[object, ...]) -> str:
     """Return where a value was found, such as ``argument 1['x']``."""
-    above, name = path
-    return f"{_told(above)}[{name!r}]" if above else f"argument {name!r}"
+    return f"argument {path[0]!r}" + "".join(f"[{name!r}]" for name in path[1:])
 
 
-def _parts(value: Any) -> list[tuple[Any, Any]] | None:
+def _parts(value: object) -> list[tuple[object, object]] | None:
     """Return the named parts of a tree's node; None where a value is not one."""
     if isinstance(value, Mapping):
         return list(value.items()) if isinstance(value, MutableMapping) else None
     if isinstance(value, list | tuple):
         return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value) if _has(value, field)]
+        names = [field.name for field in dataclasses.fields(value)]
+        return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return None
 
 
-def _has(value: Any, field: "dataclasses.Field[Any]") -> bool:
-    return hasattr(value, field.name)
-
-
-def _with_parts(value: Any, parts: dict[Any, Any]) -> Any:
+def _with_parts(value: Tree, parts: dict[object, object]) -> object:
     """Return a copy of a tree's node with other parts."""
     if type(value) is dict:
         return parts
     if type(value) in (list, tuple):
         return type(value)(parts.values())
     if isinstance(value, tuple):
-        made: Callable[..., Any] = getattr(type(value), "_make", type(value))  # named tuples
+        made: type = getattr(type(value), "_make", type(value))  # named tuples
         return made(list(parts.values()))
     found = copy.copy(value)
     if isinstance(value, list):
         found[:] = parts.values()
-    elif isinstance(value, MutableMapping):
-        for name, part in parts.items():
+        return found
+    for name, part in parts.items():
+        if isinstance(value, MutableMapping):
             found[name] = part
-    else:
-        for name, part in parts.items():
-            object.__setattr__(found, name, part)  # frozen dataclasses too, and without their __post_init__
+        else:
+            object.__setattr__(found, str(name), part)  # frozen dataclasses too, and without their __post_init__
     return found

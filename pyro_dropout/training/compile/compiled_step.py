@@ -1,16 +1,17 @@
 """One step of SVI for arguments of one structure: traced through Pyro, compiled, and checked before every use."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from pyro import poutine
+from pyro.optim.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.arguments import Arguments
-from pyro_dropout.training.compile.functional import Buffers, Parameters, make_gradients, make_step
+from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, make_gradients, make_step
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
 from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.compile.surroundings import Place, Surroundings
@@ -20,14 +21,9 @@ from pyro_dropout.training.optimisers import Update, clock
 class CompiledStep:
     """A compiled step; the optimiser's state stays where Pyro keeps it.
 
-    Args:
-        model: the Pyro model.
-        guide: the Pyro guide.
-        loss: a ``pyro_dropout.ELBO``.
-        optim: a Pyro optimiser.
-        given: the arguments that it is traced with.
-        known: steps for arguments of the same structure, whose surroundings have since changed.
-        fixed: whether the floats among the arguments are part of the structure, because the model reads their values.
+    It is traced with the arguments ``given``. ``known`` are steps for arguments of the same structure, whose
+    surroundings have since changed. ``fixed`` makes the floats among the arguments part of the structure, because the
+    model reads their values.
 
     Attributes:
         changed: what had invalidated the step at the last check; empty if nothing had.
@@ -36,10 +32,10 @@ class CompiledStep:
 
     def __init__(
         self,
-        model: Any,
-        guide: Any,
-        loss: Any,
-        optim: Any,
+        model: PyroModel,
+        guide: PyroModel,
+        loss: Loss,
+        optim: PyroOptim,
         given: Arguments,
         known: Sequence["CompiledStep"],
         fixed: bool = False,
@@ -57,24 +53,23 @@ class CompiledStep:
             raise PyroDropoutError(outside.unwatched)
         state = OptimiserState(optim, trained)
         self._update = state.update if state.steps is not None else None
-        parts, buffers = (model, guide, loss, self.parameters), self.buffers.values
+        gradients_of = make_gradients(model, guide, loss, self.parameters, self._call)
+        buffers = self.buffers.values
         like = [step.program for step in known if step._update is not None]
         if given.floats and not fixed:
             self._check_floats(model, guide, loss, inputs)
         with quietly(model, guide):
             if self._update is None:
-                function = make_gradients(*parts, self._call)
-                self.program = Program(function, values, buffers, *inputs, outside=outside)
+                self.program = Program(gradients_of, values, buffers, *inputs, outside=outside)
             else:
-                step = make_step(*parts, self._update, self._call)
+                step = make_step(gradients_of, self.parameters, self._update)
                 self.t, self.lr = clock(self._update, values, 0)
                 self._slots = state.read(self._update)
                 tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
                 self.program = Program(step, *tensors, outside=outside, like=like)
         # torch's optimisers skip parameters that the loss does not depend on.
-        used = [p for k, p in enumerate(trained) if k not in self.parameters.unused]
-        self._state = OptimiserState(optim, used)
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
+        self._state = OptimiserState(optim, [trained[k] for k in self._used])
         outside.watch(tensor for _, tensor in self.program.lifted)
         # If the program is the same as before, what has changed does not affect it, and is not watched any longer.
         self.replaces = next((step for step in known if step.program is self.program.twin), None)
@@ -87,17 +82,18 @@ class CompiledStep:
         self._now = self._update
         self.chain: Chain | None = None
         if self._update is not None and self.t.is_cuda:
-            self._static = [x.clone() for x in [*inputs, *self._lifted()]]
+            self._static = [x.clone() for x in [*inputs, *self.program.outside()]]
             rest = (buffers, *self._static)
-            self.chain = Chain(self._flat_step, values, self._slots, self.t, self.lr, [rest])
+            self.chain = Chain(self._fixed_step, values, self._slots, self.t, self.lr, [rest])
             self._captured = self._where()
 
-    def _call(self, *tensors: Tensor) -> tuple[Any, Any]:
+    def _call(self, *tensors: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
+        """Return the model's arguments with these tensors, and with tensors for floats that are not fixed."""
         count = len(self._given.tensors)
-        floats: Any = self._given.floats if self._fixed else tensors[count:]
+        floats = self._given.floats if self._fixed else tensors[count:]
         return self._given.rebuilt(iter(tensors[:count]), iter(floats))
 
-    def _check_floats(self, model: Any, guide: Any, loss: Any, inputs: list[Tensor]) -> None:
+    def _check_floats(self, model: PyroModel, guide: PyroModel, loss: Loss, inputs: list[Tensor]) -> None:
         """Raise an error unless the loss is the same with tensors in place of floats."""
         found = []
         for args, kwargs in ((self._given.args, self._given.kwargs), self._call(*inputs)):
@@ -116,38 +112,36 @@ class CompiledStep:
     def _where(self) -> list[int]:
         return [buffer.data_ptr() for buffer in self.buffers.values]
 
-    def _lifted(self) -> list[Tensor]:
-        return [place.read() for place, _ in self.program.lifted]
-
-    def _flat_step(self, values: Any, state: Any, t: Tensor, lr: Tensor, buffers: Any, *rest: Tensor) -> Any:
+    def _fixed_step(self, *inputs: Tree) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
         """Use the compiled step with the tensors around the model at fixed addresses, as a CUDA graph requires."""
-        count = len(rest) - len(self.program.lifted)
-        return self.program.with_lifted(list(rest[count:]), values, state, t, lr, buffers, *rest[:count])
-
-    # --- before a step ------------------------------------------------------------------------------------------------
+        count = len(inputs) - len(self.program.lifted)
+        values, state, loss = self.program(*inputs[:count], lifted=inputs[count:])
+        return values, state, loss
 
     def valid(self, given: Arguments) -> bool:
         """Whether the step still matches an eager one: nothing around the model has changed."""
-        if self._fixed and given.floats != self._given.floats:
-            self.changed = "a float among the arguments"
-            return False
-        self.changed = "" if self.parameters.current() else "the parameter store"
-        self._place = None if self.changed else self._outside.changed()
-        self.changed = self._place.name if self._place is not None else self.changed
-        # A CUDA graph reads buffers at the addresses they had when it was captured.
-        if not self.changed and self.chain is not None and self._where() != self._captured:
-            self.changed = "a buffer"
-        if not self.changed and not self.program.fits():
-            self.changed = next(place.name for place, tensor in self.program.lifted)
-        if not self.changed and self._update is not None and not self._same_update():
-            self.changed = "the optimiser's settings"
+        self.changed = self._what_changed(given)
         return not self.changed
 
-    def _same_update(self) -> bool:
+    def _what_changed(self, given: Arguments) -> str:
+        self._place = None
+        if self._fixed and given.floats != self._given.floats:
+            return "a float among the arguments"
+        if not self.parameters.current():
+            return "the parameter store"
+        self._place = self._outside.changed()
+        if self._place is not None:
+            return self._place.name or "the model"
+        # A CUDA graph reads buffers at the addresses they had when it was captured.
+        if self.chain is not None and self._where() != self._captured:
+            return "a buffer"
+        if not self.program.fits():
+            return self.program.lifted[0][0].name
+        if self._update is None:
+            return ""
         now = self._now = self._state.update
-        return now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
-
-    # --- a step -------------------------------------------------------------------------------------------------------
+        same = now is not None and self._state.steps is not None and _settings(now) == _settings(self._update)
+        return "" if same else "the optimiser's settings"
 
     def step(self, given: Arguments) -> Tensor:
         """Take one step with arguments of the same structure, and return the loss before it."""
@@ -184,7 +178,7 @@ class CompiledStep:
         return torch.as_tensor(loss)
 
     def _replay(self, chain: Chain, inputs: list[Tensor], update: Update) -> Tensor:
-        for target, source in zip(self._static, [*inputs, *self._lifted()], strict=True):
+        for target, source in zip(self._static, [*inputs, *self.program.outside()], strict=True):
             target.copy_(source)
         for mine, theirs in zip(chain.values, self.parameters.values, strict=True):
             if mine.data_ptr() != theirs.data_ptr():  # a step of another shape, or the user, has moved the parameters
@@ -204,6 +198,6 @@ class CompiledStep:
 _NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
 
-def _settings(update: Update | None) -> Any:
+def _settings(update: Update) -> object:
     """Return the parts of an update that are compiled into a step; the learning rate is an input."""
-    return None if update is None else (update.name, update.slots, update.options)
+    return update.name, update.slots, update.options

@@ -10,11 +10,8 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.compile.surroundings import Place, Surroundings
 
-_LITERAL = {
-    torch.ops.aten.lift_fresh_copy.default,
-    torch.ops.aten.lift_fresh.default,
-    torch.ops.aten.lift.default,
-}
+_aten = torch.ops.aten
+_LITERAL = {_aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.lift.default}
 
 
 def lift_constants(graph: torch.fx.GraphModule, outside: Surroundings) -> list[tuple[Place, Tensor]]:
@@ -50,7 +47,11 @@ def lift_constants(graph: torch.fx.GraphModule, outside: Surroundings) -> list[t
 
 def _is(tensor: Tensor, held: Tensor) -> bool:
     """Whether two tensors are the same object, or view the same memory in the same way."""
-    if tensor is held:
-        return True
-    same = tensor.shape == held.shape and tensor.dtype == held.dtype and tensor.device == held.device
-    return same and tensor.stride() == held.stride() and tensor.numel() > 0 and tensor.data_ptr() == held.data_ptr()
+    return tensor is held or (alike(tensor, held) and tensor.numel() > 0 and tensor.data_ptr() == held.data_ptr())
+
+
+def alike(now: object, then: Tensor) -> bool:
+    """Whether ``now`` is a tensor of the same shape, type, device and layout in memory."""
+    if not isinstance(now, Tensor) or now.shape != then.shape or now.stride() != then.stride():
+        return False
+    return now.dtype == then.dtype and now.device == then.device

@@ -5,8 +5,8 @@ loss once, and swapped for the tracer's tensors while the loss runs again.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import pyro
 import torch
@@ -15,52 +15,39 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_dropout.generative.trial_run import modules_of, quietly
-from pyro_dropout.mathematics.checks import describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.optimisers import Update
 
-Step = Callable[..., Any]
-# Where a module holds a tensor: its own dictionary, and the key there.
-Place = tuple[dict[str, Any], str]
+Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
+Step = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]  # ... -> (values, state, loss)
+Call = Callable[..., tuple[Sequence[object], Mapping[str, object]]]  # a step's inputs -> the model's (args, kwargs)
+_Holder = tuple[dict[str, Any], str]  # where a module holds a tensor: its own dictionary, and the key there
 
 
-def check_programs(model: Any, guide: Any) -> None:
-    """Raise an error unless both are callable."""
-    for label, value in (("model", model), ("guide", guide)):
-        if not callable(value):
-            raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
+@runtime_checkable
+class Loss(Protocol):
+    """A loss whose gradient can be taken, as those of Pyro and ``pyro_dropout.ELBO`` are."""
 
-
-def check_loss(loss: Any) -> None:
-    """Raise unless this is a loss whose gradient can be taken."""
-    if isinstance(loss, type) or not hasattr(loss, "differentiable_loss"):
-        raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
+    @property
+    def differentiable_loss(self) -> Callable[..., Tensor]:
+        """The loss of (model, guide, *args, **kwargs)."""
 
 
 class Parameters:
-    """The trained tensors of a model and a guide, by their names in Pyro's store.
+    """The trained tensors of a model and a guide, by their names in Pyro's store; the loss is run once to find them."""
 
-    Args:
-        model: the Pyro model.
-        guide: the Pyro guide.
-        loss: a loss with ``differentiable_loss``.
-        args: the model's arguments.
-        kwargs: its keyword arguments.
-    """
-
-    def __init__(self, model: Any, guide: Any, loss: Any, args: Any, kwargs: Any) -> None:
-        check_loss(loss)
-        with contextlib.ExitStack() as stack:
-            for context in (torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block()):
-                stack.enter_context(context)
-            capture = stack.enter_context(poutine.trace(param_only=True))
+    def __init__(
+        self, model: object, guide: object, loss: Loss, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
+        capture = poutine.trace(param_only=True)
+        with torch.no_grad(), quietly(model, guide), unvalidated(), poutine.block(), capture:
             loss.differentiable_loss(model, guide, *args, **kwargs)
-        sites: Any = capture.trace.nodes.values()
-        found = {s["name"]: s["value"].unconstrained() for s in sites}
+        trace: Trace = capture.trace
+        found = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
         self.by_name: dict[str, Tensor] = {name: value for name, value in found.items() if value.requires_grad}
         self.names = list(self.by_name)
         self.unused: set[int] = set()  # those that the last gradient did not depend on
-        places: dict[int, list[Place]] = {}
+        places: dict[int, list[_Holder]] = {}
         for module in modules_of(model, guide):
             for key, value in module._parameters.items():
                 if value is not None:
@@ -86,8 +73,8 @@ class Parameters:
     @contextlib.contextmanager
     def replaced(self, values: list[Tensor]) -> Iterator[None]:
         """Within the context, modules and Pyro's store hold ``values`` in the parameters' places."""
-        store: Any = pyro.get_param_store()._params
-        kept = {name: store.get(name) for name in self.names}
+        store: dict[str, Tensor] = pyro.get_param_store()._params
+        kept = {name: store[name] for name in self.names if name in store}
         try:
             for name, value in zip(self.names, values, strict=True):
                 store[name] = value
@@ -98,17 +85,17 @@ class Parameters:
             for name, original in self.by_name.items():
                 for holder, key in self._places[name]:
                     holder[key] = original
-                if kept[name] is None:
-                    store.pop(name, None)
-                else:
+                if name in kept:
                     store[name] = kept[name]
+                else:
+                    store.pop(name, None)
 
 
 class Buffers:
     """The tensors of a model and a guide that are not trained: settings such as keep, τ and length-scales."""
 
-    def __init__(self, model: Any, guide: Any) -> None:
-        self._places: list[Place] = []
+    def __init__(self, model: object, guide: object) -> None:
+        self._places: list[_Holder] = []
         self.names: list[str] = []
         for root, label in ((model, "model"), (guide, "guide")):
             for path, module in root.named_modules() if isinstance(root, nn.Module) else ():
@@ -149,7 +136,13 @@ def unvalidated() -> Iterator[None]:
 
 
 def loss_and_gradients(
-    model: Any, guide: Any, loss: Any, parameters: Parameters, values: list[Tensor], args: Any, kwargs: Any
+    model: object,
+    guide: object,
+    loss: Loss,
+    parameters: Parameters,
+    values: list[Tensor],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss and its gradient in each parameter, as a pure function of ``values``."""
     leaves = [value.detach().requires_grad_() for value in values]
@@ -160,35 +153,32 @@ def loss_and_gradients(
     return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
 
 
-def make_step(
-    model: Any, guide: Any, loss: Any, parameters: Parameters, update: Update, call: Callable[..., Any]
-) -> Step:
-    """Return step(values, state, t, lr, buffers, *inputs) -> (values, state, loss), t the number of the step, from 1.
+def make_gradients(model: object, guide: object, loss: Loss, parameters: Parameters, call: Call) -> Gradients:
+    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients).
 
-    ``call`` turns the step's tensor inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting
-    that is changed between two steps is seen by a compiled one.
+    ``call`` turns the tensor inputs into the model's (args, kwargs). Buffers are inputs too, so that a setting that is
+    changed between two steps is seen by a compiled one.
     """
-    gradients_of = make_gradients(model, guide, loss, parameters, call)
-
-    def step(
-        values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, buffers: list[Tensor], *inputs: Tensor
-    ) -> Any:
-        value, gradients = gradients_of(values, buffers, *inputs)
-        new_values, new_state = update.step(values, gradients, state, t, lr)
-        for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
-            new_values[k], new_state[k] = values[k], state[k]
-        return new_values, new_state, value
-
-    return step
-
-
-def make_gradients(model: Any, guide: Any, loss: Any, parameters: Parameters, call: Callable[..., Any]) -> Step:
-    """Return gradients_of(values, buffers, *inputs) -> (loss, gradients)."""
     places = Buffers(model, guide)
 
-    def gradients_of(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> Any:
+    def gradients_of(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
         args, kwargs = call(*inputs)
         with places.replaced(buffers):
             return loss_and_gradients(model, guide, loss, parameters, values, args, kwargs)
 
     return gradients_of
+
+
+def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Step:
+    """Return step(values, state, t, lr, *inputs) -> (values, state, loss), t the number of the step, from 1."""
+
+    def step(
+        values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
+    ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
+        loss, gradients = gradients_of(values, *inputs)
+        new_values, new_state = update.step(values, gradients, state, t, lr)
+        for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
+            new_values[k], new_state[k] = values[k], state[k]
+        return new_values, new_state, loss
+
+    return step

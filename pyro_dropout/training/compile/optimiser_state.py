@@ -4,37 +4,33 @@ Pyro keeps one torch optimiser for each parameter. A compiled step reads its mom
 back, so that ``get_state`` and ``save`` hold what eager steps would, and ``set_state`` takes effect.
 """
 
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 import pyro
 import torch
-from pyro.optim.optim import _load_state_dict
+from pyro.optim.optim import PyroOptim, _load_state_dict
 from torch import Tensor
 
-from pyro_dropout.training.optimisers import Update, from_torch
+from pyro_dropout.protocols import Record
+from pyro_dropout.training.optimisers import Update, from_group
 
 _SLOTS = {"adam": ("exp_avg", "exp_avg_sq"), "adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 
 class OptimiserState:
-    """The torch optimisers behind a Pyro optimiser, for some parameters.
+    """The torch optimisers behind a Pyro optimiser, for the parameters that a step trains."""
 
-    Args:
-        optim: the Pyro optimiser.
-        parameters: the parameters that a step trains.
-    """
-
-    def __init__(self, optim: Any, parameters: list[Tensor]) -> None:
-        self._optim, self._parameters = optim, parameters
-        clip = getattr(optim, "pt_clip_args", None) or {}
-        self._clip = {} if callable(clip) else {name: clip.get(name) for name in ("clip_norm", "clip_value")}
-        self._each = [_known(optim, parameter) for parameter in parameters]
+    def __init__(self, optim: PyroOptim, parameters: list[Tensor]) -> None:
+        self._parameters = parameters
+        self._clip = getattr(optim, "pt_clip_args", None) or {}
+        found = [_known(optim, parameter) for parameter in parameters]
+        self._each = [each for each in found if isinstance(each, torch.optim.Optimizer)]
         # A scheduler wraps its optimiser, and steps separately.
-        plain = all(isinstance(each, torch.optim.Optimizer) for each in self._each)
-        self._simple = bool(self._each) and plain and not callable(getattr(optim, "pt_clip_args", None))
-        self._marks: list[Any] | None = None
+        self._simple = 0 < len(self._each) == len(found) and not callable(self._clip)
+        self._marks: list[object] | None = None
         self._steps: int | None = 0
-        self._options: Any = None
+        self._options: Record | None = None
         self._update: Update | None = None
 
     @property
@@ -49,8 +45,10 @@ class OptimiserState:
         if any(other != options[0] for other in options[1:]):
             return None
         if self._options != options[0]:
-            self._options = dict(options[0])
-            self._update = from_torch(type(self._each[0]), self._options, clip_each=True, **self._clip)
+            self._options = options[0]
+            update = from_group(type(self._each[0]), self._options)
+            norm, value = self._clip.get("clip_norm"), self._clip.get("clip_value")
+            self._update = update and replace(update, clip_norm=norm, clip_value=value, clip_each=True)
         return self._update
 
     @property
@@ -59,10 +57,11 @@ class OptimiserState:
         if not self._simple:
             return None
         counters = [each.state[p].get("step") if p in each.state else None for each, p in self._pairs()]
-        if [_mark(counter) for counter in counters] != self._marks:
+        marks = [_mark(counter) for counter in counters]
+        if marks != self._marks:
             counts = {0 if counter is None else int(float(counter)) for counter in counters}
             self._steps = counts.pop() if len(counts) == 1 else None
-            self._marks = [_mark(counter) for counter in counters]
+            self._marks = marks
         return self._steps
 
     def read(self, update: Update) -> list[list[Tensor]]:
@@ -71,7 +70,7 @@ class OptimiserState:
         found = []
         for each, p in self._pairs():
             state = each.state.get(p) or {}
-            found.append([_zeros(p) if state.get(name) is None else state[name] for name in names])
+            found.append([torch.zeros_like(p.detach()) if state.get(k) is None else state[k] for k in names])
         return found
 
     def write(self, update: Update, slots: list[list[Tensor]]) -> None:
@@ -80,8 +79,7 @@ class OptimiserState:
         counters = []
         for (each, p), values in zip(self._pairs(), slots, strict=True):
             state = each.state[p] if names else {}  # torch has no entry for a parameter without state
-            for name, value in zip(names, values, strict=True):
-                state[name] = value
+            state.update(zip(names, values, strict=True))
             if update.name != "sgd":
                 if "step" not in state:
                     group = each.param_groups[0]
@@ -94,24 +92,20 @@ class OptimiserState:
         if self._steps is not None:
             self._steps += 1
 
-    def _pairs(self) -> Any:
+    def _pairs(self) -> Iterator[tuple[torch.optim.Optimizer, Tensor]]:
         return zip(self._each, self._parameters, strict=True)
 
 
-def _mark(counter: Any) -> Any:
+def _mark(counter: object) -> object:
     """Return a key that changes when a counter is set or moved: reading its value would take longer."""
     return (id(counter), counter._version) if isinstance(counter, Tensor) else counter
 
 
-def _zeros(like: Tensor) -> Tensor:
-    return torch.zeros_like(like.detach())
-
-
-def _known(optim: Any, parameter: Tensor) -> Any:
+def _known(optim: PyroOptim, parameter: Tensor) -> object:
     """Return the torch optimiser of a parameter, created as Pyro does when it first sees the parameter."""
     if parameter not in optim.optim_objs:
         optim.optim_objs[parameter] = optim._get_optim(parameter)
-        optim.grad_clip[parameter] = optim._get_grad_clip(parameter)
+        optim.grad_clip[parameter] = optim._get_grad_clip(parameter)  # type: ignore[arg-type]  # Pyro gives it too
         name = pyro.get_param_store().param_name(parameter)
         waiting = optim._state_waiting_to_be_consumed.pop(name, None)
         if waiting is not None:

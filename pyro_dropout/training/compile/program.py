@@ -7,21 +7,22 @@ before has written, so that a replay costs one launch and copies nothing between
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.training.compile.constants import lift_constants
+from pyro_dropout.protocols import Tree
+from pyro_dropout.training.compile.constants import alike, lift_constants
+from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
-Tree = Any
+Compiled = Callable[..., Sequence[Tensor]]
 
-_GRAIN = 2**15
+_GRAIN = 2**15  # the size from which torch's own operations use a second thread on a CPU
 
 
 class Program:
@@ -55,31 +56,24 @@ class Program:
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted)]
-        self._compiled: Callable[..., Any] = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+        self._compiled: Compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
-    def __call__(self, *inputs: Tree) -> Tree:
-        """Run the compiled function."""
-        return tree_unflatten(self.flat(tree_flatten(inputs)[0]), self._outputs)
+    def __call__(self, *inputs: Tree, lifted: Sequence[Tensor] | None = None) -> Tree:
+        """Run the compiled function; ``lifted`` replaces the tensors that it would read itself."""
+        return tree_unflatten(self.flat(tree_leaves(inputs), lifted), self._outputs)
 
-    def flat(self, inputs: list[Tensor]) -> list[Tensor]:
+    def flat(self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None) -> list[Tensor]:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
-            return list(self._compiled(*inputs, *(place.read() for place, _ in self.lifted)))
+            return list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted)))
 
-    def with_lifted(self, lifted: list[Tensor], *inputs: Tree) -> Tree:
-        """Run the compiled function with these tensors in place of those that it would read itself."""
-        with torch.no_grad():
-            return tree_unflatten(list(self._compiled(*tree_flatten(inputs)[0], *lifted)), self._outputs)
+    def outside(self) -> list[Tensor]:
+        """Return the tensors that it reads besides its inputs, as they are now."""
+        return [place.read() for place, _ in self.lifted]
 
     def fits(self) -> bool:
         """Whether the tensors that it reads besides its inputs have the shapes and types that it was compiled for."""
-        return all(_alike(place.read(), tensor) for place, tensor in self.lifted)
-
-
-def _alike(now: Any, then: Tensor) -> bool:
-    if not isinstance(now, Tensor) or now.shape != then.shape or now.dtype != then.dtype or now.device != then.device:
-        return False
-    return now.stride() == then.stride()
+        return all(alike(place.read(), tensor) for place, tensor in self.lifted)
 
 
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
@@ -102,7 +96,7 @@ def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch
     return graph
 
 
-def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
     # warnings are about torch's own internals.
     with torch.no_grad(), warnings.catch_warnings():
@@ -117,15 +111,10 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[...,
         shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
 
         # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
-        # On a CPU a loop gets a second thread from the size at which torch's own operations use one.
         on_gpu = any(tensor.is_cuda for tensor in inputs)
-        with (
-            tracing(shapes),
-            inductor.patch({"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}),
-        ):
-            compiled: Any = compile_fx(graph, list(inputs))
-    function: Callable[..., Any] = compiled
-    return function
+        settings = {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
+        with tracing(shapes), inductor.patch(settings):
+            return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
 def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
@@ -142,25 +131,20 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 
 class Chain:
-    """A number of steps captured in one CUDA graph.
+    """A number of compiled steps captured in one CUDA graph.
 
-    Args:
-        step: the compiled step, (values, state, t, lr, *inputs) -> (values, state, loss).
-        values: parameters to start from.
-        state: the optimiser's state.
-        t: the number of the next step, a tensor on the device.
-        lr: the base learning rate, likewise.
-        inputs: for each step of the chain, its tensors; what changes between replays is copied into them.
+    It starts from these parameters, optimiser state, number of the next step and learning rate. ``inputs`` holds the
+    other inputs of each step; what changes between replays is copied into them.
     """
 
     def __init__(
         self,
-        step: Callable[..., Tree],
+        step: Step,
         values: list[Tensor],
         state: list[list[Tensor]],
         t: Tensor,
         lr: Tensor,
-        inputs: list[tuple[Any, ...]],
+        inputs: Sequence[tuple[Tree, ...]],
     ) -> None:
         self.values = [v.clone() for v in values]
         self.state = [[s.clone() for s in each] for each in state]

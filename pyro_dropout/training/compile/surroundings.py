@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -52,19 +53,17 @@ class Surroundings:
         tensors: the tensors that were found, with a place for each.
     """
 
-    def __init__(self, roots: Iterable[Any], known: Iterable[Tensor]) -> None:
+    def __init__(self, roots: Iterable[object], known: Iterable[Tensor]) -> None:
         self._known = {id(tensor) for tensor in known}
-        self._met: dict[int, Any] = {}
-        self._primitives: list[tuple[Place, Any]] = []
-        self._same: list[tuple[Place, Any, int]] = []  # containers and objects, with their lengths
-        self._arrays: list[tuple[Place, np.ndarray[Any, Any]]] = []
+        self._met: dict[int, object] = {}
+        self._primitives: list[tuple[Place, object]] = []
+        self._same: list[tuple[Place, object, int]] = []  # containers and objects, with their lengths
+        self._arrays: list[tuple[Place, npt.NDArray[np.generic]]] = []
         self.tensors: list[tuple[Place, Tensor]] = []
         self._versions: list[tuple[Place, Tensor, int]] = []
         self.unwatched = ""
         for root in roots:
             self._look(root, 0, "")
-
-    # --- looking around -----------------------------------------------------------------------------------------------
 
     def _meet(self, place: Place, depth: int) -> None:
         value = place.read()
@@ -73,31 +72,23 @@ class Surroundings:
         if isinstance(value, Tensor):
             if id(value) not in self._known:
                 self.tensors.append((place, value))
-            return
-        if isinstance(value, _PRIMITIVES):
+        elif isinstance(value, _PRIMITIVES):
             self._primitives.append((place, value))
-            return
-        if isinstance(value, np.ndarray):
-            if value.size > _LARGE:
-                self.unwatched = (
-                    self.unwatched or f"{place.name} is a numpy array of {value.size} numbers; use a tensor"
-                )
+        elif isinstance(value, np.ndarray):
+            if value.size > _LARGE and not self.unwatched:
+                self.unwatched = f"{place.name} is a numpy array of {value.size} numbers; use a tensor"
             self._arrays.append((place, value.copy()))
-            return
-        if isinstance(value, type | types.ModuleType) and _is_library(value):
-            return
-        self._same.append((place, value, _length(value)))
-        self._look(value, depth + 1, place.name)
+        elif not isinstance(value, type | types.ModuleType) or not _is_library(value):
+            self._same.append((place, value, _length(value)))
+            self._look(value, depth + 1, place.name)
 
-    def _look(self, value: Any, depth: int, name: str) -> None:
+    def _look(self, value: object, depth: int, name: str) -> None:
         """Visit everything that a value holds, or that a function reads."""
         if id(value) in self._met or depth > _DEPTH:
             return
         self._met[id(value)] = value
         for place in _places(value, name, depth):
             self._meet(place, depth)
-
-    # --- watching -----------------------------------------------------------------------------------------------------
 
     def watch(self, lifted: Iterable[Tensor]) -> None:
         """Watch all tensors except those that a step receives from now on."""
@@ -108,7 +99,8 @@ class Surroundings:
         """Return a place that has changed; None if none has."""
         for place, before in self._primitives:
             now = place.read()
-            if now is not before and (type(now) is not type(before) or now != before) and not _both_nan(now, before):
+            same = now is before or (type(now) is type(before) and now == before)
+            if not same and (before == before or now == now):  # a NaN equals a NaN here
                 return place
         for place, held, length in self._same:
             if place.read() is not held or _length(held) != length:
@@ -126,22 +118,20 @@ class Surroundings:
         """Stop watching these places: changes there have not changed the program."""
         gone = {(id(place.holder), place.key) for place in places}
 
-        def kept(rows: list[Any]) -> list[Any]:
-            return [row for row in rows if (id(row[0].holder), row[0].key) not in gone]
+        def stays(place: Place) -> bool:
+            return (id(place.holder), place.key) not in gone
 
-        self._primitives, self._same = kept(self._primitives), kept(self._same)
-        self._versions, self._arrays = kept(self._versions), kept(self._arrays)
-
-
-def _both_nan(left: Any, right: Any) -> bool:
-    return bool(left != left and right != right)
+        self._primitives = [row for row in self._primitives if stays(row[0])]
+        self._same = [row for row in self._same if stays(row[0])]
+        self._versions = [row for row in self._versions if stays(row[0])]
+        self._arrays = [row for row in self._arrays if stays(row[0])]
 
 
-def _length(value: Any) -> int:
+def _length(value: object) -> int:
     return len(value) if isinstance(value, dict | list | set) else -1
 
 
-def _is_library(value: Any) -> bool:
+def _is_library(value: object) -> bool:
     """Whether a function, class or module belongs to Python or to an installed package, not to the user's script."""
     name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
     root = str(name or "builtins").split(".")[0]
@@ -151,7 +141,7 @@ def _is_library(value: Any) -> bool:
     return "site-packages" in file
 
 
-def _places(value: Any, name: str, depth: int) -> Iterator[Place]:
+def _places(value: object, name: str, depth: int) -> Iterator[Place]:
     """Yield the places in a value."""
     at = f"{name}." if name else ""
     if isinstance(value, types.MethodType):
@@ -196,7 +186,7 @@ def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
     yield from _class_of(module, at)
 
 
-def _class_of(value: Any, at: str) -> Iterator[Place]:
+def _class_of(value: object, at: str) -> Iterator[Place]:
     if not _is_library(type(value)):
         yield Place(_ATTRIBUTE, value, "__class__", f"{at}{type(value).__name__}")
 

@@ -21,7 +21,7 @@ _TALL = 2**16
 _CHUNK = 2**12  # rows of a tall matrix that one product takes: a million rows give all processors of a GPU one
 _ABREAST = 4  # rows of a tall matrix that are laid side by side
 
-aten: Any = torch.ops.aten
+aten = torch.ops.aten
 
 
 def rewrite_skinny_products(graph: fx.Graph) -> None:
@@ -81,12 +81,12 @@ def _fits(a: torch.Tensor, device: str) -> bool:
     return right_kind and a.shape[1] <= tall.MOST_COLUMNS and a.shape[0] >= _LONG
 
 
-def _transposed(node: Any) -> fx.Node | None:
+def _transposed(node: object) -> fx.Node | None:
     """Return the input A of the graph where a node is Aᵀ."""
-    node = _source(node)
-    if node is None or node.target not in (aten.t.default, aten.permute.default, aten.transpose.int):
+    turned = _source(node)
+    if turned is None or turned.target not in (aten.t.default, aten.permute.default, aten.transpose.int):
         return None
-    whole = _source(node.args[0])
+    whole = _source(turned.args[0])
     return whole if whole is not None and whole.op == "placeholder" and whole.meta["val"].dim() == 2 else None
 
 
@@ -133,7 +133,7 @@ def _sum_of_squares(turned: fx.Node) -> fx.Node | None:
     return None
 
 
-def _source(node: Any) -> fx.Node | None:
+def _source(node: object) -> fx.Node | None:
     """Return the node that a node is an alias of."""
     while isinstance(node, fx.Node) and node.target is aten.detach.default:
         node = node.args[0]

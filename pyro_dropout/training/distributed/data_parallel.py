@@ -6,7 +6,6 @@ s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. PyTorch's Distributed
 of the whole batch with one KL, even if B is not a multiple of R.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
-from pyro_dropout.training.runner import Batches, BesideRun, Run
+from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
 
@@ -131,7 +130,7 @@ def parallel_run(
     y: Tensor,
     update: Update | torch.optim.Optimizer,
     batch: int,
-) -> Run:
+) -> TrainingRun:
     """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
     Args:
@@ -155,12 +154,7 @@ def parallel_run(
     batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
     gradients_of = SharedGradients(group, *parts, parameters, x, y, batch)
     buffers = (Buffers(model, guide).values,)
-    if isinstance(update, torch.optim.Optimizer):
-        trained = list(parameters.by_name.values())
-        return BesideRun(gradients_of, trained, update, inputs=buffers, batches=batches, compile=False)
-    step = _step(gradients_of, update)
-    options: Any = {"inputs": buffers, "batches": batches, "compile": False}
-    return Run(step, parameters.values, update, write=parameters.write, **options)
+    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False)
 
 
 def check_parallel(group: Group, batch: int, compile: Compile) -> None:
@@ -175,12 +169,3 @@ def check_parallel(group: Group, batch: int, compile: Compile) -> None:
             f"a batch has {batch} points, fewer than the {group.world} processes, and each needs at least one: give a"
             " larger batch_size (it counts over all processes), or start fewer."
         )
-
-
-def _step(gradients_of: Callable[..., Any], update: Update) -> Callable[..., Any]:
-    def step(values: Any, state: Any, t: Tensor, lr: Tensor, *inputs: Any) -> Any:
-        loss, gradients = gradients_of(values, *inputs)
-        new_values, new_state = update.step(values, gradients, state, t, lr)
-        return new_values, new_state, loss
-
-    return step

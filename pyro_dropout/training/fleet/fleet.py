@@ -14,24 +14,24 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.mathematics.checks import check_positive
+from pyro_dropout.mathematics.checks import check_pairs, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
-from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
+from pyro_dropout.training.compile.functional import Buffers, Parameters, make_gradients, make_step
 from pyro_dropout.training.fleet.ranks import train_apart
 from pyro_dropout.training.fleet.replicas import as_pair, check_alike, check_settings, over_replicas
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
-from pyro_dropout.training.preflight import check_how, check_length, check_targets
-from pyro_dropout.training.runner import Batches, Run
+from pyro_dropout.training.preflight import check_duration, check_how, check_targets
+from pyro_dropout.training.runner import Batches, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
 
-class FleetRun(Run):
+class FleetRun(TrainingRun):
     """The training of a fleet.
 
     Attributes:
@@ -227,7 +227,8 @@ class Fleet:
             ([(2, 1, 2), (2, 1)], (1, 2))
         """
         check_compile(compile)
-        check_length(x, y, steps, epochs, batch_size)
+        check_duration(steps, epochs, batch_size)
+        check_pairs("x and y", x, y)
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
         check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
@@ -299,8 +300,8 @@ class Fleet:
             y: Tensor,
             index: Tensor,
         ) -> Any:
-            step = make_step(model, guide, loss, parameters, update, lambda: ((x[index], y[index], points), {}))
-            return step(values, state, t, lr, settings)
+            gradients_of = make_gradients(model, guide, loss, parameters, lambda: ((x[index], y[index], points), {}))
+            return make_step(gradients_of, parameters, update)(values, state, t, lr, settings)
 
         first = [value[0] for value in values]
         t = rate.new_ones((), dtype=torch.float32)

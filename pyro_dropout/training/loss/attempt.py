@@ -7,9 +7,10 @@ from typing import Any
 import pyro
 import torch
 from pyro.poutine.messenger import Messenger
-from pyro.util import get_rng_state, set_rng_state
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+
+from pyro_dropout.generative.random_state import random_state, set_random_state
 
 
 class Attempt(Messenger):
@@ -25,7 +26,7 @@ class Attempt(Messenger):
 
     def __init__(self, model: Any, guide: Any) -> None:
         super().__init__()
-        self._random = _random_states()
+        self._random = random_state()
         self._buffers = [
             (module._buffers, key, buffer, buffer.detach().clone())
             for root in (model, guide)
@@ -38,11 +39,11 @@ class Attempt(Messenger):
 
     def _pyro_sample(self, msg: Any) -> None:
         if self._reads_its_model:
-            self._random, self._reads_its_model = _random_states(), False
+            self._random, self._reads_its_model = random_state(), False
 
     def undo(self) -> None:
         """Restore everything."""
-        _set_random_states(self._random)
+        set_random_state(self._random)
         with torch.no_grad():
             for holder, key, buffer, value in self._buffers:
                 holder[key] = buffer
@@ -62,14 +63,3 @@ def untraced() -> Iterator[None]:
     """Within this context, operations run without being recorded."""
     with _disable_current_modes(), torch.no_grad():
         yield
-
-
-def _random_states() -> tuple[Any, list[Tensor]]:
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    return get_rng_state(), on_gpus
-
-
-def _set_random_states(states: tuple[Any, list[Tensor]]) -> None:
-    set_rng_state(states[0])
-    if states[1]:
-        torch.cuda.set_rng_state_all(states[1])

@@ -77,7 +77,7 @@ def test_a_longer_training_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
 
 def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     first = train(tmp_path, False, 0)
-    with mock.patch.object(resumption.Run, "advance", side_effect=AssertionError):
+    with mock.patch.object(resumption.TrainingRun, "advance", side_effect=AssertionError):
         assert train(tmp_path, False, 0) == first
 
 
@@ -126,14 +126,14 @@ def test_a_signal_is_answered_with_a_checkpoint(
 ) -> None:
     handler = signal.getsignal(number)
     whole, _ = short(tmp_path / "whole")
-    real = resumption.Run.advance
+    real = resumption.TrainingRun.advance
 
     def advance(self: Any, steps: int) -> Any:
         if self.t.item() > 30:
             signal.raise_signal(number)
         return real(self, steps)
 
-    with mock.patch.object(resumption.Run, "advance", advance), pytest.raises(ending) as raised:
+    with mock.patch.object(resumption.TrainingRun, "advance", advance), pytest.raises(ending) as raised:
         short(tmp_path / "part")
     if code is not None:
         assert raised.value.code == code
@@ -161,13 +161,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
-    real = resumption.Run.advance
+    real = resumption.TrainingRun.advance
 
     def advance(self: Any, steps: int) -> Any:
         losses = real(self, steps)
         return losses * (float("nan") if self.t.item() > 30 else 1.0)
 
-    with mock.patch.object(resumption.Run, "advance", advance), pytest.raises(pd.DivergedError, match="at step 21"):
+    with (
+        mock.patch.object(resumption.TrainingRun, "advance", advance),
+        pytest.raises(pd.DivergedError, match="at step 21"),
+    ):
         short(pd.Checkpoint(tmp_path, every=20))
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000000020.safetensors"]
 
@@ -274,7 +277,7 @@ def test_a_damaged_checkpoint_is_the_first_to_go(tmp_path: Path) -> None:
 def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str], first: int) -> None:
     if first:
         short(tmp_path, steps=first)
-    real = resumption.Run.advance
+    real = resumption.TrainingRun.advance
 
     def advance(self: Any, steps: int) -> Any:
         signal.raise_signal(signal.SIGTERM)
@@ -283,7 +286,7 @@ def test_a_stop_says_what_is_on_the_disk(tmp_path: Path, capsys: pytest.CaptureF
     full = mock.patch.object(resumption, "write_tensors", side_effect=OSError(errno.ENOSPC, "No space left on device"))
     with (
         full,
-        mock.patch.object(resumption.Run, "advance", advance),
+        mock.patch.object(resumption.TrainingRun, "advance", advance),
         pytest.warns(UserWarning, match="cannot be written"),
         pytest.raises(SystemExit),
     ):

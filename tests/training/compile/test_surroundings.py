@@ -272,3 +272,18 @@ def test_what_is_looked_at() -> None:
     assert place.name == "inner['rate']"
     found.forget([place])
     assert found.changed() is None
+
+
+def test_a_number_may_become_a_tensor_and_nan_stays_nan() -> None:
+    inner = {"rate": 0.5, "unknown": float("nan")}
+
+    def model() -> object:
+        return inner["rate"], inner["unknown"]
+
+    found = Surroundings([model], [])
+    inner["unknown"] = float("nan")
+    assert found.changed() is None
+    inner["rate"] = torch.ones(3)
+    place = found.changed()
+    assert place is not None
+    assert place.name == "inner['rate']"
