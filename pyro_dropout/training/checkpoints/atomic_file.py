@@ -16,15 +16,6 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
     Args:
         path: the file; its folder must exist.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> from pyro_dropout.training.checkpoints.atomic_file import whole_file
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
-        >>> with whole_file(folder / "words.txt") as beside:
-        ...     _ = beside.write_text("all of it")
-        >>> [each.name for each in folder.iterdir()]
-        ['words.txt']
     """
     path = Path(os.path.realpath(path))
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix="-" + path.name)

@@ -2,33 +2,24 @@
 
 import dataclasses
 import hashlib
-from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.optimisers import Schedule, Update, plain
 
 _EVERY, _LAST = 1000, 10**7  # a schedule is sampled at each step up to the first, then ever more rarely
 _NO_SETTINGS = ("training", "inplace")  # do not change what a layer computes
 
 
-def told_update(update: Update | torch.optim.Optimizer) -> dict[str, Any]:
+def told_update(update: Update | torch.optim.Optimizer) -> Record:
     """Return what an optimiser does, so that two of a kind with different settings differ.
 
     For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
-
-    Example:
-        >>> import pyro_dropout as pd
-        >>> from pyro_dropout.training.checkpoints.fingerprint import told_update
-        >>> from pyro_dropout.training.optimisers import named
-        >>> told_update(named("sgd", 0.1)) == told_update(named("sgd", 0.1))
-        True
-        >>> told_update(named("sgd", 0.1)) == told_update(named("sgd", 0.1, schedule=pd.inverse_decay()))
-        False
     """
     if isinstance(update, torch.optim.Optimizer):
-        groups = {str(k): _options(group) for k, group in enumerate(update.param_groups)}
+        groups = {str(k): _options(**group) for k, group in enumerate(update.param_groups)}
         return {"name": type(update).__name__, "groups": groups}
     bare = dataclasses.replace(update, schedule=None)
     p, state = [torch.ones(2)], bare.start([torch.ones(2)])
@@ -41,14 +32,13 @@ def told_update(update: Update | torch.optim.Optimizer) -> dict[str, Any]:
     return {"name": update.name, **clips, "steps": seen, "schedule": schedule}
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a group of parameters, and how many it has."""
-    found = {name: _or_kind(value) for name, value in plain({**group, "params": []}).items()}
-    return found | {"params": len(group["params"])}
-
-
-def _or_kind(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float | bool | list | dict) else type(value).__name__
+def _options(params: list[Tensor], **options: object) -> Record:
+    """Return the options of a group of parameters, those that are not JSON by their class, and how many it has."""
+    found: Record = {"params": len(params)}
+    for name, value in options.items():
+        told = plain(value)
+        found[name] = told if isinstance(told, str | int | float | list | dict | None) else type(told).__name__
+    return found
 
 
 def _told_schedule(schedule: Schedule) -> str:
@@ -66,7 +56,7 @@ def _told_schedule(schedule: Schedule) -> str:
     return hashlib.sha256(" ".join(seen).encode()).hexdigest()
 
 
-def told_loss(loss: Any) -> dict[str, Any]:
+def told_loss(loss: object) -> dict[str, str | int | float | bool]:
     """Return the class of a loss, with its settings.
 
     Example:
@@ -80,7 +70,7 @@ def told_loss(loss: Any) -> dict[str, Any]:
     }
 
 
-def told_layers(model: Any) -> dict[str, dict[str, Any]]:
+def told_layers(model: object) -> dict[str, dict[str, object]]:
     """Return the classes of all modules of a model by name, with the settings of torch's modules and ours.
 
     A third-party module may keep anything in its attributes, such as a count of its calls, so these are not settings.
@@ -93,7 +83,7 @@ def told_layers(model: Any) -> dict[str, dict[str, Any]]:
     """
     if not isinstance(model, nn.Module):
         return {}
-    found = {}
+    found: dict[str, dict[str, object]] = {}
     for path, module in model.named_modules():
         name, kind = ".".join(filter(None, ("model", path))), type(module)
         found[name] = {"kind": kind.__name__}
@@ -103,7 +93,7 @@ def told_layers(model: Any) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _setting(value: Any) -> Any:
+def _setting(value: object) -> object:
     """Return an attribute as JSON, functions by their names; None where it is not a setting."""
     if type(value) in (str, int, float, bool):
         return value

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
-from pyro_dropout.training.checkpoints.tensor_file import read_facts, read_tensors, write_tensors
+from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
 _SHOWN = 8  # the most differences that an error lists
 
@@ -30,7 +30,7 @@ class DifferentModelError(PyroDropoutError):
     """
 
 
-def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | None = None) -> None:
+def save(path: str | Path, model: object, guide: object, extra: Mapping[str, object] | None = None) -> None:
     """Write all tensors of a model and its guide to a file.
 
     The file is safetensors with a SHA-256 for every tensor, written to a temporary file and renamed when complete.
@@ -68,7 +68,7 @@ def save(path: str | Path, model: Any, guide: Any, extra: Mapping[str, Any] | No
         ) from None
 
 
-def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
+def load(path: str | Path, model: object, guide: object) -> Record:
     """Load a file into a model and its guide, which must be built as those that it was saved from.
 
     The whole file is checked before the first tensor is changed. Settings of a guide, a prior or a likelihood (keep, a
@@ -98,17 +98,11 @@ def load(path: str | Path, model: Any, guide: Any) -> dict[str, Any]:
     tensors, facts = read_tensors(path)
     check_identity(path, facts, tensors, model, guide)
     put(tensors, model, guide)
-    extra: dict[str, Any] = facts.get("extra", {})
+    extra: Record = facts.get("extra", {})
     return extra
 
 
-def read_extra(path: str | Path) -> dict[str, Any]:
-    """Return the ``extra`` of a file that ``save`` wrote, without its tensors."""
-    extra: dict[str, Any] = read_facts(path).get("extra", {})
-    return extra
-
-
-def tensors_of(model: Any, guide: Any) -> dict[str, Tensor]:
+def tensors_of(model: object, guide: object) -> dict[str, Tensor]:
     """Return the parameters and buffers of both, by name."""
     if getattr(guide, "prototype_trace", "none") is None:
         raise PyroDropoutError(
@@ -125,14 +119,14 @@ def tensors_of(model: Any, guide: Any) -> dict[str, Tensor]:
     return found
 
 
-def identity_of(model: Any, guide: Any) -> dict[str, Any]:
+def identity_of(model: object, guide: object) -> Record:
     """Return the classes of a model and a guide, the layers, and which tensors are settings."""
     likelihood = getattr(model, "likelihood", None)
     kinds = {"model": type(model).__name__, "guide": type(guide).__name__, "likelihood": type(likelihood).__name__}
-    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(_told(model, guide))}
+    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(_settings_of(model, guide))}
 
 
-def _told(model: Any, guide: Any) -> set[str]:
+def _settings_of(model: object, guide: object) -> set[str]:
     """Return the names of the buffers that are settings: a guide's, and those of a model's prior and likelihood."""
     names = {f"guide.{name}" for name, _ in guide.named_buffers()} if isinstance(guide, nn.Module) else set()
     if isinstance(model, nn.Module):
@@ -143,34 +137,25 @@ def _told(model: Any, guide: Any) -> set[str]:
     return names
 
 
-def _is_prior(name: str, sites: Any) -> bool:
+def _is_prior(name: str, sites: object) -> bool:
     """Whether a model's buffer is the standard deviation of a site's prior, as BayesianNet or DeepGP names it."""
     known = sites if isinstance(sites, Mapping) else {}
     return name.startswith("prior_scale/") or (name.endswith("_std") and name.removesuffix("_std") in known)
 
 
 def check_identity(
-    path: str | Path, facts: Mapping[str, Any], tensors: Mapping[str, Tensor], model: Any, guide: Any
+    path: str | Path, facts: Record, tensors: Mapping[str, Tensor], model: object, guide: object
 ) -> None:
     """Raise an error that lists what differs, unless a file belongs to this model and guide."""
-    here = tensors_of(model, guide)
-    own = identity_of(model, guide)
-    kinds = own["kinds"]
-    wrong = [
-        f"{role}: {theirs} in the file, {kinds.get(role)} here"
-        for role, theirs in dict(facts.get("kinds", {})).items()
-        if theirs != kinds.get(role)
-    ]
-    wrong += [f"{name}: not in the file" for name in here if name not in tensors]
-    wrong += [f"{name}: only in the file" for name in tensors if name not in here]
-    told = _told(model, guide)
+    here, own = tensors_of(model, guide), identity_of(model, guide)
+    wrong = _other_values(facts.get("kinds", {}), own["kinds"]) + _only_on_one_side(tensors, here)
     for name in (name for name in here if name in tensors):
         mine, theirs = here[name].detach(), tensors[name]
         if mine.shape != theirs.shape:
             wrong.append(f"{name}: {tuple(theirs.shape)} in the file, {tuple(mine.shape)} here")
         elif mine.dtype != theirs.dtype:
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
-        elif name in told and not torch.equal(mine.cpu(), theirs):
+        elif name in own["told"] and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
     if "layers" in facts:  # files of earlier versions do not have them
         wrong += _other_layers(facts["layers"], own["layers"])
@@ -182,18 +167,25 @@ def check_identity(
         )
 
 
-def _other_layers(theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> list[str]:
+def _only_on_one_side(theirs: Mapping[str, object], mine: Mapping[str, object]) -> list[str]:
+    missing = [f"{name}: not in the file" for name in mine if name not in theirs]
+    return missing + [f"{name}: only in the file" for name in theirs if name not in mine]
+
+
+def _other_values(theirs: Mapping[str, object], mine: Mapping[str, object], prefix: str = "") -> list[str]:
+    both = (name for name in theirs if name in mine and theirs[name] != mine[name])
+    return [f"{prefix}{name}: {theirs[name]} in the file, {mine[name]} here" for name in both]
+
+
+def _other_layers(theirs: Mapping[str, Record], mine: Mapping[str, Record]) -> list[str]:
     """Describe which layers have another class or other settings."""
-    wrong = []
-    for name in {**mine, **theirs}:
-        there, here = theirs.get(name), mine.get(name)
-        if there is None or here is None:
-            wrong.append(f"{name}: {'not' if there is None else 'only'} in the file")
-        elif there["kind"] != here["kind"]:
+    wrong = _only_on_one_side(theirs, mine)
+    for name in (name for name in mine if name in theirs):
+        there, here = theirs[name], mine[name]
+        if there["kind"] != here["kind"]:
             wrong.append(f"{name}: {there['kind']} in the file, {here['kind']} here")
-        else:  # ignore settings that only one version of torch has
-            both = (key for key in there if key in here and there[key] != here[key])
-            wrong += [f"{name}.{key}: {there[key]} in the file, {here[key]} here" for key in both]
+        else:
+            wrong += _other_values(there, here, f"{name}.")  # a setting may be one that only one version of torch has
     return wrong
 
 
@@ -201,7 +193,7 @@ def _short(tensor: Tensor) -> str:
     return f"{tensor.flatten()[0].item():.6g}" if tensor.numel() == 1 else f"{tensor.numel()} numbers"
 
 
-def put(tensors: Mapping[str, Tensor], model: Any, guide: Any) -> None:
+def put(tensors: Mapping[str, Tensor], model: object, guide: object) -> None:
     """Copy tensors, by name, into a model and a guide."""
     with torch.no_grad():
         for name, tensor in tensors_of(model, guide).items():

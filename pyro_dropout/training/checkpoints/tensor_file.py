@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 FORMAT = 1
@@ -40,7 +41,7 @@ class DamagedFileError(PyroDropoutError):
     """
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
     """Write tensors and facts to ``path``, all of it or nothing.
 
     Args:
@@ -66,15 +67,15 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], facts: Mappin
         file.write(save(ready, header))
 
 
-def read_facts(path: str | Path) -> dict[str, Any]:
+def read_facts(path: str | Path) -> Record:
     """Return the facts of a file, checked, without its tensors."""
     path = _as_path(path)
     with _opened(path) as file:
-        facts: dict[str, Any] = _told(path, file)["facts"]
+        facts: Record = _told(path, file)["facts"]
     return facts
 
 
-def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], Record]:
     """Return the tensors, by name, and the facts of a file, all of them checked."""
     path = _as_path(path)
     tensors: dict[str, Tensor] = {}
@@ -92,7 +93,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, told["facts"]
 
 
-def _as_path(path: Any) -> Path:
+def _as_path(path: object) -> Path:
     if not isinstance(path, str | Path):
         raise PyroDropoutError(f"path must name a file, as text or a pathlib.Path; got {type(path).__name__} {path!r}.")
     return Path(path)
@@ -117,7 +118,7 @@ def _opened(path: Path) -> Any:
         raise PyroDropoutError(f"{path.name} cannot be read: {cause.strerror or cause}.") from None
 
 
-def _told(path: Path, file: Any) -> dict[str, Any]:
+def _told(path: Path, file: Any) -> Record:
     header = file.metadata() or {}
     text = header.get(_KEY)
     if text is None:

@@ -5,13 +5,14 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group
@@ -62,6 +63,17 @@ class Checkpoint:
         check_count("keep", self.keep)
 
 
+@runtime_checkable
+class Resumable(Protocol):
+    """A part of a training run with a state: tensors by name, and the rest, which JSON can hold."""
+
+    def state(self) -> tuple[dict[str, Tensor], Record]:
+        """Return the state."""
+
+    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
+        """Restore a state."""
+
+
 class Keeper:
     """Writes a training run's checkpoints, and resumes it from the last one.
 
@@ -73,19 +85,16 @@ class Keeper:
         facts: what must be the same when the training is resumed; must be JSON.
         watch: early stopping, whose state is saved too.
         group: the ranks of the training. The first one reads and writes for all; each has its own random state.
-
-    Attributes:
-        step: that of the last checkpoint on disk; 0 if there is none.
     """
 
     def __init__(
         self,
         checkpoint: str | Path | Checkpoint,
         run: TrainingRun,
-        model: Any,
-        guide: Any,
-        facts: Any,
-        watch: Any,
+        model: object,
+        guide: object,
+        facts: Record,
+        watch: Resumable | None,
         group: Group = ALONE,
     ) -> None:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
@@ -93,16 +102,15 @@ class Keeper:
         self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts, watch
         self._time, self._group = time.monotonic(), group
         self._damaged: set[Path] = set()
-        self.step = 0
+        self.step = 0  # that of the last checkpoint on disk
         group.from_first(self._make_folder)
 
     def _make_folder(self) -> tuple[dict[str, Tensor], None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as cause:
-            raise PyroDropoutError(
-                f"checkpoint must be a folder; {str(self.folder)!r} cannot be one: {cause.strerror}."
-            ) from None
+            reason = f"{str(self.folder)!r} cannot be one: {cause.strerror}"
+            raise PyroDropoutError(f"checkpoint must be a folder; {reason}.") from None
         return {}, None
 
     def due(self, step: int) -> bool:
@@ -112,20 +120,15 @@ class Keeper:
             return True
         return time.monotonic() - self._time > self.how.seconds
 
-    def write(self, step: int, losses: Tensor) -> bool:
-        """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training.
-
-        Returns:
-            Whether the checkpoint of this step is on disk.
-        """
+    def write(self, step: int, losses: Tensor) -> None:
+        """Write a checkpoint, then remove the oldest; if it cannot be written, warn and continue training."""
         if step == self.step:
-            return True
+            return
         states = _random_states(self.run.t.device, self._group)
         written = self._group.first and self._written(step, losses, states)
         self._time = time.monotonic()
         if self._group.any(written)[0]:
             self.step = step
-        return self.step == step
 
     def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
         """Write a checkpoint and return whether that succeeded."""
@@ -149,7 +152,9 @@ class Keeper:
             )
             return False
         self._damaged.discard(path)
-        for old in self._past(step)[: -self.how.keep]:
+        past = [file for number, file in self._files() if number <= step]
+        past.sort(key=lambda file: file not in self._damaged)  # what cannot be used goes first, then the oldest
+        for old in past[: -self.how.keep]:
             old.unlink(missing_ok=True)
         return True
 
@@ -163,9 +168,9 @@ class Keeper:
         self._go_back(tensors, facts)
         return [tensors["losses"].to(self.run.t.device)]
 
-    def _last(self) -> tuple[dict[str, Tensor], Any]:
+    def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
         """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
-        for path in reversed(self._files()):
+        for _, path in reversed(self._files()):
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
@@ -175,15 +180,12 @@ class Keeper:
             return tensors, (path.name, facts)
         return {}, None
 
-    def _files(self) -> list[Path]:
-        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+    def _files(self) -> list[tuple[int, Path]]:
+        """Return the checkpoints in the folder with their steps, by age."""
+        named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
+        return sorted((int(name[1]), path) for name, path in named if name)
 
-    def _past(self, step: int) -> list[Path]:
-        """Return the files up to a step: first those that cannot be used, then the others, by age."""
-        files = [path for path in self._files() if _number(path) <= step]
-        return sorted(files, key=lambda path: (path not in self._damaged, _number(path)))
-
-    def _check(self, file: str, tensors: dict[str, Tensor], facts: dict[str, Any], total: int) -> None:
+    def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":
             raise PyroDropoutError(f"{file} is not a training checkpoint; give another folder.")
         own = {name: value for name, value in tensors.items() if name.startswith(("model.", "guide."))}
@@ -203,27 +205,23 @@ class Keeper:
         if facts["step"] > total:
             raise PyroDropoutError(f"{file} is from step {facts['step']}, beyond the {total} requested.")
 
-    def _go_back(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def _go_back(self, tensors: dict[str, Tensor], facts: Record) -> None:
         put(tensors, self.model, self.guide)
         self.run.set_state(_under("run.", tensors), facts["run"])
         if self.watch is not None:
             self.watch.set_state(_under("watch.", tensors), facts["watch"])
-        states = _under("rng.", tensors)
-        own = states if self._group.world == 1 else _under(f"{self._group.rank}.", states)
-        _set_random_state(own, self.run.t.device)
+        own = _under("rng." if self._group.world == 1 else f"rng.{self._group.rank}.", tensors)
+        torch.set_rng_state(own["cpu"])
+        if self.run.t.is_cuda and "cuda" in own:
+            torch.cuda.set_rng_state(own["cuda"], self.run.t.device)
         self.step = facts["step"]
-
-
-def _number(path: Path) -> int:
-    found = _NAME.fullmatch(path.name)
-    return int(found[1]) if found else 0
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _different(theirs: Any, mine: Any, name: str = "") -> list[str]:
+def _different(theirs: object, mine: object, name: str = "") -> list[str]:
     """Return the names under which two trees of facts differ."""
     if isinstance(theirs, dict) and isinstance(mine, dict):
         keys = sorted(theirs.keys() | mine.keys())
@@ -231,16 +229,11 @@ def _different(theirs: Any, mine: Any, name: str = "") -> list[str]:
     return [] if theirs == mine else [name]
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    found = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
-
-
 def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
     """Return the random states of all ranks: by rank and name, or by name alone for a single process."""
-    own = _random_state(device)
+    own = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        own["cuda"] = torch.cuda.get_rng_state(device)
     if group.world == 1:
         return own
     return {f"{k}.{name}": each for name, state in own.items() for k, each in enumerate(group.gather(state))}
@@ -248,9 +241,3 @@ def _random_states(device: torch.device, group: Group) -> dict[str, Tensor]:
 
 def _processes(world: int | None) -> str:
     return "a training run in one process" if world is None else f"a distributed training run on {world} processes"
-
-
-def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

@@ -6,8 +6,6 @@ s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. PyTorch's Distributed
 of the whole batch with one KL, even if B is not a multiple of R.
 """
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from pyro import poutine
@@ -16,58 +14,41 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
-from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
+from pyro_dropout.protocols import PyroModel
+from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
+Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss
+
 
 class Objective(nn.Module):
-    """The loss as a module: its parameters replace those of the model and the guide while it runs.
+    """The loss as a module: its parameters replace those of the model and the guide while it runs."""
 
-    Args:
-        model: the Pyro model.
-        guide: its guide.
-        loss: a loss with ``differentiable_loss``.
-        parameters: what is trained.
-    """
-
-    def __init__(self, model: Any, guide: Any, loss: Any, parameters: Parameters) -> None:
+    def __init__(self, model: PyroModel, guide: PyroModel, loss: Loss, parameters: Parameters) -> None:
         super().__init__()
         self.values = nn.ParameterList(nn.Parameter(value.clone()) for value in parameters.values)
         self._parts = (model, guide, loss, parameters)  # in a tuple, so that they are not submodules
 
-    def forward(self, weight: float, *args: Any) -> Tensor:
+    def forward(self, weight: float, *args: object) -> Tensor:
         """Return the loss at the model's arguments, times ``weight``."""
         model, guide, loss, parameters = self._parts
         with unvalidated(), poutine.block(), parameters.replaced(list(self.values)):
-            found: Tensor = weight * loss.differentiable_loss(model, guide, *args)
-        return found
+            return weight * loss.differentiable_loss(model, guide, *args)
 
 
 class SharedGradients:
-    """The gradients of a batch that is split among the ranks, as a function of parameters, buffers and indices.
+    """The gradients of a batch that is split among the ranks, as a function of parameters, buffers and indices."""
 
-    Args:
-        group: the ranks.
-        model: the Pyro model.
-        guide: its guide.
-        loss: the loss.
-        parameters: what is trained.
-        x: all inputs.
-        y: all targets.
-        batch: points in a batch.
-    """
-
-    def __init__(
-        self, group: Group, model: Any, guide: Any, loss: Any, parameters: Parameters, x: Tensor, y: Tensor, batch: int
-    ) -> None:
+    def __init__(self, group: Group, parts: Parts, parameters: Parameters, x: Tensor, y: Tensor, batch: int) -> None:
+        model, guide, _ = parts
         self._group, self._x, self._y = group, x, y
         self._share = group.share(batch)
         self._weight = group.world * (self._share.stop - self._share.start) / batch
         self._places = Buffers(model, guide)
-        self.objective = Objective(model, guide, loss, parameters)
+        self.objective = Objective(*parts, parameters)
         unused, self._changing = self._tried(model, guide, batch)
         # The objective has no buffers, because they are shared here: DDP would give all ranks those of the first, which
         # has seen only its own share.
@@ -77,7 +58,7 @@ class SharedGradients:
             # so a resumed training sums in the same order.
             self(list(self.objective.values), self._places.values, *self._first_batch(batch))
 
-    def __call__(self, values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> Any:
+    def __call__(self, values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return this rank's part of the loss, whose mean over ranks is the loss, and the whole gradients."""
         own = list(self.objective.values)
         with torch.no_grad():
@@ -91,14 +72,14 @@ class SharedGradients:
         self._share_buffers(buffers)
         return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
 
-    def _arguments(self, *index: Tensor) -> tuple[Any, ...]:
-        rows: Any = index[0][self._share] if index else self._share
+    def _arguments(self, *index: Tensor) -> tuple[Tensor, Tensor, int]:
+        rows = index[0][self._share] if index else self._share
         return self._x[rows], self._y[rows], len(self._x)
 
     def _first_batch(self, batch: int) -> list[Tensor]:
         return [torch.arange(batch, device=self._x.device)] if batch < len(self._x) else []
 
-    def _tried(self, model: Any, guide: Any, batch: int) -> tuple[bool, list[int]]:
+    def _tried(self, model: PyroModel, guide: PyroModel, batch: int) -> tuple[bool, list[int]]:
         """Return whether any rank's loss leaves a parameter out, and which buffers any rank's forward pass changes."""
         before = [buffer.clone() for buffer in self._places.values]
         with quietly(model, guide), torch.enable_grad():
@@ -124,12 +105,7 @@ class SharedGradients:
 
 
 def parallel_run(
-    group: Group,
-    parts: tuple[Any, Any, Any],
-    x: Tensor,
-    y: Tensor,
-    update: Update | torch.optim.Optimizer,
-    batch: int,
+    group: Group, parts: Parts, x: Tensor, y: Tensor, update: Update | torch.optim.Optimizer, batch: int
 ) -> TrainingRun:
     """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
@@ -152,7 +128,7 @@ def parallel_run(
     group.check_same({"the trained parameters": shapes, "the tensors of model and guide": others})
     group.copy_from_first([*tensors.values(), *(t for t in parameters.by_name.values() if id(t) not in tensors)])
     batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
-    gradients_of = SharedGradients(group, *parts, parameters, x, y, batch)
+    gradients_of = SharedGradients(group, parts, parameters, x, y, batch)
     buffers = (Buffers(model, guide).values,)
     return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False)
 

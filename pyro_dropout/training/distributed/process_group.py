@@ -11,14 +11,17 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.distributed.torchrun import HOW, NEEDED, number, restarted
+
+Facts = TypeVar("Facts")  # anything that JSON can hold
 
 _SEEDS = 2**32  # the range of numpy, which Pyro seeds too
 
@@ -81,7 +84,7 @@ class Group:
         found: list[int] = torch.stack(self.gather(told)).amax(0).tolist()
         return found
 
-    def gather_facts(self, facts: Any) -> list[Any]:
+    def gather_facts(self, facts: Facts) -> list[Facts]:
         """Return every rank's facts, which JSON can hold, in order."""
         if self.world == 1:
             return [facts]
@@ -91,7 +94,7 @@ class Group:
         padded[: len(text)] = text
         return [json.loads(bytes(each.tolist()).rstrip(b"\0")) for each in self.gather(padded)]
 
-    def check_same(self, facts: Mapping[str, Any]) -> None:
+    def check_same(self, facts: Mapping[str, object]) -> None:
         """Raise an error on all ranks unless all were given the same; they would wait for each other forever."""
         told = self.gather_facts(facts)
         wrong = [name for name in facts if any(each.get(name) != told[0].get(name) for each in told)]
@@ -103,7 +106,7 @@ class Group:
 
     # --- from one rank to all -----------------------------------------------------------------------------------------
 
-    def from_first(self, make: Callable[[], tuple[Mapping[str, Tensor], Any]]) -> tuple[dict[str, Tensor], Any]:
+    def from_first(self, make: Callable[[], tuple[Mapping[str, Tensor], Facts]]) -> tuple[dict[str, Tensor], Facts]:
         """Let the first rank make tensors and facts, and return them on all; its errors are raised on all."""
         if self.world == 1:
             tensors, facts = make()
@@ -191,10 +194,7 @@ def _initialise(device: torch.device) -> None:
     try:
         # With both, short messages go from CPU to CPU, and no GPU waits for them.
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        store = _store(world) if restarted() else None
-        dist.init_process_group(
-            backend, **({} if store is None else {"store": store, "rank": rank, "world_size": world})
-        )
+        dist.init_process_group(backend, **_restart_options(rank, world))
     except (RuntimeError, ValueError) as cause:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise PyroDropoutError(
@@ -205,18 +205,20 @@ def _initialise(device: torch.device) -> None:
     atexit.register(_leave)
 
 
-def _store(world: int) -> Any:
-    """Return a store for the processes of a restart, separate from what earlier processes have left in it.
+def _restart_options(rank: int, world: int) -> Record:
+    """Return options for a restart: a store that is separate from what earlier processes have left in it.
 
     torchrun keeps one store for all restarts, which still holds the addresses of processes that are gone. On one
     machine all processes know how often they restarted; on several they may not, so each restart needs a new store.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
-        return None
-    stores: Any = dist
-    store = stores.TCPStore(os.environ["MASTER_ADDR"], number("MASTER_PORT", 0), world, is_master=False)
-    return stores.PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    if not restarted() or not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed has them, but not for mypy
+
+    store = TCPStore(os.environ["MASTER_ADDR"], number("MASTER_PORT", 0), world, is_master=False)
+    own = PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    return {"store": own, "rank": rank, "world_size": world}
 
 
 def _leave() -> None:
@@ -229,9 +231,9 @@ def _bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _of_bytes(sent: Tensor, dtype: torch.dtype, shape: Any) -> Tensor:
+def _of_bytes(sent: Tensor, dtype: torch.dtype, shape: torch.Size) -> Tensor:
     return sent.view(dtype).reshape(shape)
 
 
-def _text(facts: Any) -> Tensor:
+def _text(facts: object) -> Tensor:
     return torch.tensor(list(json.dumps(facts, sort_keys=True).encode()), dtype=torch.uint8)

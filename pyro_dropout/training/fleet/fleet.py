@@ -11,24 +11,29 @@ from typing import Any
 
 import pyro
 import torch
-from torch import Tensor, nn
-from tqdm.auto import tqdm
+from torch import Tensor
 
 from pyro_dropout.mathematics.checks import check_pairs, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
+from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
-from pyro_dropout.training.compile.functional import Buffers, Parameters, make_gradients, make_step
-from pyro_dropout.training.fleet.ranks import train_apart
-from pyro_dropout.training.fleet.replicas import as_pair, check_alike, check_settings, over_replicas
-from pyro_dropout.training.history import History
+from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, make_gradients, make_step
+from pyro_dropout.training.distributed.process_group import join
+from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
+from pyro_dropout.training.fleet.replicas import Replica, build_replicas, over_replicas, tensors_in
+from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
 from pyro_dropout.training.preflight import check_duration, check_how, check_targets
 from pyro_dropout.training.runner import Batches, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
+
+Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
 
 
 class FleetRun(TrainingRun):
@@ -42,7 +47,7 @@ class FleetRun(TrainingRun):
 
     total: int
     names: list[str]
-    facts: Callable[[], dict[str, Any]]
+    facts: Callable[[], Record]
 
 
 class Fleet:
@@ -77,27 +82,23 @@ class Fleet:
     """
 
     def __init__(
-        self, build: Callable[..., Any], settings: Mapping[str, Sequence[Any]], *, progress: bool = False
+        self, build: Callable[..., object], settings: Mapping[str, Sequence[object]], *, progress: bool = False
     ) -> None:
-        check_settings(build, settings)
-        self.settings = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
-        built = [build(**setting) for setting in tqdm(self.settings, disable=not progress, unit="replica")]
-        self._replicas: list[tuple[Any, Any]] = [as_pair(each) for each in built]
-        check_alike(self._replicas, self.settings)
+        self.settings, self._replicas = build_replicas(build, settings, progress)
 
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
+    def __getitem__(self, index: int) -> Replica:
         """Return one replica, (model, guide), with what it has learned so far."""
         return self._replicas[index]
 
-    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+    def __iter__(self) -> Iterator[Replica]:
         return iter(self._replicas)
 
     def to(self, device: torch.device | str) -> "Fleet":
         """Move all replicas to a device, each tensor of all of them in one copy."""
-        for tensors in zip(*(_tensors(pair) for pair in self._replicas), strict=True):
+        for tensors in zip(*map(tensors_in, self._replicas), strict=True):
             if any(tensor.device != torch.device(device) for tensor in tensors):
                 for tensor, moved in zip(tensors, torch.stack([t.detach() for t in tensors]).to(device), strict=True):
                     tensor.data = moved
@@ -105,7 +106,7 @@ class Fleet:
 
     def place(self) -> torch.device:
         """Return the device that the replicas are on."""
-        return next((tensor.device for tensor in _tensors(self[0])), torch.device("cpu"))
+        return next((tensor.device for tensor in tensors_in(self[0])), torch.device("cpu"))
 
     def buffers(self) -> list[Tensor]:
         """Return the settings of all replicas, stacked, in the first one's order."""
@@ -154,8 +155,8 @@ class Fleet:
             The history, with losses (steps, E).
         """
         options["lr"] = _rate(options.get("optim"), options.get("lr"))
-        how = (x, y, progress, checkpoint, options)
-        history = train_apart(self, Fleet._train, *how) if distributed else self._train(*how)
+        train = self._train_apart if distributed else self._train
+        history = train(x, y, progress, checkpoint, options)
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -165,10 +166,38 @@ class Fleet:
             )
         return history
 
-    def _train(self, x: Tensor, y: Tensor, progress: bool, checkpoint: Any, options: dict[str, Any]) -> History:
+    def _train(
+        self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
+    ) -> History:
+        """Train all replicas in this process."""
         run = self.prepare(x, y, **options)
         keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
         return loop(run, run.total, progress, keeper=keeper)
+
+    def _train_apart(
+        self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
+    ) -> History:
+        """Train replicas r, r + R, r + 2R, ... on rank r of R; all ranks end with all replicas and their history."""
+        device = local_device(options.get("device"), self.place())
+        group = join(device)
+        rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
+        told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
+        data = {"x": digest(x), "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
+        group.check_same({"the number of replicas": len(self), **told, **data, "checkpoint": str(checkpoint)})
+        seed = group.seed(group.one_seed(options.get("seed")))
+        own = list(range(group.rank, len(self), group.world))
+        folder = None if checkpoint is None else folder_of_rank(group, checkpoint, len(self))
+        mine = {**options, "device": device, "seed": seed, "indices": rows[own], "lr": rates[own]}
+        self.to(device)
+        history, lost = None, ""
+        if own:
+            try:
+                history = self.select(own)._train(x, y, progress and group.first, folder, mine)
+            except DivergedError as stop:  # all replicas of this rank diverged; others' may not have
+                lost = str(stop)
+        found = joined(group, history, lost, len(self))
+        exchange(group, self._replicas, device)
+        return found
 
     def prepare(
         self,
@@ -179,15 +208,15 @@ class Fleet:
         steps: int | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
-        lr: float | Tensor | None = None,
+        lr: Rate | None = None,
         optim: str | Update = "adam",
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
-        loss: Any = None,
+        loss: Loss | None = None,
         compile: Compile = "auto",
         seed: int | None = None,
         device: torch.device | str | None = None,
-    ) -> "FleetRun":
+    ) -> FleetRun:
         """Return the training of all replicas, ready to start, for callers that take its steps themselves.
 
         ``run.advance(n)`` takes n steps, ``run.values`` holds the parameters of all replicas, stacked, in the order of
@@ -254,10 +283,17 @@ class Fleet:
 
         values = self.values(parameters)
         batches = None if batch == points else Batches(batch, rows)
-        fixed = [self.buffers(), x, y] if batches is not None else [self.buffers(), x, y, rows]
-        step = self._step(parameters, loss, update, points, values, fixed, rows[:, :batch], rate)
-        options: Any = {"inputs": tuple(fixed), "batches": batches, "compile": compile}
-        run = FleetRun(step, values, update, write=write, lr=rate, **options)
+        buffers, first = self.buffers(), [value[0] for value in values]
+
+        def arguments(x: Tensor, y: Tensor, index: Tensor) -> tuple[tuple[Tensor, Tensor, int], dict[str, Tensor]]:
+            return (x[index], y[index], points), {}
+
+        solo = make_step(make_gradients(*self[0], loss, parameters, arguments), parameters, update)
+        settings = [buffer[0] for buffer in buffers]
+        example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
+        step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
+        inputs = (buffers, x, y) if batches is not None else (buffers, x, y, rows)
+        run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=compile)
         run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {"x": x, "y": y, "indices": rows, "lr": rate}.items()},
@@ -268,7 +304,7 @@ class Fleet:
             "loss": told_loss(loss),
             "seed": seed,
         }
-        paths = {id(parameter): path for path, parameter in _by_path(self[0]).items()}
+        paths = {id(parameter): path for path, parameter in tensors_of(*self[0]).items()}
         run.names = [paths[id(value)] for value in parameters.by_name.values()]
         return run
 
@@ -276,41 +312,9 @@ class Fleet:
         model, guide = self[0]
         return f"Fleet({len(self)} replicas of {type(model).__name__} with {type(guide).__name__})"
 
-    def _step(
-        self,
-        parameters: Parameters,
-        loss: Any,
-        update: Update,
-        points: int,
-        values: list[Tensor],
-        fixed: list[Any],
-        index: Tensor,
-        rate: Tensor,
-    ) -> Callable[..., Any]:
-        """Return the step of all replicas: the first one's, as a graph, mapped over what differs."""
-        model, guide = self._replicas[0]
-
-        def solo(
-            values: list[Tensor],
-            state: list[list[Tensor]],
-            t: Tensor,
-            lr: Tensor,
-            settings: list[Tensor],
-            x: Tensor,
-            y: Tensor,
-            index: Tensor,
-        ) -> Any:
-            gradients_of = make_gradients(model, guide, loss, parameters, lambda: ((x[index], y[index], points), {}))
-            return make_step(gradients_of, parameters, update)(values, state, t, lr, settings)
-
-        first = [value[0] for value in values]
-        t = rate.new_ones((), dtype=torch.float32)
-        example = (first, update.start(first), t, rate[0].to(t), [b[0] for b in fixed[0]], *fixed[1:3], index[0])
-        return over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), (model, guide))
-
-    def owners(self, parameters: Parameters) -> list[list[nn.Parameter]]:
+    def owners(self, parameters: Parameters) -> list[list[Tensor]]:
         """Return every replica's parameters, in the first one's order."""
-        by_path = [_by_path(pair) for pair in self._replicas]
+        by_path = [tensors_of(*replica) for replica in self._replicas]
         paths = {id(parameter): path for path, parameter in by_path[0].items()}
         for name, value in parameters.by_name.items():
             if id(value) not in paths:
@@ -326,47 +330,30 @@ class Fleet:
             return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()
         whole = isinstance(indices, Tensor) and indices.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
         if not whole or indices.dim() != 2 or len(indices) != len(self) or not indices.shape[1]:
-            got = (
-                f"{tuple(indices.shape)} of {indices.dtype}" if isinstance(indices, Tensor) else type(indices).__name__
-            )
+            tensor = isinstance(indices, Tensor)
+            got = f"{tuple(indices.shape)} of {indices.dtype}" if tensor else type(indices).__name__
             raise ShapeError(
                 f"indices must be a tensor of whole numbers, (E, n) = ({len(self)}, n), one row for each replica; got"
                 f" {got}. All replicas see the same number of points; mask.nonzero() turns a mask into row numbers."
             )
-        if int(indices.min()) < 0 or int(indices.max()) >= len(x):
-            raise RangeError(
-                f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {int(indices.min())} to"
-                f" {int(indices.max())}."
-            )
+        least, most = int(indices.min()), int(indices.max())
+        if least < 0 or most >= len(x):
+            raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {least} to {most}.")
         return indices.to(x.device).long().contiguous()
 
-    def rates(self, lr: float | Tensor) -> Tensor:
+    def rates(self, lr: Rate) -> Tensor:
         """Return the learning rate of each replica, (E,); raise if they are not valid."""
-        given: Any = lr
-        check_positive("lr", torch.as_tensor(given) if isinstance(given, list | tuple) else given)
-        rates = torch.as_tensor(given, dtype=torch.float32)
+        check_positive("lr", torch.as_tensor(lr) if isinstance(lr, list | tuple) else lr)
+        rates = torch.as_tensor(lr, dtype=torch.float32)
         if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
             raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
         return rates.expand(len(self)).contiguous()
 
 
-def _rate(optim: Any, lr: float | Tensor | None) -> float | Tensor:
+def _rate(optim: object, lr: Rate | None) -> Rate:
     if lr is not None:
         return lr
     return optim.lr if isinstance(optim, Update) else 1e-3
-
-
-def _by_path(pair: tuple[Any, Any]) -> dict[str, nn.Parameter]:
-    return {
-        f"{root}.{name}": parameter
-        for root, part in zip(("model", "guide"), pair, strict=True)
-        for name, parameter in part.named_parameters()
-    }
-
-
-def _tensors(pair: tuple[Any, Any]) -> list[Tensor]:
-    """Return the parameters and the buffers of one replica."""
-    return [tensor for part in pair for tensor in (*part.parameters(), *part.buffers())]
 
 
 def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:

@@ -1,52 +1,71 @@
-"""What the replicas of a fleet must have in common: one step is traced for the first, and used by all."""
+"""What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+from tqdm.auto import tqdm
 
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.program import traced
 
+Replica = tuple[Any, Any]  # a model and its guide, both modules
 
-def check_alike(replicas: list[tuple[Any, Any]], settings: list[dict[str, Any]]) -> None:
-    """Raise an error unless all replicas have the structure of the first one."""
 
-    def structure(pair: tuple[Any, Any]) -> Any:
-        tensors = [(n, tuple(t.shape), t.dtype) for part in pair for n, t in part.state_dict().items()]
-        guide = pair[1]
-        kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
-        # One step is traced for all, so settings that are not tensors (an activation, its slope) must be the same too.
-        layers = [(type(each).__name__, each.extra_repr()) for each in pair[0].modules()]
-        return type(guide).__name__, tensors, kinds, layers
-
-    first = structure(replicas[0])
-    for pair, setting in zip(replicas, settings, strict=True):
-        if structure(pair) != first:
+def build_replicas(
+    build: Callable[..., object], settings: Mapping[str, Sequence[object]], progress: bool
+) -> tuple[list[dict[str, object]], list[Replica]]:
+    """Return the settings of each replica and the replicas; raise an error unless all have the same structure."""
+    if not callable(build) or not isinstance(settings, Mapping):
+        raise PyroDropoutError(
+            "a fleet needs build, a function that makes one replica, and settings, {argument: one value for each"
+            f" replica}}; got {type(build).__name__} and {type(settings).__name__}."
+        )
+    lengths = {name: len(values) if hasattr(values, "__len__") else 0 for name, values in settings.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
+    rows = [dict(zip(settings, row, strict=True)) for row in zip(*settings.values(), strict=True)]
+    replicas = [_checked(build(**row)) for row in tqdm(rows, disable=not progress, unit="replica")]
+    first = _structure(replicas[0])
+    for replica, row in zip(replicas, rows, strict=True):
+        if _structure(replica) != first:
             raise PyroDropoutError(
-                f"the replica with {setting} differs in structure from the one with {settings[0]}: other shapes, other"
-                " layers, or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
+                f"the replica with {row} differs in structure from the one with {rows[0]}: other shapes, other layers,"
+                " or a guide of another kind (keep=1 makes a layer a point). Put them in two fleets."
             )
+    return rows, replicas
 
 
-def check_pure(graph: torch.fx.GraphModule) -> None:
-    """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
-    for node in graph.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
-        if schema is not None and schema.is_mutable and _is_input(node.args[0]):
-            raise PyroDropoutError(
-                "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
-                " use another normalisation, eval(), or separate training runs."
-            )
+def _checked(built: object) -> Replica:
+    if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
+        raise PyroDropoutError(
+            "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
+            f" {type(built).__name__}."
+        )
+    return built
+
+
+def _structure(replica: Replica) -> tuple[object, ...]:
+    model, guide = replica
+    tensors = [(name, t.shape, t.dtype) for part in replica for name, t in part.state_dict().items()]
+    kinds = [type(guide.posterior(name)).__name__ for name in getattr(guide, "_sites", {})]
+    # One step is traced for all, so settings that are not tensors (an activation, its slope) must be the same too.
+    layers = [(type(layer).__name__, layer.extra_repr()) for layer in model.modules()]
+    return type(guide).__name__, tensors, kinds, layers
+
+
+def tensors_in(replica: Replica) -> list[Tensor]:
+    """Return the parameters and the buffers of a replica."""
+    return [tensor for part in replica for tensor in (*part.parameters(), *part.buffers())]
 
 
 def over_replicas(
-    solo: Callable[..., Tree], example: tuple[Tree, ...], in_dims: tuple[int | None, ...], pair: tuple[Any, Any]
+    solo: Callable[..., Tree], example: tuple[Tree, ...], in_dims: tuple[int | None, ...], pair: Replica
 ) -> Callable[..., Tree]:
     """Return a computation of one replica as one of all: traced for the first, and mapped over what differs.
 
@@ -66,13 +85,24 @@ def over_replicas(
 
     with quietly(*pair):
         graph = traced(flat, leaves)
-    check_pure(graph)
+    _check_pure(graph)
     dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
     mapped = vmap(graph, in_dims=dims, randomness="different")
     return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
 
 
-def _is_input(node: Any) -> bool:
+def _check_pure(graph: torch.fx.GraphModule) -> None:
+    """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
+    for node in graph.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        if schema is not None and schema.is_mutable and _is_input(node.args[0]):
+            raise PyroDropoutError(
+                "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
+                " use another normalisation, eval(), or separate training runs."
+            )
+
+
+def _is_input(node: object) -> bool:
     """Whether a node is an input of its graph, or shares memory with one: a view, or an in-place result."""
     while isinstance(node, torch.fx.Node) and node.op == "call_function":
         schema = getattr(node.target, "_schema", None)
@@ -80,25 +110,3 @@ def _is_input(node: Any) -> bool:
             return False
         node = node.args[0]
     return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
-
-
-def check_settings(build: Any, settings: Any) -> None:
-    """Raise an error unless ``settings`` gives the arguments of each replica, and ``build`` can be called."""
-    if not callable(build) or not isinstance(settings, Mapping):
-        raise PyroDropoutError(
-            "a fleet needs build, a function that makes one replica, and settings, {argument: one value for each"
-            f" replica}}; got {type(build).__name__} and {type(settings).__name__}."
-        )
-    lengths = {name: len(values) if hasattr(values, "__len__") else 0 for name, values in settings.items()}
-    if not lengths or len(set(lengths.values())) != 1 or not next(iter(lengths.values())):
-        raise ShapeError(f"settings must have one value for each replica under every name; got lengths {lengths}.")
-
-
-def as_pair(built: Any) -> tuple[Any, Any]:
-    """Return what ``build`` made; raise if it is not a model and its guide."""
-    if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
-        raise PyroDropoutError(
-            "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
-            f" {type(built).__name__}."
-        )
-    return built

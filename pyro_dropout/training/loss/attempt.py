@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pyro
 import torch
 from pyro.poutine.messenger import Messenger
-from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from pyro_dropout.generative.random_state import random_state, set_random_state
+from pyro_dropout.generative.trial_run import modules_of
+from pyro_dropout.protocols import Message, PyroModel
 
 
 class Attempt(Messenger):
@@ -18,26 +18,21 @@ class Attempt(Messenger):
 
     A guide that first has to read its model draws random numbers on the way, once. A second run does not, so it starts
     from the random state of the first run's first draw, and gives what one run would have given.
-
-    Args:
-        model: the Pyro model.
-        guide: the Pyro guide.
     """
 
-    def __init__(self, model: Any, guide: Any) -> None:
+    def __init__(self, model: PyroModel, guide: PyroModel) -> None:
         super().__init__()
         self._random = random_state()
         self._buffers = [
             (module._buffers, key, buffer, buffer.detach().clone())
-            for root in (model, guide)
-            for module in (root.modules() if isinstance(root, nn.Module) else ())
+            for module in modules_of(model, guide)
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
         self._parameters = set(pyro.get_param_store().keys())
         self._reads_its_model = getattr(guide, "prototype_trace", self) is None
 
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if self._reads_its_model:
             self._random, self._reads_its_model = random_state(), False
 

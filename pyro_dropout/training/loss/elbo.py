@@ -8,7 +8,7 @@ import functools
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import pyro.infer
 import torch
@@ -16,10 +16,12 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
-from pyro_dropout.mathematics.errors import NotFollowedError, RangeError
+from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.protocols import PyroModel, Trace
 from pyro_dropout.training.loss.attempt import Attempt, is_traced, untraced
+from pyro_dropout.training.loss.operations import Args, Kwargs
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
 from pyro_dropout.training.loss.score import score
@@ -60,10 +62,8 @@ class ELBO(pyro.infer.ELBO):
     def __init__(
         self, kl: Method = "large_k", per_example: PerExample = True, num_particles: int = 1, *, kl_samples: int = 16
     ) -> None:
-        if kl not in ("large_k", "exact", "monte_carlo"):
-            raise RangeError(f"kl must be one of large_k, exact, monte_carlo; got {kl!r}.")
-        if not isinstance(per_example, bool) and per_example != "auto":
-            raise RangeError(f"per_example must be True or False, or 'auto'; got {per_example!r}.")
+        check_choice("kl", kl, get_args(Method))
+        check_choice("per_example", per_example, (True, False, "auto"))
         check_count("num_particles", num_particles)
         check_count("kl_samples", kl_samples)
         super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]
@@ -77,39 +77,35 @@ class ELBO(pyro.infer.ELBO):
 
     # --- one particle -----------------------------------------------------------------------------------------------
 
-    def _get_trace(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _get_trace(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> tuple[Trace, Trace]:
         drawn = self._drawn(model, guide, args, kwargs)
         return drawn.model_trace, drawn.guide_trace
 
-    def _drawn(self, model: Any, guide: Any, args: Any, kwargs: Any) -> Particle:
+    def _drawn(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Particle:
         """Return the terms of one draw for each data point or, if that fails, of a shared draw."""
         if self._shares or self.per_example is True:
             return self._run(model, guide, args, kwargs)
-        if is_traced():  # a failed attempt would become part of the program
-            with untraced():
-                self._tried(model, guide, args, kwargs)[0].undo()
-            return self._run(model, guide, args, kwargs)
-        start, found = self._tried(model, guide, args, kwargs)
-        if found is not None:
-            return found
-        start.undo()
+        traced = is_traced()  # then a failed attempt would become part of the program
+        with untraced() if traced else nullcontext():
+            start, found = Attempt(model, guide), None
+            try:
+                found = self._run(model, guide, args, kwargs, start)
+            except NotFollowedError as refusal:
+                site = "weights" if refusal.site is None else f"site {refusal.site!r}"
+                self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
+                warnings.warn(
+                    f"{self._refusals[0]}; all points share each draw from here on. ELBO(per_example=False) silences"
+                    " this.",
+                    stacklevel=2,
+                )
+            if found is not None and not traced:
+                return found
+            start.undo()
         return self._run(model, guide, args, kwargs)
 
-    def _tried(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Attempt, Particle | None]:
-        """Try a draw for each data point; after the first failure, all points share each draw."""
-        start = Attempt(model, guide)
-        try:
-            return start, self._run(model, guide, args, kwargs, start)
-        except NotFollowedError as refusal:
-            site = "weights" if refusal.site is None else f"site {refusal.site!r}"
-            self._refusals.append(f"{site} cannot be drawn for each data point: {refusal.reason}")
-            warnings.warn(
-                f"{self._refusals[0]}; all points share each draw from here on. ELBO(per_example=False) silences this.",
-                stacklevel=2,
-            )
-        return start, None
-
-    def _run(self, model: Any, guide: Any, args: Any, kwargs: Any, start: Attempt | None = None) -> Particle:
+    def _run(
+        self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs, start: Attempt | None = None
+    ) -> Particle:
         """Draw from the guide, and run the model with the draw."""
         with nullcontext() if self._shares else draw_per_example() as points:
             with nullcontext() if start is None else start:
@@ -119,22 +115,23 @@ class ELBO(pyro.infer.ELBO):
         particle.add_up()
         return particle
 
-    def _particle(self, model: Any, guide: Any, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, float | Tensor]:
+    def _particle(
+        self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs
+    ) -> tuple[Tensor, Tensor, float | Tensor]:
         """Return the negative log-likelihood, the KL, and a term of value zero with the gradient of the score."""
         drawn = self._drawn(model, guide, args, kwargs)
-        everything = [*drawn.surprises, *drawn.divergences.values()]
-        zero = score(everything, drawn.guide_trace, drawn.orders)
+        zero = score([*drawn.surprises, *drawn.divergences.values()], drawn.guide_trace, drawn.orders)
         return _total(drawn.surprises), _total(drawn.divergences.values()), zero
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 
-    def parts(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def parts(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the two parts of -ELBO: {"nll": E[-log p(y|w)], "kl": KL(q‖p)}, averaged over particles."""
         drawn = [self._particle(model, guide, args, kwargs)[:2] for _ in range(self.num_particles)]
         nll, divergence = (torch.stack(part).mean() for part in zip(*drawn, strict=True))
         return {"nll": nll, "kl": divergence}
 
-    def by_site(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def by_site(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the terms of -ELBO of one draw by site: the KL of a latent site, -log p of an observed one.
 
         A constrained site has two terms: log q of its draw in unconstrained space is under the name of that draw.
@@ -142,19 +139,19 @@ class ELBO(pyro.infer.ELBO):
         drawn = self._drawn(model, guide, args, kwargs)
         return {term.site: term.value.sum() for term in (*drawn.divergences.values(), *drawn.surprises)}
 
-    def differentiable_loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> Tensor:
         """Return -ELBO as a tensor whose gradient is an unbiased estimate of its gradient."""
         drawn = [self._particle(model, guide, args, kwargs) for _ in range(self.num_particles)]
         return torch.stack([nll + divergence + score for nll, divergence, score in drawn]).mean()
 
-    def loss(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+    def loss(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> float:
         """Return an estimate of -ELBO."""
         with torch.no_grad():
             value = float(self.differentiable_loss(model, guide, *args, **kwargs))
         warn_if_nan(value, "loss")  # type: ignore[call-overload]
         return value
 
-    def loss_and_grads(self, model: Any, guide: Any, *args: Any, **kwargs: Any) -> float:
+    def loss_and_grads(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> float:
         """Return an estimate of -ELBO, and add its gradient to the parameters'."""
         value = self.differentiable_loss(model, guide, *args, **kwargs)
         if value.requires_grad:

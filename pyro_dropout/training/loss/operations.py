@@ -5,13 +5,19 @@ torch gives a handler only the function and its arguments; the rest of what it n
 
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution, Transform
+
+Operation = Callable[..., Any]  # a function of torch's
+Args = tuple[Any, ...]  # what it is called with
+Kwargs = Mapping[str, Any]
+Note = TypeVar("Note")
 
 # Operations that read only the shape of their first argument, or of all but the first, and not its values.
 _NOT_THE_FIRST = {"zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint_like"}
@@ -33,25 +39,25 @@ PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
 _DISTRIBUTIONS = ("torch.distributions", "pyro.distributions")
 
 
-class Notes:
+class Notes(Generic[Note]):
     """Notes on tensors, by identity: stored beside them, and dropped with their last use.
 
     ``torch.utils.weak.WeakIdKeyDictionary`` does the same, but lookups take ten times as long.
     """
 
     def __init__(self) -> None:
-        self._notes: dict[int, tuple[weakref.ref[Tensor], Any]] = {}
+        self._notes: dict[int, tuple[weakref.ref[Tensor], Note]] = {}
 
-    def get(self, value: Tensor) -> Any:
+    def get(self, value: Tensor) -> Note | None:
         """Return the note on a tensor, or None."""
         found = self._notes.get(id(value))
         return None if found is None or found[0]() is not value else found[1]
 
-    def __setitem__(self, value: Tensor, note: Any) -> None:
+    def __setitem__(self, value: Tensor, note: Note) -> None:
         self._notes[id(value)] = (weakref.ref(value), note)
 
 
-def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+def tensors(values: Iterable[object]) -> Iterator[Tensor]:
     """Yield the tensors among ``values``, and in lists and tuples among them."""
     for value in values:
         if isinstance(value, Tensor):
@@ -60,7 +66,7 @@ def tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from tensors(value)
 
 
-def tensors_in(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[Tensor]:
+def tensors_in(values: Iterable[object], seen: set[int] | None = None) -> Iterator[Tensor]:
     """Yield all tensors that distributions are made of, including those in their transforms and collections."""
     seen = set() if seen is None else seen
     for value in values:
@@ -72,12 +78,12 @@ def tensors_in(values: Iterable[Any], seen: set[int] | None = None) -> Iterator[
             yield from tensors_in(inside.values() if isinstance(inside, dict) else inside, seen)
 
 
-def name_of(func: Any) -> str:
+def name_of(func: Operation) -> str:
     """Return the name of an operation, for messages."""
     return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
 
 
-def carried(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def carried(func: Operation, args: Args, kwargs: Kwargs) -> Iterator[Tensor]:
     """Yield the tensors whose values an operation uses, and not only their shapes or types."""
     name = getattr(func, "__name__", "")
     if name in _NOT_THE_FIRST:
@@ -85,7 +91,7 @@ def carried(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     return tensors(args[:1] if name in _ONLY_THE_FIRST else (*args, *kwargs.values()))
 
 
-def written_by_name(name: str, args: Any, kwargs: Any) -> list[Tensor]:
+def written_by_name(name: str, args: Args, kwargs: Kwargs) -> list[Tensor]:
     """Return the tensors that an operation changes in place, judging by its name; version counters show the others."""
     in_place = name in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
     in_place = in_place or (name == "__set__" and isinstance(args[-1], Tensor))  # x.data = w
@@ -97,18 +103,11 @@ def version(value: Tensor) -> int:
     return 0 if value.is_inference() else int(value._version)
 
 
-def along_rows(name: str, subject: Tensor, args: Any, kwargs: Any) -> bool:
-    """Whether an operation combines the rows of its input, or reorders them.
-
-    Args:
-        name: the operation's name.
-        subject: its input, rows first.
-        args: its arguments.
-        kwargs: its keyword arguments.
-    """
+def along_rows(name: str, subject: Tensor, args: Args, kwargs: Kwargs) -> bool:
+    """Whether an operation combines the rows of its input ``subject``, or reorders them."""
     if name not in _ALONG and name not in _REDUCTIONS:
         return False
-    given: Any = kwargs.get("dim", kwargs.get("dims"))
+    given = kwargs.get("dim", kwargs.get("dims"))
     if given is None:
         if any(isinstance(each, Tensor) and each is not subject for each in args):  # torch.max(a, b)
             return name in _ALONG
@@ -127,7 +126,7 @@ def in_a_distribution() -> bool:
 
 def _callers() -> Iterator[str]:
     """Yield the modules on the call stack, innermost first, as far as a distribution may call torch's operations."""
-    frame: Any = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(15):
         if frame is None:
             return
@@ -136,12 +135,7 @@ def _callers() -> Iterator[str]:
 
 
 def reads_numbers(name: str, only_in_a_check: bool) -> bool:
-    """Whether an operation turns a tensor into Python numbers for the model to use.
-
-    Args:
-        name: the operation's name.
-        only_in_a_check: whether to ignore yes-or-no questions.
-    """
+    """Whether an operation gives the model Python numbers; ``only_in_a_check`` leaves out yes-or-no questions."""
     if name not in _READS:
         return False
     # Pyro's losses sum what the model returned, and check values; the model reads nothing there.

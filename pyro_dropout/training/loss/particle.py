@@ -1,7 +1,7 @@
 """One draw of a guide, the model run with it, and the resulting terms of the loss."""
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import zip_longest
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch.overrides import _pop_mode_temporarily
 
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.training.loss.operations import tensors_in
+from pyro_dropout.protocols import Message, PyroModel, Trace
+from pyro_dropout.training.loss.operations import Args, Kwargs, tensors_in
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
 
@@ -33,51 +34,40 @@ class Particle(Messenger):
         kl_samples: draws for the parts that have no closed form.
         orders: for each site of the model, which rows of it belong to which draws for each data point; None where all
             points share the draw.
-
-    Attributes:
-        model_trace: the model's run with the draw.
-        divergences: the terms of latent sites, and of auxiliary ones, by name.
-        surprises: the terms of observed sites.
     """
 
-    model_trace: Any
+    model_trace: Trace  # the model's run with the draw
 
     def __init__(
-        self, guide_trace: Any, kl: Method, kl_samples: int, orders: Mapping[str, Mapping[str, Order]] | None
+        self, guide_trace: Trace, kl: Method, kl_samples: int, orders: Mapping[str, Mapping[str, Order]] | None
     ) -> None:
         super().__init__()
         self.guide_trace, self.orders, self._by_point = guide_trace, orders or {}, orders is not None
-        self.divergences: dict[str, Term] = {}
-        self.surprises: list[Term] = []
+        self.divergences: dict[str, Term] = {}  # of latent and auxiliary sites
+        self.surprises: list[Term] = []  # of observed sites
         self._kl, self._kl_samples = kl, kl_samples
-        self._places = {name: place for place, name in enumerate(_samples(guide_trace))}
+        self._sites = _samples(guide_trace)
+        self._places = {name: place for place, name in enumerate(self._sites)}
         self._latest = -1  # the position in the guide of the latest site that the model has sampled
-        for name, site in _samples(guide_trace).items():
-            _check_not_enumerated(name, site)
-        self._watch = self._watching()
-
-    def _watching(self) -> Watch | None:
-        """Return a detector of priors that are made from draws, if that matters and gradients do not show it."""
-        sites = _samples(self.guide_trace).values()
+        sites = self._sites.values()
+        for site in sites:
+            _check_not_enumerated(site)
+        # Looks for priors that are made from draws, if that matters and gradients do not show it.
         joint = any(getattr(site["fn"], "joint", False) for site in sites)
         point = any(isinstance(site["fn"], Delta) or getattr(site["fn"], "singular", False) for site in sites)
-        return Watch(site["value"] for site in sites) if joint or (point and not torch.is_grad_enabled()) else None
+        needed = joint or (point and not torch.is_grad_enabled())
+        self._watch = Watch(site["value"] for site in sites) if needed else None
 
-    def run(self, model: Any, args: Any, kwargs: Any) -> None:
+    def run(self, model: PyroModel, args: Args, kwargs: Kwargs) -> None:
         """Run the model with the draw."""
-        with ExitStack() as stack:
-            if self._watch is not None:
-                stack.enter_context(self._watch)
-            with self:
-                replayed = poutine.replay(model, trace=self.guide_trace)
-                self.model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
+        with nullcontext() if self._watch is None else self._watch, self:
+            replayed = poutine.replay(model, trace=self.guide_trace)
+            self.model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
 
     def add_up(self) -> None:
         """Compute the terms of observed sites, and of sites that only the guide has."""
-        for site in _samples(self.model_trace).values():
-            if site["is_observed"]:
-                self.surprises.append(observed(site))
-        for name, site in _samples(self.guide_trace).items():
+        self.surprises += [observed(site) for site in _samples(self.model_trace).values() if site["is_observed"]]
+        for name, site in self._sites.items():
             if name in self.model_trace.nodes:
                 continue
             if not site["infer"].get("is_auxiliary"):
@@ -87,10 +77,10 @@ class Particle(Messenger):
                 )
             self.divergences[name] = auxiliary(site)
 
-    def _pyro_post_sample(self, msg: Any) -> None:
-        name = msg["name"]
-        if site_is_subsample(msg) or _is_deterministic(msg):
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if not _has_density(msg):
             return
+        name = msg["name"]
         q_site = self.guide_trace.nodes.get(name)
         if msg["is_observed"]:
             if q_site is not None and not _is_deterministic(q_site):
@@ -98,13 +88,13 @@ class Particle(Messenger):
                     f"the guide samples {name!r}, which the model observes. Remove it from the guide."
                 )
             return
-        _check_not_enumerated(name, msg)
+        _check_not_enumerated(msg)
         if q_site is None:
             raise PyroDropoutError(
                 f"the guide has no site {name!r}, which the model samples. Sample it in the guide, or condition the"
                 " model on it."
             )
-        _check_shapes(name, msg, q_site)
+        _check_shapes(msg, q_site)
         # No layer runs here, and the handlers that look for layers would inspect every operation.
         with ExitStack() as stack:
             for _ in range(self._by_point + (self._watch is not None)):
@@ -113,7 +103,7 @@ class Particle(Messenger):
         if self._watch is not None:
             self._watch.on = len(self.divergences) < len(self._places)
 
-    def _divergence(self, q_site: Any, p_site: Any) -> Term:
+    def _divergence(self, q_site: Message, p_site: Message) -> Term:
         place = self._places[p_site["name"]]
         # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)
@@ -126,22 +116,21 @@ class Particle(Messenger):
 
     def _is_image(self, name: str) -> bool:
         """Whether a point of the guide is a mapped draw: of a draw that has its name, or that has no site's name."""
-        sites = _samples(self.guide_trace)
-        draws = [each for each, site in sites.items() if site["infer"].get("is_auxiliary")]
-        others = {f"{each}{_FREE}" for each in sites if each != name}
+        draws = [each for each, site in self._sites.items() if site["infer"].get("is_auxiliary")]
+        others = {f"{each}{_FREE}" for each in self._sites if each != name}
         return any(each not in others for each in draws)
 
 
-def _samples(trace: Any) -> dict[str, Any]:
+def _samples(trace: Trace) -> dict[str, Message]:
     """Return the sites of a trace that have a density."""
-    return {
-        name: site
-        for name, site in trace.nodes.items()
-        if site["type"] == "sample" and not site_is_subsample(site) and not _is_deterministic(site)
-    }
+    return {name: site for name, site in trace.nodes.items() if _has_density(site)}
 
 
-def _check_shapes(name: str, p_site: Any, q_site: Any) -> None:
+def _has_density(site: Any) -> bool:
+    return site["type"] == "sample" and not site_is_subsample(site) and not _is_deterministic(site)
+
+
+def _check_shapes(p_site: Message, q_site: Message) -> None:
     """Raise an error if a site has different shapes in model and guide: broadcasting would hide it."""
     p, q = p_site["fn"], q_site["fn"]
     if not hasattr(p, "event_shape") or not hasattr(q, "event_shape"):
@@ -149,18 +138,18 @@ def _check_shapes(name: str, p_site: Any, q_site: Any) -> None:
     shapes = p.batch_shape + p.event_shape, q.batch_shape + q.event_shape
     if any(ours != theirs for ours, theirs in zip_longest(*map(reversed, shapes), fillvalue=1)):
         raise PyroDropoutError(
-            f"site {name!r} has shape {tuple(shapes[0])} in the model and {tuple(shapes[1])} in the guide. Give both"
-            " the same plates."
+            f"site {p_site['name']!r} has shape {tuple(shapes[0])} in the model and {tuple(shapes[1])} in the guide."
+            " Give both the same plates."
         )
 
 
-def _is_deterministic(site: Any) -> bool:
+def _is_deterministic(site: Message) -> bool:
     return bool(site["infer"] and site["infer"].get("_deterministic"))
 
 
-def _check_not_enumerated(name: str, site: Any) -> None:
+def _check_not_enumerated(site: Message) -> None:
     if site["infer"].get("enumerate") and not site["is_observed"]:
         raise PyroDropoutError(
-            f"site {name!r} is marked for enumeration, but pyro_dropout.ELBO draws every site. Use"
+            f"site {site['name']!r} is marked for enumeration, but pyro_dropout.ELBO draws every site. Use"
             " pyro.infer.TraceEnum_ELBO, or remove infer={'enumerate': ...}."
         )

@@ -6,7 +6,8 @@ any other way is an error, never a silent approximation.
 """
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError
 from pyro_dropout.mathematics.per_data_point import Layer, Lookup, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.training.loss.operations import name_of, tensors
+from pyro_dropout.protocols import Message
+from pyro_dropout.training.loss.operations import Args, Kwargs, Operation, name_of, tensors
 from pyro_dropout.training.loss.row_tracking import Order, Record
 
 _TRANSPOSED = "_pyro_dropout_transposed"  # on a placeholder
@@ -60,26 +62,24 @@ class per_example(Messenger):
             raise PyroDropoutError(
                 f"sites must be a collection of names, such as ['0.weight'], or a function of the name; got {sites!r}."
             )
-        self._sites, self._reused = sites, reused
+        self._applies = sites if callable(sites) else lambda name: sites is None or name in sites
+        self._reused = reused
         self._mode = _RewriteLayers()
         self.orders: dict[str, Mapping[str, Order]] = {}
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         entered = super().__enter__()  # raises if entered twice
         self._mode, self.orders = _RewriteLayers(), {}  # a new record, which ends with the context
         self._mode.__enter__()  # type: ignore[no-untyped-call]
         return entered
 
-    def __exit__(self, *args: Any) -> Any:
-        self._mode.__exit__(*args)  # type: ignore[no-untyped-call]
-        return super().__exit__(*args)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        super().__exit__(kind, error, traceback)
 
-    def _applies(self, name: str) -> bool:
-        if self._sites is None:
-            return True
-        return self._sites(name) if callable(self._sites) else name in self._sites
-
-    def _pyro_sample(self, msg: Any) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         fn, name, infer = msg["fn"], msg["name"], msg["infer"] or {}
         if not infer.get("_deterministic"):  # such a site keeps its value, and has no density
             observed = msg["value"] if msg["is_observed"] else None
@@ -108,7 +108,9 @@ class _RewriteLayers(TorchFunctionMode):
         super().__init__()
         self.record = Record()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Operation, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         drawn = known = False
         for value in tensors((*args, *kwargs.values())):
@@ -116,10 +118,8 @@ class _RewriteLayers(TorchFunctionMode):
             known = known or self.record.of(value) is not None
         if not drawn and not known:
             return func(*args, **kwargs)
-        result: Any = NotImplemented
-        if drawn and func in _REWRITES:
-            result = _REWRITES[func](func, *args, **kwargs)
-        if result is NotImplemented:
+        result = _REWRITES[func](func, *args, **kwargs) if drawn and func in _REWRITES else None
+        if result is None:
             return self.record.run(func, args, kwargs)
         self.record.after_layer(result, args, kwargs, name_of(func))
         return result
@@ -136,35 +136,35 @@ def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
     return y + values.reshape(shape)
 
 
-def _product(x: Tensor, weight: Tensor, in_dim: int) -> Any:
+def _product(x: Tensor, weight: Tensor, in_dim: int) -> Tensor | None:
     """Return x's product with a placeholder for a matrix, whose dimension ``in_dim`` matches x's last one."""
     recipe = drawn_per_data_point(weight)
     if recipe is None or drawn_per_data_point(x) is not None or weight.dim() != 2 or x.dim() < 2:
-        return NotImplemented
+        return None
     if getattr(weight, _TRANSPOSED, False):
         in_dim = 1 - in_dim
     layer = Layer(F.linear if in_dim == 1 else torch.matmul, in_dim, 1 - in_dim, positions=x.dim() > 2)
     return recipe.product(x, layer)
 
 
-def _linear(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+def _linear(func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     if drawn_per_data_point(weight) is None:
-        result = NotImplemented if drawn_per_data_point(input) is not None else func(input, weight)
+        result = None if drawn_per_data_point(input) is not None else func(input, weight)
     else:
         result = _product(input, weight, 1)
-    return result if result is NotImplemented else _plus_bias(result, bias)
+    return None if result is None else _plus_bias(result, bias)
 
 
 def _convolution(
-    func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
-) -> Any:
+    func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> Tensor | None:
     names: tuple[str, ...] = ("stride", "padding", "dilation", "groups")
     if func in _TRANSPOSED_CONVOLUTIONS:
         names = ("stride", "padding", "output_padding", "groups", "dilation")
     options = {**dict(zip(names, args, strict=False)), **kwargs}
     recipe = drawn_per_data_point(weight)
     if drawn_per_data_point(input) is not None or input.dim() != weight.dim():
-        return NotImplemented
+        return None
     if recipe is None:
         return _plus_bias(func(input, weight, None, **options), bias, 1)
     dims = (0, 1) if func in _TRANSPOSED_CONVOLUTIONS else (1, 0)
@@ -173,36 +173,37 @@ def _convolution(
     return _plus_bias(recipe.product(input, layer), bias, 1)
 
 
-def _matmul(func: Any, left: Tensor, right: Tensor) -> Any:
-    return _product(left, right, 0)
+def _matmul(func: Operation, input: Tensor, other: Tensor) -> Tensor | None:
+    return _product(input, other, 0)
 
 
-def _add(func: Any, left: Any, right: Any, **kwargs: Any) -> Any:
-    bias, other = (right, left) if drawn_per_data_point(right) is not None else (left, right)
-    drawn = drawn_per_data_point(other) is not None
-    if kwargs or not isinstance(other, Tensor) or drawn or bias.dim() != 1 or other.dim() < 2:
-        return NotImplemented
-    return _plus_bias(other, bias)
+def _add(func: Operation, input: object, other: object, **kwargs: object) -> Tensor | None:
+    bias, values = (other, input) if drawn_per_data_point(other) is not None else (input, other)
+    if kwargs or not isinstance(bias, Tensor) or not isinstance(values, Tensor):
+        return None
+    if drawn_per_data_point(values) is not None or bias.dim() != 1 or values.dim() < 2:
+        return None
+    return _plus_bias(values, bias)
 
 
-def _transpose(func: Any, weight: Tensor) -> Any:
+def _transpose(func: Operation, weight: Tensor) -> Tensor | None:
     recipe = drawn_per_data_point(weight)
     if recipe is None or weight.dim() != 2:
-        return NotImplemented
+        return None
     turned = recipe.mark(func(weight))
     setattr(turned, _TRANSPOSED, not getattr(weight, _TRANSPOSED, False))
     return turned
 
 
 def _embedding(
-    func: Any,
+    func: Operation,
     input: Tensor,
     weight: Tensor,
     padding_idx: int | None = None,
     max_norm: float | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
+    *_: object,
+    **__: object,
+) -> Tensor | None:
     recipe = drawn_per_data_point(weight)
     assert recipe is not None
     if max_norm is not None:
@@ -210,12 +211,13 @@ def _embedding(
             f"per_example() does not cover max_norm, which changes the embedding {recipe.site!r}.", recipe.site
         )
     if getattr(weight, _TRANSPOSED, False):
-        return NotImplemented
+        return None
     layer = Lookup(lambda x, w: func(x, w, padding_idx), 0, 1, positions=True)
     return recipe.product(input, layer)
 
 
-_REWRITES: dict[Any, Any] = {
+# Each takes the operation and its arguments, and returns its output, or None where it cannot be rewritten.
+_REWRITES: dict[Operation, Callable[..., Tensor | None]] = {
     F.linear: _linear,
     F.embedding: _embedding,
     **dict.fromkeys((*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS), _convolution),

@@ -7,7 +7,6 @@ operation uses it as if it were a draw, or mixes data points that have their own
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
@@ -16,23 +15,12 @@ from torch import Tensor
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.training.loss.operations import (
-    PRODUCTS,
-    STATISTICS,
-    Notes,
-    along_rows,
-    carried,
-    in_a_distribution,
-    name_of,
-    reads_numbers,
-    tensors,
-    tensors_in,
-    version,
-    written_by_name,
-)
+from pyro_dropout.protocols import Distribution
+from pyro_dropout.training.loss import operations
+from pyro_dropout.training.loss.operations import Args, Kwargs, Notes, Operation, tensors, tensors_in
 
 # How many rows there are, and what has been selected since: row n of two tensors is the same point if these agree.
-Order = tuple[int, tuple[Any, ...]]
+Order = tuple[int, tuple[object, ...]]
 
 _PARAMETER = "a parameter of a distribution"
 
@@ -74,18 +62,18 @@ class Record:
     """Which tensors were made from placeholders; a tensor is forgotten with its last use."""
 
     def __init__(self) -> None:
-        self._tracks = Notes()
+        self._tracks = Notes[Track]()
         self._changed = False  # whether a tensor was changed in place, and its views with it
-        self._held: list[Any] = []  # indices, kept alive so that an id is unique
+        self._held: list[object] = []  # indices, kept alive so that an id is unique
 
     def of(self, value: Tensor) -> Track | None:
         """Return what is known about a tensor; a view changes with its base."""
-        found: Track | None = self._tracks.get(value)
+        found = self._tracks.get(value)
         if found is None and self._changed and value._base is not None:
             found = self._tracks.get(value._base)
         return found
 
-    def after_layer(self, result: Any, args: Any, kwargs: Any, operation: str) -> None:
+    def after_layer(self, result: object, args: Args, kwargs: Kwargs, operation: str) -> None:
         """Record the output of a rewritten layer: its rows have draws of the placeholders among its inputs."""
         given = list(tensors((*args, *kwargs.values())))
         recipes = [recipe for value in given if (recipe := drawn_per_data_point(value)) is not None]
@@ -96,26 +84,32 @@ class Record:
             if drawn_per_data_point(value) is None:
                 self._tracks[value] = track
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(self, func: Operation, args: Args, kwargs: Kwargs) -> object:
         """Run an operation that is not a layer, and record what it has made and changed."""
-        name, operation = str(getattr(func, "__name__", "")), name_of(func)
+        name, operation = str(getattr(func, "__name__", "")), operations.name_of(func)
         given = list(tensors((*args, *kwargs.values())))
-        carriers = list(carried(func, args, kwargs))
+        carriers = list(operations.carried(func, args, kwargs))
         lost = self._lost(carriers, operation)
-        if lost is not None and reads_numbers(name, only_in_a_check=lost.mixes):
+        if lost is not None and operations.reads_numbers(name, only_in_a_check=lost.mixes):
             raise NotFollowedError(
                 f"the model reads the numbers of site {lost.site!r} ({operation}), which differ for every data point"
                 " under per_example(). Use shared draws (per_example=False).",
                 lost.site,
                 f"the model reads its numbers by {operation}",
             )
-        changed = written_by_name(name, args, kwargs)
-        for value in changed:
-            _check_not_drawn(value, operation)
-        versions = [version(value) for value in given]
+        changed = operations.written_by_name(name, args, kwargs)
+        recipe = next(filter(None, map(drawn_per_data_point, changed)), None)
+        if recipe is not None:
+            raise NotFollowedError(
+                f"the model changes the draw of site {recipe.site!r} in place ({operation}), which per_example() cannot"
+                " follow. Make a new tensor, or use shared draws (per_example=False).",
+                recipe.site,
+                f"the model changes it in place ({operation})",
+            )
+        versions = [operations.version(value) for value in given]
         result = func(*args, **kwargs)
-        if func not in STATISTICS:
-            changed += [v for v, before in zip(given, versions, strict=True) if version(v) != before]
+        if func not in operations.STATISTICS:
+            changed += [v for v, before in zip(given, versions, strict=True) if operations.version(v) != before]
         # An input that is returned unchanged has not been touched: x.type_as(w) may be x itself.
         made = [value for value in tensors((result,)) if not any(value is other for other in given)]
         if changed:
@@ -132,13 +126,13 @@ class Record:
         for value in carriers:
             recipe, track = drawn_per_data_point(value), self.of(value)
             if recipe is not None:
-                return Lost(recipe.site, _PARAMETER if in_a_distribution() else operation)
+                return Lost(recipe.site, _PARAMETER if operations.in_a_distribution() else operation)
             if isinstance(track, Lost):
                 return track
         return None
 
     def _rows(
-        self, name: str, operation: str, args: Any, kwargs: Any, carriers: list[Tensor], value: Tensor
+        self, name: str, operation: str, args: Args, kwargs: Kwargs, carriers: list[Tensor], value: Tensor
     ) -> Track | None:
         """Return the record of an operation's result, for inputs whose rows each belong to a data point."""
         found = [track for each in carriers if (track := self.of(each)) is not None]
@@ -154,13 +148,13 @@ class Record:
             return Rows({site: (count, (*order, key)) for site, order in track.orders.items()})
         subject, right = carriers[0], kwargs.get("weight", args[1] if len(args) > 1 else None)
         mixes = any(count and value.numel() % count for count in counts)
-        if name in PRODUCTS and isinstance(right, Tensor):
+        if name in operations.PRODUCTS and isinstance(right, Tensor):
             mixes = mixes or (right.dim() <= 2 and self.of(right) is not None)
         if subject.dim() and subject.shape[0] in counts - {1}:
-            mixes = mixes or along_rows(name, subject, args, kwargs)
+            mixes = mixes or operations.along_rows(name, subject, args, kwargs)
         return Lost(next(iter(track.orders)), operation, mixes=True) if mixes else track
 
-    def _picked(self, name: str, args: Any, counts: set[int]) -> Any:
+    def _picked(self, name: str, args: Args, counts: set[int]) -> str | int | None:
         """Return a key for the points that an index selects or moves; None if all stay where they are."""
         if name not in ("__getitem__", "__setitem__"):
             return None
@@ -173,13 +167,10 @@ class Record:
         self._held.append(index)
         return id(index)
 
-    def check(self, name: str, fn: Any, *others: Any) -> Mapping[str, Order]:
-        """Raise unless a distribution is valid with a draw for each data point; return the order of its rows.
+    def check(self, name: str, fn: Distribution, *others: object) -> Mapping[str, Order]:
+        """Raise unless the distribution of a site is valid with a draw for each data point; return its rows' order.
 
-        Args:
-            name: the site that has this distribution.
-            fn: the distribution.
-            others: what else its density is made of: an observed value, a scale, a mask.
+        ``others`` is what else its density is made of: an observed value, a scale, a mask.
         """
         with torch._C.DisableTorchFunction():
             parts = list(tensors_in((fn, *others)))
@@ -206,18 +197,7 @@ def _merged(tracks: Iterable[Track], operation: str) -> Track:
     return Rows(orders)
 
 
-def _check_not_drawn(value: Tensor, operation: str) -> None:
-    recipe = drawn_per_data_point(value)
-    if recipe is not None:
-        raise NotFollowedError(
-            f"the model changes the draw of site {recipe.site!r} in place ({operation}), which per_example() cannot"
-            " follow. Make a new tensor, or use shared draws (per_example=False).",
-            recipe.site,
-            f"the model changes it in place ({operation})",
-        )
-
-
-def _independent(fn: Any) -> torch.Size:
+def _independent(fn: Distribution) -> torch.Size:
     """Return the shape of the independent parts of a distribution."""
     base = base_distribution(fn, MaskedDistribution, ExpandedDistribution)
     shape: torch.Size = getattr(base, "batch_shape", torch.Size())

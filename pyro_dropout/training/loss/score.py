@@ -5,27 +5,28 @@ A label, a coin flip or a count has no pathwise gradient in its probability, but
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from pyro.distributions import Delta
 from pyro.infer.util import MultiFrameTensor
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
 from pyro_dropout.mathematics.per_data_point import PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term
 
 
-def score(terms: Sequence[Term], guide_trace: Any, orders: Mapping[str, Mapping[str, Order]]) -> float | Tensor:
+def score(terms: Sequence[Term], guide_trace: Trace, orders: Mapping[str, Mapping[str, Order]]) -> float | Tensor:
     """Return a term of value zero whose gradient is the score-function estimate for all draws that need one.
 
     Args:
         terms: the summands of the loss.
         guide_trace: the draws.
-        orders: for each site of the model, which rows of it belong to which draws for each data point.
+        orders: for each site of the model, which of its rows belong to which draws.
     """
     zero: float | Tensor = 0.0
     if not torch.is_grad_enabled():
@@ -44,7 +45,7 @@ def score(terms: Sequence[Term], guide_trace: Any, orders: Mapping[str, Mapping[
     return zero
 
 
-def _log_chance(site: Any) -> Tensor | None:
+def _log_chance(site: Message) -> Tensor | None:
     """Return log q of the part of a shared draw that is not differentiable, (*batch); None if all of it is."""
     q = site["fn"]
     if isinstance(q, Scored):
@@ -55,26 +56,27 @@ def _log_chance(site: Any) -> Tensor | None:
     return log_q if log_q.requires_grad else None
 
 
-def _touched(terms: Sequence[Term], name: str, q: Any) -> list[Term]:
+def _touched(terms: Sequence[Term], name: str, q: Distribution) -> list[Term]:
     """Return the terms that a shared draw may affect: not its own closed-form divergence, which averages over it."""
     ours = isinstance(q, Stacked) or getattr(q, "learns_probs", False)  # a guide of this package: sites are independent
     others = [term for term in terms if term.sampled or term.site != name]
     return [term for term in others if term.sampled or term.moved] if ours else others
 
 
-def _summed_to(terms: Sequence[Term], frames: Any) -> Any:
+def _summed_to(terms: Sequence[Term], frames: tuple[CondIndepStackFrame, ...]) -> float | Tensor:
     """Return the sum of all terms for each element of the plates ``frames``, without gradients."""
     total = MultiFrameTensor()
     for term in terms:
         value = term.value.detach()
-        fits = all(-value.dim() <= frame.dim for frame in term.frames if frame.vectorized)
+        fits = all(-value.dim() <= frame.dim for frame in term.frames if frame.dim is not None)
         total.add((term.frames, value) if fits else ((), value.sum()))
     # Dimensions without a plate do not belong to an element of one.
     for known, value in total.items():
         dims = {frame.dim for frame in known}
         loose = [d for d in range(-value.dim(), 0) if d not in dims]
         total[known] = value.sum(loose, keepdim=True) if loose else value
-    return total.sum_to(frames)
+    found: float | Tensor = total.sum_to(frames)
+    return found
 
 
 def _of_points(terms: Sequence[Term], recipe: PerDataPoint, orders: Mapping[str, Mapping[str, Order]]) -> Tensor:

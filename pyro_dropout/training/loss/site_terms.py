@@ -5,12 +5,13 @@ averages over the draws of its own site only: it does not hold if the prior was 
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from pyro.distributions import Delta
 from pyro.distributions.util import scale_and_mask
+from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
@@ -21,7 +22,8 @@ from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
-from pyro_dropout.training.loss.operations import Notes, carried, tensors
+from pyro_dropout.protocols import Distribution, Message
+from pyro_dropout.training.loss.operations import Args, Kwargs, Notes, Operation, carried, tensors
 
 
 @dataclass(frozen=True)
@@ -38,17 +40,17 @@ class Term:
 
     site: str
     value: Tensor
-    frames: Any
+    frames: tuple[CondIndepStackFrame, ...]
     sampled: bool = True
     moved: bool = True
 
 
-def observed(site: Any) -> Term:
+def observed(site: Message) -> Term:
     """Return -log p of an observed site."""
     return Term(site["name"], -scaled(site["fn"].log_prob(site["value"]), site), site["cond_indep_stack"])
 
 
-def auxiliary(site: Any) -> Term:
+def auxiliary(site: Message) -> Term:
     """Return log q of a guide site that represents another: a constrained one, or several at once."""
     q, value = site["fn"], site["value"]
     if isinstance(q, Delta):
@@ -60,12 +62,14 @@ def auxiliary(site: Any) -> Term:
     return Term(site["name"], found, site["cond_indep_stack"])
 
 
-def divergence(q_site: Any, p_site: Any, method: Method, num_samples: int, *, apart: bool, learned: bool) -> Term:
+def divergence(
+    q_site: Message, p_site: Message, method: Method, num_samples: int, *, apart: bool, learned: bool
+) -> Term:
     """Return KL(q‖p) of a latent site, or an estimate of it from the draw.
 
     Args:
-        q_site: the site of the guide's trace.
-        p_site: the site of the model's trace.
+        q_site: the site in the guide's trace.
+        p_site: the site in the model's trace.
         method: which form of the KL of a row mixture.
         num_samples: draws for the parts that have no closed form.
         apart: whether a closed form would not hold.
@@ -88,16 +92,14 @@ def divergence(q_site: Any, p_site: Any, method: Method, num_samples: int, *, ap
         if fits and (drawn or not (apart or (method == "monte_carlo" and not q.singular))):
             return Term(name, _of_mixture(q_site, p_site, method, num_samples, learned), frames, False, learned)
     elif not apart and q.batch_shape == p.batch_shape and _scaled_alike(q_site, p_site):
-        try:
+        with suppress(NotImplementedError):
             found = kl_divergence(q, p)
-        except NotImplementedError:
-            found = None
-        if found is not None and found.shape == q.batch_shape:
-            return Term(name, scaled(found, q_site), frames, sampled=False)
+            if found.shape == q.batch_shape:
+                return Term(name, scaled(found, q_site), frames, sampled=False)
     return Term(name, of_draw(q_site, p_site), frames)
 
 
-def _of_mixture(q_site: Any, p_site: Any, method: Method, num_samples: int, learned: bool) -> Tensor:
+def _of_mixture(q_site: Message, p_site: Message, method: Method, num_samples: int, learned: bool) -> Tensor:
     q, p = q_site["fn"], p_site["fn"]
     parts = q.parts if isinstance(q, Stacked) else [q]
     found = kl(q, p, "large_k" if all(part.components == 1 for part in parts) else method, num_samples=num_samples)
@@ -114,7 +116,7 @@ def _of_mixture(q_site: Any, p_site: Any, method: Method, num_samples: int, lear
     return scaled(found, q_site).sum() + other - own
 
 
-def of_draw(q_site: Any, p_site: Any) -> Tensor:
+def of_draw(q_site: Message, p_site: Message) -> Tensor:
     """Return log q - log p of a draw; at σ = 0, where log q is an infinite constant, -log p."""
     q, p, value = q_site["fn"], p_site["fn"], q_site["value"]
     minus_log_p = -scaled(p.log_prob(value), p_site)
@@ -122,10 +124,12 @@ def of_draw(q_site: Any, p_site: Any) -> Tensor:
         return minus_log_p
     # A Delta is at its own value; its density there would have to compare the two.
     log_q = q.log_density if isinstance(q, Delta) else q.log_prob(value)
-    return _added(scaled(log_q, q_site), minus_log_p)
+    ours = scaled(log_q, q_site)
+    # By elements of the batch where guide and model agree on it: their plates may differ.
+    return ours + minus_log_p if ours.shape == minus_log_p.shape else ours.sum() + minus_log_p.sum()
 
 
-def _of_point(q_site: Any, p_site: Any, learned: bool) -> Tensor:
+def _of_point(q_site: Message, p_site: Message, learned: bool) -> Tensor:
     """Return -log p at a point; for a Gaussian prior without its normaliser, which is constant unless it is learned.
 
     ``kl`` does the same for dropout at σ = 0, so a layer that is never dropped is dropout's limit. A mapped draw keeps
@@ -138,49 +142,39 @@ def _of_point(q_site: Any, p_site: Any, learned: bool) -> Tensor:
     return scaled(0.5 * _over_event(((q.v - base.loc) / base.scale).square(), p), p_site)
 
 
-def _added(log_q: Tensor, minus_log_p: Tensor) -> Tensor:
-    """Return the sum, by elements of the batch where guide and model agree on it: their plates may differ."""
-    return log_q + minus_log_p if log_q.shape == minus_log_p.shape else log_q.sum() + minus_log_p.sum()
-
-
-def scaled(value: Tensor, site: Any) -> Tensor:
+def scaled(value: Tensor, site: Message) -> Tensor:
     """Return a log density or a divergence with the scale and mask of its site."""
     found: Tensor = scale_and_mask(value, site["scale"], site["mask"])
     return found
 
 
-def _scaled_alike(q_site: Any, p_site: Any) -> bool:
+def _scaled_alike(q_site: Message, p_site: Message) -> bool:
     pairs = ((q_site[key], p_site[key]) for key in ("scale", "mask"))
     return all(a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and a == b) for a, b in pairs)
 
 
-def _is_gaussian(p: Any) -> bool:
+def _is_gaussian(p: Distribution) -> bool:
     return isinstance(base_distribution(p), Normal)
 
 
-def _over_event(values: Tensor, fn: Any) -> Tensor:
+def _over_event(values: Tensor, fn: Distribution) -> Tensor:
     """Sum over the dimensions of one event of a distribution."""
     return values.sum(list(range(-len(fn.event_shape), 0))) if fn.event_shape else values
 
 
 class Watch(TorchFunctionMode):
-    """Records which tensors are made from draws and from trained parameters, even where gradients are switched off.
-
-    Args:
-        draws: the values that the guide has drawn.
-
-    Attributes:
-        on: whether there is anything left to find out; a model's forward pass comes after its priors.
-    """
+    """Records which tensors are made from draws and from trained parameters, even where gradients are switched off."""
 
     def __init__(self, draws: Iterable[Tensor]) -> None:
         super().__init__()
-        self.on = True
-        self._made = Notes()
+        self.on = True  # whether there is anything left to find out; a model's forward pass comes after its priors
+        self._made = Notes[bool]()
         for value in draws:
             self._made[value] = True
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Operation, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         result = func(*args, **(kwargs or {}))
         if self.on and self.moves(carried(func, args, kwargs or {})):
             for value in tensors((result,)):

@@ -9,8 +9,8 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.guides import GUIDES
-from pyro_dropout.training.checkpoints.posterior_file import read_extra, tensors_of
-from pyro_dropout.training.checkpoints.tensor_file import write_tensors
+from pyro_dropout.training.checkpoints.posterior_file import tensors_of
+from pyro_dropout.training.checkpoints.tensor_file import read_facts, write_tensors
 
 
 def net(width: int = 4, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -45,7 +45,7 @@ def test_what_is_learned_beside_the_guide_comes_back(tmp_path: Path) -> None:
         made.append((model, pd.AutoMeanField(model)))
     pd.fit(*made[0], x, x[:, :1], steps=5, compile=False, progress=False)
     pd.save(tmp_path / "q", *made[0], extra={"columns": ["a", "b"]})
-    assert read_extra(tmp_path / "q") == {"columns": ["a", "b"]} == pd.load(tmp_path / "q", *made[1])
+    assert read_facts(tmp_path / "q")["extra"] == {"columns": ["a", "b"]} == pd.load(tmp_path / "q", *made[1])
     for name, tensor in made[0][0].state_dict().items():
         assert torch.equal(tensor, made[1][0].state_dict()[name]), name
 
