@@ -143,7 +143,7 @@ def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, optio
     row = Row(name)
     started = time.perf_counter()
     try:
-        train = partial(one_by_one, own_store=True) if isinstance(exam, SiteExam) else as_a_fleet
+        train = one_by_one if isinstance(exam, SiteExam) else as_a_fleet
         row.trained, each, lost = train(build, seeds, exam.call, options, progress)
     except Exception as cause:
         row.note = f"diverged: {cause}" if isinstance(cause, DivergedError) else f"failed: {_told(cause)}"

@@ -7,8 +7,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -212,6 +215,30 @@ def test_what_cannot_be_a_fleet_is_trained_one_by_one() -> None:
     found = pd.compare(pd.BayesianNet(net), [pd.AutoDropout], line(), line(), seeds=2, **QUICK)
     assert found.rows[0].note == ""
     assert len(found.rows[0].scores["rmse"].values) == 2
+
+
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_seeds_trained_one_by_one_do_not_share_parameters(kind: str) -> None:
+    """Guides that are not of this package keep their parameters in Pyro's store, under the same names for each seed."""
+
+    def by_hand(model: Any) -> Any:
+        def guide(*args: Any) -> None:
+            for name, weight in model.net.named_parameters():
+                loc = pyro.param(f"loc of {name}", lambda shape=weight.shape: torch.randn(shape))
+                pyro.sample(name, dist.Normal(loc, 0.1).to_event(loc.dim()))
+
+        return guide
+
+    pyro.param("mine", torch.ones(()))
+    make = AutoNormal if kind == "module" else by_hand
+    options = {**QUICK, "steps": 3, "seeds": 2}
+    (row,) = pd.compare(linear_model(), {"theirs": make}, line(), line(), **options).rows
+    assert row.note == ""
+    one, two = row.scores["rmse"].values
+    assert one != two
+    again = [pd.predict(*pair, line()[0], samples=20, shared=True, seed=0).mean for pair in row.trained]
+    assert not torch.allclose(*again)
+    assert [name for name in pyro.get_param_store().keys() if "loc" in name] == []
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
