@@ -238,7 +238,7 @@ def test_seeds_trained_one_by_one_do_not_share_parameters(kind: str) -> None:
     assert one != two
     again = [pd.predict(*pair, line()[0], samples=20, shared=True, seed=0).mean for pair in row.trained]
     assert not torch.allclose(*again)
-    assert [name for name in pyro.get_param_store().keys() if "loc" in name] == []
+    assert list(pyro.get_param_store().keys()) == ["mine"]
 
 
 # --- what is given ----------------------------------------------------------------------------------------------------
@@ -262,6 +262,13 @@ def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
 
     pd.compare(make, [pd.AutoMeanField], line(), line(), seeds=[4, 5], **QUICK)
     assert asked == [4, 4, 5]  # one to look at the data with
+
+
+def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
+    guides = [lambda model, keep=keep: pd.AutoDropout(model, keep=keep) for keep in (0.5, 0.9)]
+    found = pd.compare(linear_model(), [*guides, pd.AutoMeanField], line(), line(), seeds=1, **{**QUICK, "steps": 1})
+    assert [row.name for row in found.rows] == ["<lambda>", "<lambda> 2", "AutoMeanField"]
+    assert [row.trained[0][1].keep for row in found.rows[:2]] == pytest.approx([0.5, 0.9])
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
