@@ -25,7 +25,7 @@ from pyro_dropout.cli import predict as cli_predict
 from pyro_dropout.cli import repository as cli_data
 from pyro_dropout.cli import run_folder as runs_on_disk
 from pyro_dropout.cli.main import app, main
-from pyro_dropout.mathematics import errors
+from pyro_dropout.mathematics import checks
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.runner import TrainingRun
 from tests.cli.command import FEW, contents, houses, run, table_of, written
@@ -236,7 +236,7 @@ def test_what_is_installed_is_told() -> None:
 def test_a_gpu_is_taken_where_there_is_one(monkeypatch: pytest.MonkeyPatch, gpu: bool, asked: str | None) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda place: "a card")
-    monkeypatch.setattr(errors, "check_device", lambda name, value: torch.device(value))
+    monkeypatch.setattr(checks, "check_device", lambda name, value: torch.device(value))
     assert cli_options.place(asked) == torch.device("cuda" if gpu else "cpu")
     assert cli_options.place("cpu") == torch.device("cpu")
     assert cli_data._device().startswith("cuda (a card)" if gpu else "cpu")
