@@ -24,6 +24,7 @@ HEADING = re.compile(r"^## `(?P<id>[^`\s]+)` — \S.*$", re.MULTILINE)
 PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.startswith("__")]
 SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}
 PRINTED = re.compile(r"\n+It prints\n+```text\n(.*?)```", re.DOTALL)
+PYTHON_FILE = re.compile(r"\b(?:tests|pyro_dropout|models)/[\w/]+\.py\b")
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work|opt)/\w")
 
 
@@ -187,6 +188,13 @@ def test_links_between_pages_lead_somewhere() -> None:
             if not place.exists():
                 lost.append(f"{path.name} -> {target}")
     assert lost == []
+
+
+def test_the_python_files_that_pages_name_exist() -> None:
+    pages = [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    named = [(page.name, path) for page in pages for path in PYTHON_FILE.findall(page.read_text("utf-8"))]
+    assert len(named) > 10
+    assert [(page, path) for page, path in named if not (ROOT / path).is_file()] == []
 
 
 def test_every_page_and_notebook_is_in_the_table_of_contents() -> None:

@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -12,7 +12,10 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
+    from pyro_dropout.cli.run_folder import Reading
     from pyro_dropout.comparison.findings import Comparison
+    from pyro_dropout.generative.standardised import Standardised
+    from pyro_dropout.protocols import Record
     from pyro_dropout.tables.dataset import Dataset
 
 HELP = (
@@ -28,6 +31,8 @@ HELP = (
     )
 )
 
+_OUT = Path("out", "compare")
+
 
 def compare(
     data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots, or a CSV or Parquet file.")] = "co2",
@@ -40,9 +45,7 @@ def compare(
     guides: options.Guides = None,
     reference: Annotated[
         Literal["nuts"] | None,
-        typer.Option(
-            help="Also sample the true posterior; slow, for small networks only.", rich_help_panel="Computation"
-        ),
+        options.computing_option(help="Also sample the true posterior; slow, for small networks only."),
     ] = None,
     seeds: options.Seeds = 3,
     width: options.Width = 50,
@@ -53,15 +56,14 @@ def compare(
     seed: options.Seed = 0,
     device: options.Device = "auto",
     no_compile: options.NoCompile = False,
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for the results.", rich_help_panel="Output")
-    ] = Path("out", "compare"),
+    out: Annotated[Path, options.output_option(metavar="FOLDER", help="Folder for the results.")] = _OUT,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare posterior approximations on one model and one set of data."""
     names = options.guides_named(guides)
     where = options.place(device)
+    from pyro_dropout.cli.run_folder import Reading
     from pyro_dropout.comparison.compare import compare as run
     from pyro_dropout.comparison.folder import check_folder, scores_of, write_folder
     from pyro_dropout.comparison.standard_models import GUIDES
@@ -70,9 +72,8 @@ def compare(
 
     check_folder(out)
     arviz()  # the results are written with it at the end: a broken installation fails before the work
-    reading: dict[str, Any] = {"target": target, "task": task, "missing": missing, "held_back": held_back, "seed": seed}
-    reading |= {"categorical": tuple(options.listed(categorical)), "drop": tuple(options.listed(drop))}
-    found, model = _data(data, reading, width)
+    columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
+    found, model = _data(data, Reading(target, task, missing, *columns, held_back, seed), width)
     with plain_warnings():
         result = run(
             model.to(where),
@@ -93,41 +94,34 @@ def compare(
         files, complaints = write_folder(result, out, samples, seed)
     for complaint in complaints:
         complain(complaint)
-    scored = any(row.scores for row in result.rows)
-    record: dict[str, Any] = {
-        "data": found.name,
-        "about": found.note,
-        "scores": scores_of(result),
-        "ranking": result.ranking,
-    }
+    record: Record = {"data": found.name, "about": found.note, "scores": scores_of(result), "ranking": result.ranking}
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
     answer(record, as_json, _lines(found, result, out, files, None if data in BUNDLED else data))
-    if not scored:
+    if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
 
 
-def _data(name: str, reading: dict[str, Any], width: int) -> tuple["Dataset", Any]:
+def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standardised]":
     """Return the data and a model for them."""
     from pyro_dropout.cli.run_folder import table_model
     from pyro_dropout.comparison.standard_models import wave_model
     from pyro_dropout.datasets.bundled import BUNDLED
-    from pyro_dropout.tables.reading import read_table
 
     if name in BUNDLED:
-        if reading["target"] is not None:
-            raise typer.BadParameter(f"{name!r} has its own target; --target is for files.", param_hint="'--target'")
+        if reading.target is not None:
+            raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
         data = BUNDLED[name]()
         return data, wave_model(data.train, 2 * width)
-    if not reading["held_back"]:
-        raise typer.BadParameter("compare needs some held-back rows for the scores.", param_hint="'--held-back'")
+    if not reading.held_back:
+        raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
     if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
-    data = read_table(name, **reading)
+    data = reading.read(name)
     return data, table_model(data.train, data.classes, width)
 
 
@@ -139,12 +133,11 @@ def _labels(data: "Dataset") -> dict[str, str]:
 
 def _show(result: "Comparison") -> None:
     """Print the table with one line per score: screens are narrow."""
-    best = {key: result.best(key) for key in result.columns}
-    keys = list(result.columns)
+    best = [result.best(key) for key in result.columns]
     rows = [[column.heading, *(result.cell(row, key) for row in result.rows)] for key, column in result.columns.items()]
 
     def bold(i: int, k: int) -> bool:
-        return k > 0 and best[keys[i]] == result.rows[k - 1].name
+        return k > 0 and best[i] == result.rows[k - 1].name
 
     score_table(["", *(row.name for row in result.rows)], rows, bold)
 

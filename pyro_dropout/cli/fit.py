@@ -4,9 +4,11 @@ import contextlib
 import os
 import shutil
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,7 +16,10 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings
 
 if TYPE_CHECKING:
+    import torch
+
     from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.protocols import PyroModel
     from pyro_dropout.tables.dataset import Dataset
 
 FIT_HELP = (
@@ -37,7 +42,7 @@ RESUME_HELP = (
 
 def fit(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file.")],
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="New folder for the run.", rich_help_panel="Output")],
+    out: Annotated[Path, options.output_option(metavar="FOLDER", help="New folder for the run.")],
     target: options.Target = None,
     task: options.TaskName = "auto",
     missing: options.MissingName = "refuse",
@@ -65,7 +70,7 @@ def fit(
     from pyro_dropout.training.history import DivergedError
 
     if data in BUNDLED and not Path(data).exists():
-        raise typer.BadParameter(f"{data!r} is for compare only; fit takes a CSV or Parquet file.", param_hint="'DATA'")
+        raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
     first = rank_here() == 0
     if first and not (restarted() and (out / RECORD).exists()):
         _check_new(out)
@@ -75,21 +80,17 @@ def fit(
     run, table = Run.plan(data, reading, guide, width, training)
     made: list[Path] = []
     try:
-        if first:
-            made = _make(out)
-            run.write(out)
-        _train(run, table, out, where, checkpoint_every, as_json, quiet)
+        with _resumable(out):
+            if first:
+                made = _make(out)
+                run.write(out)
+            _train(run, table, out, where, checkpoint_every, as_json, quiet)
     except DivergedError as cause:
         if first and not any((out / CHECKPOINTS).glob("step-*")):
             _remove(out, made)  # it holds nothing useful and would block the next attempt
             raise
         kept = f" The last good checkpoint is kept in {out}; to try again, use another --out." if first else ""
         raise DivergedError(f"{cause}{kept}") from None
-    except KeyboardInterrupt:
-        raise _interrupted(out) from None
-    except SystemExit:  # a signal, after its checkpoint was written
-        _say_how_to_go_on(out)
-        raise
 
 
 def resume(
@@ -105,17 +106,13 @@ def resume(
     quiet: options.Quiet = False,
 ) -> None:
     """Continue an interrupted run, or train a finished run for longer."""
-    from dataclasses import replace
-
     from pyro_dropout.cli.run_folder import Run
     from pyro_dropout.training.distributed.torchrun import rank_here
 
     where = options.place(device)
     run = Run.read(folder)
     if steps is not None and steps < run.training.steps:
-        raise typer.BadParameter(
-            f"the run was planned for {run.training.steps} steps; {steps} is fewer.", param_hint="'--steps'"
-        )
+        raise options.refusal("--steps", f"the run was planned for {run.training.steps} steps; {steps} is fewer.")
     table = run.data(data)
     if data is not None or steps is not None:
         file = run.file if data is None else str(data.resolve())
@@ -123,17 +120,12 @@ def resume(
         run = replace(run, file=file, training=training)
         if rank_here() == 0:
             run.write(folder)  # before training, so that the next resume uses the new settings
-    try:
+    with _resumable(folder):
         _train(run, table, folder, where, checkpoint_every, as_json, quiet)
-    except KeyboardInterrupt:
-        raise _interrupted(folder) from None
-    except SystemExit:
-        _say_how_to_go_on(folder)
-        raise
 
 
 def _train(
-    run: "Run", data: "Dataset", folder: Path, device: Any, every: int | None, as_json: bool, quiet: bool
+    run: "Run", data: "Dataset", folder: Path, device: "torch.device", every: int | None, as_json: bool, quiet: bool
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.cli.run_folder import CHECKPOINTS, POSTERIOR
@@ -143,30 +135,19 @@ def _train(
     from pyro_dropout.training.fit import fit as train
 
     model, guide = run.build(data)
-    how = run.training
+    where = Checkpoint(folder / CHECKPOINTS, every=every)
+    how = asdict(run.training) | {"device": device, "distributed": started_together()}
     with heard():
-        history = train(
-            model,
-            guide,
-            *data.train,
-            steps=how.steps,
-            lr=how.lr,
-            batch_size=how.batch_size,
-            compile=how.compile,
-            seed=how.seed,
-            device=device,
-            progress=not quiet,
-            checkpoint=Checkpoint(folder / CHECKPOINTS, every=every),
-            distributed=started_together(),
-        )
+        history = train(model, guide, *data.train, **how, checkpoint=where, progress=not quiet)
         if rank_here():
             return  # rank 0 saves and reports for all ranks
-        scores = _scores(model, guide, data, how.seed)
-    record: dict[str, Any] = {"steps": history.steps, "last_loss": float(history.losses[-1]), "scores": scores}
+        scores = _scores(model, guide, data, run.training.seed)
+    loss = float(history.losses[-1])
+    record = {"steps": history.steps, "last_loss": loss, "scores": scores}
     save(folder / POSTERIOR, model, guide, record)
     shown = os.path.relpath(folder)
-    loss = f"loss {record['last_loss']:.4g} at the last step (not comparable between guides)"
-    lines = [data.note, f"{run.guide}: {history.steps} steps, {loss}."]
+    ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
+    lines = [data.note, f"{run.guide}: {history.steps} steps, {ended}."]
     if scores:
         lines.append(_told(scores, len(data.test[0])))
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
@@ -174,10 +155,10 @@ def _train(
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
 
 
-def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, float]:
+def _scores(model: "PyroModel", guide: object, data: "Dataset", seed: int) -> dict[str, float]:
     """Return the scores on the held-back rows; empty if there are none."""
     from pyro_dropout.judging.scores.calibration import coverage
-    from pyro_dropout.judging.scores.errors import accuracy
+    from pyro_dropout.judging.scores.errors import accuracy, rmse
     from pyro_dropout.prediction.predict import predict as ask
 
     x, y = data.test
@@ -191,8 +172,7 @@ def _scores(model: Any, guide: Any, data: "Dataset", seed: int) -> dict[str, flo
         plainly = float((y == commonest).double().mean())
         return {**scores, "accuracy": accuracy(found, y), "accuracy_of_commonest": plainly}
     plainly = float((data.train[1].mean().to(y) - y).square().mean().sqrt())
-    rmse = float((found.mean - y).square().mean().sqrt())
-    return {**scores, "rmse": rmse, "rmse_of_mean": plainly, "coverage_95": coverage(found, y, 0.95)}
+    return {**scores, "rmse": rmse(found, y), "rmse_of_mean": plainly, "coverage_95": coverage(found, y, 0.95)}
 
 
 def _told(scores: dict[str, float], rows: int) -> str:
@@ -210,25 +190,27 @@ def _told(scores: dict[str, float], rows: int) -> str:
     return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals contain {held:.0%} of them{verdict}."
 
 
-def heard() -> AbstractContextManager[Any]:
+def heard() -> AbstractContextManager[object]:
     """Print warnings as lines on stderr within this context; ranks other than 0 print none."""
     from pyro_dropout.training.distributed.torchrun import rank_here
 
     return warnings.catch_warnings(action="ignore") if rank_here() else plain_warnings()
 
 
-def _interrupted(folder: Path) -> BaseException:
-    """Return the exception to exit with; rank 0's says how to continue."""
+@contextlib.contextmanager
+def _resumable(folder: Path) -> Iterator[None]:
+    """Say how to continue if training is interrupted, or ended by a signal after its checkpoint; rank 0 says it."""
     from pyro_dropout.training.distributed.torchrun import rank_here
 
-    return typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; to continue: {PROGRAM} resume {folder}")
-
-
-def _say_how_to_go_on(folder: Path) -> None:
-    from pyro_dropout.training.distributed.torchrun import rank_here
-
-    if rank_here() == 0:
-        complain(f"to continue: {PROGRAM} resume {folder}")
+    advice = f"to continue: {PROGRAM} resume {folder}"
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise (typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; {advice}")) from None
+    except SystemExit:
+        if rank_here() == 0:
+            complain(advice)
+        raise
 
 
 # --- where things go --------------------------------------------------------------------------------------------------
@@ -236,16 +218,13 @@ def _say_how_to_go_on(folder: Path) -> None:
 
 def _check_new(folder: Path) -> None:
     """Raise unless a folder for a run is new or empty."""
-    hint = "'--out'"
     if folder.exists() and not folder.is_dir():
-        raise typer.BadParameter(f"{str(folder)!r} is a file; a folder is needed.", param_hint=hint)
+        raise options.refusal("--out", f"{str(folder)!r} is a file; a folder is needed.")
     if (folder / "run.json").exists():
-        raise typer.BadParameter(
-            f"{str(folder)!r} already holds a run; continue it ({PROGRAM} resume {folder}) or use another folder.",
-            param_hint=hint,
-        )
+        advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
+        raise options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
     if folder.is_dir() and any(folder.iterdir()):
-        raise typer.BadParameter(f"{str(folder)!r} is not empty; use a new folder.", param_hint=hint)
+        raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")
 
 
 def _make(folder: Path) -> list[Path]:
@@ -254,8 +233,7 @@ def _make(folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as cause:
-        message = f"{str(folder)!r} cannot be created: {cause.strerror}."
-        raise typer.BadParameter(message, param_hint="'--out'") from None
+        raise options.refusal("--out", f"{str(folder)!r} cannot be created: {cause.strerror}.") from None
     return made
 
 

@@ -24,10 +24,7 @@ HELP = (
     "Compare posterior approximations of neural networks, fit one, and predict with it."
     "\n\nExit codes: 0 success; 1 nothing could be computed; 2 invalid input, with one line on stderr; 130 interrupted."
     + cli_options.examples(
-        "compare",
-        "fit houses.csv --target price --out run",
-        "predict run new.csv --plot predictions.png",
-        "resume run",
+        "compare", "fit houses.csv --target price --out run", "predict run new.csv --plot predictions.png", "resume run"
     )
 )
 
@@ -35,7 +32,7 @@ HELP = (
 class Commands(TyperGroup):
     """The command group; errors are printed as one line without a traceback."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         """Run a command."""
         try:
             return super().invoke(ctx)
@@ -56,7 +53,7 @@ class Commands(TyperGroup):
             complain(str(mistake) or "out of memory; use fewer --samples, or mini-batches (--batch-size).")
             raise typer.Exit(code) from None
 
-    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
+    def main(self, args: Sequence[str] | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> object:
         """Run with these arguments and exit with the code; with ``standalone_mode=False``, return it."""
         # torch reads this on import, which no command has done yet. Threads that spin at the end of every short loop
         # take CPU time from each other and from other programs: on a busy machine that doubled the time of a step.

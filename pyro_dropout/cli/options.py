@@ -1,11 +1,16 @@
 """The options that commands share, and their checks; importing this module does not import torch."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pyro_dropout.cli.terminal import PROGRAM
 from pyro_dropout.registry import listed_guides
+
+if TYPE_CHECKING:
+    import torch
 
 # Read from the source, so that --help need not import torch.
 GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
@@ -23,6 +28,11 @@ def listed(values: list[str] | None) -> list[str]:
     return [name.strip() for value in values or [] for name in value.split(",") if name.strip()]
 
 
+def refusal(option: str, message: str) -> typer.BadParameter:
+    """Return a usage error that names the option."""
+    return typer.BadParameter(message, param_hint=f"'{option}'")
+
+
 def guides_named(values: list[str] | None) -> list[str]:
     """Return the guides in ``--guides``; raise if one is unknown."""
     names = listed(values) or list(DEFAULT_GUIDES)
@@ -33,13 +43,11 @@ def checked_guide(option: str, name: str) -> str:
     """Return the name of a guide that was given by name or alias, or raise an error of the command line."""
     name = _ALIASES.get(name, name)
     if name not in GUIDE_NAMES:
-        raise typer.BadParameter(
-            f"unknown guide {name!r}; choose from {', '.join(GUIDE_NAMES)}.", param_hint=repr(option)
-        )
+        raise refusal(option, f"unknown guide {name!r}; choose from {', '.join(GUIDE_NAMES)}.")
     return name
 
 
-def place(device: str | None) -> Any:
+def place(device: str | None) -> "torch.device":
     """Return the requested torch device after checking it; "auto" or None is a GPU if there is one, else the CPU.
 
     Example:
@@ -88,88 +96,68 @@ def _level(value: float) -> float:
     return value
 
 
-def _guide_completions(incomplete: str) -> list[str]:
-    return [name for name in GUIDE_NAMES if name.startswith(incomplete)]
+def _completions(names: Sequence[str]) -> Callable[[str], list[str]]:
+    def completions(incomplete: str) -> list[str]:
+        return [name for name in names if name.startswith(incomplete)]
+
+    return completions
 
 
-def _device_completions(incomplete: str) -> list[str]:
-    return [name for name in ("auto", "cpu", "cuda", "mps") if name.startswith(incomplete)]
+table_option = partial(typer.Option, rich_help_panel="The table")
+computing_option = partial(typer.Option, rich_help_panel="Computation")
+output_option = partial(typer.Option, rich_help_panel="Output")
 
-
-_READING, _TRAINING, _OUTPUT = "The table", "Computation", "Output"
-
-
-def _option(*names: str, help: str, panel: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, rich_help_panel=panel, **more)
-
-
-Target = Annotated[
-    str | None, _option(metavar="COLUMN", help="Column to predict; by default the last.", panel=_READING)
-]
+Target = Annotated[str | None, table_option(metavar="COLUMN", help="Column to predict; by default the last.")]
 TaskName = Annotated[
     Literal["auto", "regression", "classification"],
-    _option("--task", help="Type of the target; auto infers it from the values.", panel=_READING),
+    table_option("--task", help="Type of the target; auto infers it from the values."),
 ]
 MissingName = Annotated[
     Literal["refuse", "drop", "mean"],
-    _option(
-        "--missing", help="On missing values: refuse the table, drop their rows, or fill in means.", panel=_READING
-    ),
+    table_option("--missing", help="On missing values: refuse the table, drop their rows, or fill in means."),
 ]
 Categorical = Annotated[
-    list[str] | None,
-    _option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.", panel=_READING),
+    list[str] | None, table_option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.")
 ]
-Drop = Annotated[list[str] | None, _option(metavar="COLUMNS", help="Columns to ignore: a,b,c.", panel=_READING)]
+Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
 HeldBack = Annotated[
-    float, _option(metavar="SHARE", help="Fraction of the rows held back for testing.", panel=_READING, callback=_share)
-]  # fmt: skip
+    float, table_option(metavar="SHARE", callback=_share, help="Fraction of the rows held back for testing.")
+]
+_LISTED = f"Comma-separated, from {', '.join(GUIDE_NAMES)}; by default {', '.join(DEFAULT_GUIDES)}."
 Guides = Annotated[
-    list[str] | None,
-    _option(
-        metavar="NAMES",
-        help=f"Comma-separated, from {', '.join(GUIDE_NAMES)}; by default {', '.join(DEFAULT_GUIDES)}.",
-        panel=_TRAINING,
-        autocompletion=_guide_completions,
-    ),
+    list[str] | None, computing_option(metavar="NAMES", help=_LISTED, autocompletion=_completions(GUIDE_NAMES))
 ]
 Guide = Annotated[
     str,
-    _option(
-        metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", panel=_TRAINING, autocompletion=_guide_completions
+    computing_option(
+        metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", autocompletion=_completions(GUIDE_NAMES)
     ),
 ]
-Seeds = Annotated[int, _option(metavar="N", callback=count, help="Training runs per guide.", panel=_TRAINING)]
-Width = Annotated[int, _option(metavar="N", callback=count, help="Hidden units of the network.", panel=_TRAINING)]
-Steps = Annotated[int, _option(metavar="N", callback=count, help="Steps per training run.", panel=_TRAINING)]
-LearningRate = Annotated[
-    float, _option("--lr", metavar="RATE", help="Learning rate.", panel=_TRAINING, callback=_positive)
-]
+Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
+Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
+Steps = Annotated[int, computing_option(metavar="N", callback=count, help="Steps per training run.")]
+LearningRate = Annotated[float, computing_option("--lr", metavar="RATE", callback=_positive, help="Learning rate.")]
 BatchSize = Annotated[
-    int | None,
-    _option(metavar="N", callback=count, help="Rows in a mini-batch; by default all.", panel=_TRAINING),
+    int | None, computing_option(metavar="N", callback=count, help="Rows in a mini-batch; by default all.")
 ]
-Seed = Annotated[int, _option(metavar="N", callback=_seed, help="Seed of all random numbers.", panel=_TRAINING)]
+Seed = Annotated[int, computing_option(metavar="N", callback=_seed, help="Seed of all random numbers.")]
 Device = Annotated[
     str | None,
-    _option(
+    computing_option(
         metavar="NAME",
         help="Device: cpu, cuda, cuda:1, mps or auto (cuda if there is a GPU, else cpu).",
-        panel=_TRAINING,
-        autocompletion=_device_completions,
+        autocompletion=_completions(("auto", "cpu", "cuda", "mps")),
     ),
 ]
-NoCompile = Annotated[
-    bool, _option("--no-compile", help="Skip compilation: starts sooner, runs slower.", panel=_TRAINING)
-]
+NoCompile = Annotated[bool, computing_option("--no-compile", help="Skip compilation: starts sooner, runs slower.")]
 Every = Annotated[
     int | None,
-    _option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute.", panel=_TRAINING),
+    computing_option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute."),
 ]
-Samples = Annotated[int, _option(metavar="N", callback=count, help="Weight draws per prediction.", panel=_TRAINING)]
-Level = Annotated[float, _option(metavar="P", help="Probability of the interval.", panel=_OUTPUT, callback=_level)]
-Json = Annotated[bool, _option("--json", help="Print one JSON object and nothing else.", panel=_OUTPUT)]
-Quiet = Annotated[bool, _option("--quiet", "-q", help="Hide the progress bar.", panel=_OUTPUT)]
+Samples = Annotated[int, computing_option(metavar="N", callback=count, help="Weight draws per prediction.")]
+Level = Annotated[float, output_option(metavar="P", callback=_level, help="Probability of the interval.")]
+Json = Annotated[bool, output_option("--json", help="Print one JSON object and nothing else.")]
+Quiet = Annotated[bool, output_option("--quiet", "-q", help="Hide the progress bar.")]
 
 
 def examples(*lines: str) -> str:

@@ -7,21 +7,25 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.fit import heard
+from pyro_dropout.cli.options import output_option, refusal
 from pyro_dropout.cli.terminal import answer
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.protocols import Record
     from pyro_dropout.tables.encoding import Encoding
-    from pyro_dropout.tables.files import Table
+    from pyro_dropout.tables.files import Cell, Table
+
+    Columns = dict[str, list[Cell]]
 
 HELP = (
     "Predict the target for each row of a table with a fitted run, and write a CSV file."
@@ -33,6 +37,7 @@ HELP = (
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
 )
 
+_OUT = Path("predictions.csv")
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
 _DRAWN = 250  # about as many rows are drawn; at most twice as many
 
@@ -42,18 +47,13 @@ def predict(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the columns of the training table.")
     ],
-    out: Annotated[
-        Path, typer.Option(metavar="FILE", help="Where to write the predictions.", rich_help_panel="Output")
-    ] = Path("predictions.csv"),
+    out: Annotated[Path, output_option(metavar="FILE", help="Where to write the predictions.")] = _OUT,
     plot: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).", rich_help_panel="Output"),
+        Path | None, output_option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).")
     ] = None,
-    over: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Column on the plot's x axis.", rich_help_panel="Output")
-    ] = None,
+    over: Annotated[str | None, output_option(metavar="COLUMN", help="Column on the plot's x axis.")] = None,
     with_inputs: Annotated[
-        bool, typer.Option("--with-inputs", help="Also write the columns of the input table.", rich_help_panel="Output")
+        bool, output_option("--with-inputs", help="Also write the columns of the input table.")
     ] = False,
     samples: options.Samples = 500,
     level: options.Level = 0.95,
@@ -84,7 +84,7 @@ def predict(
     asked = {"samples": samples, "seed": seed, "progress": False, "distributed": together}
     beyond = _Beyond(run.encoding)
     with heard():
-        found = _answers(run, model, guide, pieces, level, asked, beyond)
+        found = _answers(run, (model, guide), pieces, level, asked, beyond)
         if rank_here():
             for _ in found:  # this rank's share of each piece; rank 0 writes
                 pass
@@ -106,29 +106,29 @@ def predict(
 
 def _answers(
     run: "Run",
-    model: Any,
-    guide: Any,
+    trained: "tuple[nn.Module, nn.Module]",
     pieces: "Iterable[tuple[Table, Tensor]]",
     level: float,
-    asked: dict[str, Any],
+    asked: "Record",
     beyond: "_Beyond",
-) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
+) -> "Iterator[tuple[Columns, Table]]":
     """Yield a dict of columns for each piece of the table, and the piece; all from the same draws."""
     from pyro_dropout.prediction.predict import predict as ask
 
     classes = run.encoding.classes
     for table, x in pieces:
-        found = ask(model, guide, x, shared=True, keep_samples=True, **asked)
+        columns: Columns = {"row": [*table.rows]}
+        found = ask(*trained, x, shared=True, keep_samples=True, **asked)
         if not classes:
             low, high = found.interval(level)
             parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
-            columns = {name: part[:, 0].tolist() for name, part in (parts | {"lower": low, "upper": high}).items()}
+            columns |= {name: part[:, 0].tolist() for name, part in (parts | {"lower": low, "upper": high}).items()}
         else:
             best = found.probs.max(-1)
-            columns = {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
+            columns |= {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-        yield {"row": table.rows} | columns | {"beyond": beyond.column(x)}, table
+        yield columns | {"beyond": [*beyond.column(x)]}, table
 
 
 class _Beyond:
@@ -152,9 +152,7 @@ class _Beyond:
         return [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] if self.rows else []
 
 
-def _with_inputs(
-    found: "Iterable[tuple[dict[str, list[Any]], Table]]",
-) -> "Iterator[tuple[dict[str, list[Any]], Table]]":
+def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Columns, Table]]":
     """Yield the same pieces with the table's columns inserted after the first column, the row."""
     from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.tables.files import as_label
@@ -166,7 +164,7 @@ def _with_inputs(
                     f"{table.file}: the column {name!r} has the name of one of the predictions; rename it, or omit"
                     " --with-inputs."
                 )
-        cells = {
+        cells: Columns = {
             name: ["" if cell is None else as_label(cell) for cell in each] for name, each in table.columns.items()
         }
         yield {"row": columns["row"]} | cells | columns, table
@@ -179,17 +177,17 @@ class _Shown:
         self._share = 1.0 if wanted else 0.0  # of the rows, kept
         self._random = random.Random(0)
         self._lots: list[float] = []  # each kept row's number, below the share
-        self._answers: dict[str, list[Any]] = {}
-        self._cells: dict[str, list[Any]] = {}
+        self._answers: Columns = {}
+        self._cells: Columns = {}
 
-    def passing(self, pieces: "Iterable[tuple[dict[str, list[Any]], Table]]") -> Iterator[dict[str, list[Any]]]:
+    def passing(self, pieces: "Iterable[tuple[Columns, Table]]") -> "Iterator[Columns]":
         """Yield the predictions of each piece, and keep some."""
         for columns, table in pieces:
             if self._share:
                 self._keep(columns, table.columns, len(table))
             yield columns
 
-    def _keep(self, columns: dict[str, list[Any]], cells: dict[str, list[Any]], rows: int) -> None:
+    def _keep(self, columns: "Columns", cells: "Columns", rows: int) -> None:
         drawn = [self._random.random() for _ in range(rows)]
         chosen = [row for row, lot in enumerate(drawn) if lot < self._share]
         self._lots += [drawn[row] for row in chosen]
@@ -220,7 +218,7 @@ class _Shown:
         return over, remark
 
 
-def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
+def _fitted_to(run: "Run") -> "tuple[Columns, str]":
     """Return the columns of the training table; if it is missing or has changed, none and the reason."""
     from pyro_dropout.cli.run_folder import sha256_of
     from pyro_dropout.tables.files import read_file
@@ -238,20 +236,18 @@ def _fitted_to(run: "Run") -> tuple[dict[str, list[Any]], str]:
 def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
     if path is None:
         if over is not None:
-            raise typer.BadParameter("requires --plot FILE.", param_hint="'--over'")
+            raise refusal("--over", "requires --plot FILE.")
         return
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise typer.BadParameter(f"{str(path)!r} must end in .png, .pdf or .svg.", param_hint="'--plot'")
+        raise refusal("--plot", f"{str(path)!r} must end in .png, .pdf or .svg.")
     _check_file("--plot", path, data)
     if path.resolve() == out.resolve():
-        raise typer.BadParameter(f"{str(path)!r} is also the --out file; use another.", param_hint="'--plot'")
+        raise refusal("--plot", f"{str(path)!r} is also the --out file; use another.")
     if over is not None and over not in inputs:
-        raise typer.BadParameter(
-            f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.", param_hint="'--over'"
-        )
+        raise refusal("--over", f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.")
 
 
-def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -> int:
+def _write(path: Path, pieces: "Iterator[Columns]", progress: bool) -> int:
     """Write the pieces one after another and return the number of rows."""
     from tqdm.auto import tqdm
 
@@ -271,14 +267,14 @@ def _write(path: Path, pieces: Iterator[dict[str, list[Any]]], progress: bool) -
 
 def _check_file(option: str, path: Path, data: str) -> None:
     """Raise unless a file can safely be written there: checked before the work, not after it."""
-    hint, folder = f"'{option}'", path.resolve().parent  # for a symbolic link, the folder of its target
+    folder = path.resolve().parent  # for a symbolic link, the folder of its target
     if path.is_dir():
-        raise typer.BadParameter(f"{str(path)!r} is a folder; a file is needed.", param_hint=hint)
+        raise refusal(option, f"{str(path)!r} is a folder; a file is needed.")
     if path.exists() and not path.is_file():
-        raise typer.BadParameter(f"{str(path)!r} is a device or a pipe; a file is needed.", param_hint=hint)
+        raise refusal(option, f"{str(path)!r} is a device or a pipe; a file is needed.")
     if not folder.is_dir():
-        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}.", param_hint=hint)
+        raise refusal(option, f"there is no folder {str(path.parent)!r}.")
     if not os.access(folder, os.W_OK):
-        raise typer.BadParameter(f"the folder {str(path.parent)!r} is not writable.", param_hint=hint)
+        raise refusal(option, f"the folder {str(path.parent)!r} is not writable.")
     if path.exists() and Path(data).exists() and path.samefile(data):
-        raise typer.BadParameter(f"{str(path)!r} is the input table and would be overwritten.", param_hint=hint)
+        raise refusal(option, f"{str(path)!r} is the input table and would be overwritten.")

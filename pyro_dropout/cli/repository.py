@@ -3,7 +3,8 @@
 import platform
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from types import ModuleType
+from typing import Annotated
 
 import typer
 
@@ -62,7 +63,7 @@ def datasets(
     names = options.listed(only) or None
     if download is None:
         if names is not None:
-            raise typer.BadParameter("requires --download FOLDER.", param_hint="'--only'")
+            raise options.refusal("--only", "requires --download FOLDER.")
         rows = [_described(collection, name) for name in ("co2", "solar", *collection.UCI_NAMES, "mnist")]
         shown = [("name", "size", "found"), *rows]
         widths = [max(len(row[k]) for row in shown) for k in range(2)]
@@ -71,17 +72,15 @@ def datasets(
         return
     for name in names or ():
         if name not in fetching.DOWNLOADS:
-            raise typer.BadParameter(
-                f"unknown name {name!r}; choose from {', '.join(fetching.DOWNLOADS)}.", param_hint="'--only'"
-            )
+            raise options.refusal("--only", f"unknown name {name!r}; choose from {', '.join(fetching.DOWNLOADS)}.")
     if download.exists() and not download.is_dir():
-        raise typer.BadParameter(f"{str(download)!r} is a file.", param_hint="'--download'")
+        raise options.refusal("--download", f"{str(download)!r} is a file.")
     new = fetching.download(download, names, progress=not quiet)
     said = f"{len(new)} files downloaded; the rest already exist. To use them: export {collection.VARIABLE}={download}"
     answer({"folder": download, "fetched": [str(path) for path in new]}, as_json, [said, fetching.NOT_FETCHED])
 
 
-def _described(collection: Any, name: str) -> tuple[str, str, str]:
+def _described(collection: ModuleType, name: str) -> tuple[str, str, str]:
     """Return a data set's name, size and source; if it cannot be read, the reason."""
     from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -119,7 +118,7 @@ def report() -> str:
     return "\n".join([*lines, "", f"To compare posterior approximations: {PROGRAM} compare --help"])
 
 
-def _versions() -> dict[str, Any]:
+def _versions() -> dict[str, object]:
     import torch
 
     return {

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding, Task
 from pyro_dropout.tables.reading import Missing, read_table
@@ -29,6 +30,7 @@ from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load
 
 FORMAT = 1
+Rule = Callable[[object], bool]  # whether a value of a record is allowed
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
 
 
@@ -43,6 +45,10 @@ class Reading:
     drop: tuple[str, ...] = ()
     held_back: float = 0.0
     seed: int = 0
+
+    def read(self, file: str | Path) -> Dataset:
+        """Return the data in a file."""
+        return read_table(file, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class Run:
         cls, file: str | Path, reading: Reading, guide: str, width: int, training: Training
     ) -> tuple["Run", Dataset]:
         """Return an untrained run on a table, and its data."""
-        data = read_table(file, **asdict(reading))
+        data = reading.read(file)
         assert data.encoding is not None
         path = Path(file).resolve()
         return cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training), data
@@ -106,17 +112,19 @@ class Run:
             raise PyroDropoutError(
                 f"{path} has changed since the run started: its SHA-256 differs. Restore the file, or fit a new run."
             )
-        return read_table(path, **asdict(self.reading))
+        return self.reading.read(path)
 
-    def build(self, data: Dataset | None = None) -> tuple[Any, Any]:
+    def build(self, data: Dataset | None = None) -> tuple[Standardised, nn.Module]:
         """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
         train = _blank(self.encoding) if data is None else data.train
         with forked():
             torch.manual_seed(self.training.seed)
             model = table_model(train, self.encoding.classes, self.width)
-            return model, GUIDES[self.guide](model)
+            guide = GUIDES[self.guide](model)
+        assert isinstance(guide, nn.Module)
+        return model, guide
 
-    def trained(self, folder: str | Path) -> tuple[Any, Any]:
+    def trained(self, folder: str | Path) -> tuple[Standardised, nn.Module]:
         """Return the model and guide with the folder's posterior loaded."""
         path = Path(folder) / POSTERIOR
         if not path.is_file():
@@ -170,7 +178,7 @@ class Run:
             raise PyroDropoutError(f"{path} is damaged: {cause} is missing or wrong. Fit the run again.") from None
 
     @classmethod
-    def _of(cls, record: Mapping[str, Any]) -> "Run":
+    def _of(cls, record: Record) -> "Run":
         for section in ("data", "encoding", "model", "training"):
             if not isinstance(record[section], dict):
                 raise TypeError(repr(section))
@@ -180,34 +188,31 @@ class Run:
         return cls(file, digest, Reading(**data), encoding, model["guide"], model["width"], Training(**training))
 
 
-def _checked(found: Mapping[str, Any], rules: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+def _checked(found: Record, rules: Mapping[str, Rule]) -> Record:
     """Return a section of a record, lists as tuples; raise a ``TypeError`` that names a wrong key."""
-    for key in found:
-        if key not in rules:
-            raise TypeError(repr(key))
-    for key, rule in rules.items():
-        if not rule(found[key]):
+    for key in (*found, *rules):
+        if key not in rules or not rules[key](found[key]):
             raise TypeError(repr(key))
     return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, float) or _is_count(value)
 
 
-def _are_texts(value: Any) -> bool:
+def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-_RULES: dict[str, dict[str, Callable[[Any], bool]]] = {
+_RULES: dict[str, dict[str, Rule]] = {
     "data": {
         "file": _is_text,
         "sha256": _is_text,
@@ -221,7 +226,7 @@ _RULES: dict[str, dict[str, Callable[[Any], bool]]] = {
     },
     "model": {
         "guide": lambda value: _is_text(value) and value in GUIDES,
-        "width": lambda value: _is_count(value) and value > 0,
+        "width": lambda value: _is_count(value) and value != 0,
     },
     "training": {
         "steps": _is_count,
@@ -233,7 +238,7 @@ _RULES: dict[str, dict[str, Callable[[Any], bool]]] = {
 }
 
 
-def table_model(train: tuple[Tensor, Tensor], classes: tuple[str, ...], width: int) -> Any:
+def table_model(train: tuple[Tensor, Tensor], classes: tuple[str, ...], width: int) -> Standardised:
     """Return a network with one hidden layer for a table: a learned precision for numbers, a softmax for classes.
 
     Example:

@@ -5,7 +5,6 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from pyro_dropout.comparison.json_values import plain
 
@@ -17,7 +16,7 @@ def complain(message: str) -> None:
     print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
 
 
-def answer(record: Mapping[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) -> None:
     """Print the result of a command: one JSON object, or lines of text.
 
     Example:
@@ -31,7 +30,7 @@ def answer(record: Mapping[str, Any], as_json: bool, lines: Sequence[str]) -> No
 def plain_warnings() -> Iterator[None]:
     """Print each distinct warning once, as one line on stderr without its code location."""
 
-    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *rest: object, **more: object) -> None:
         text = str(message)
         if text not in seen:
             seen.add(text)

@@ -6,6 +6,13 @@ from dataclasses import dataclass, field
 from pyro_dropout.registry import scores
 
 REFERENCE = "reference"  # name of the row that the others are compared with
+_DIRECTIONS = {
+    "more": "more is better",
+    "less": "less is better",
+    "one": "the nearer to 1 the better",
+    "level": "the nearer to 0.95 the better",
+    "": "",
+}
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,11 @@ class Column:
     meaning: str
     better: str = ""
     digits: int = 2
+
+    @property
+    def direction(self) -> str:
+        """Which values are better, in words; "" if neither direction is."""
+        return _DIRECTIONS[self.better]
 
     def badness(self, value: float) -> float:
         """Return a number that is smaller the better the value is."""

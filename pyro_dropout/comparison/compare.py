@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.comparison.columns import REFERENCE, Score
+from pyro_dropout.comparison.distinct_names import distinct
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.model_source import source_of
 from pyro_dropout.comparison.scores import Exam, bounds_of
@@ -69,7 +70,8 @@ def compare(
         model: a network, which is copied and reinitialised for every seed; any Pyro model; or a function of the seed
             that returns one of them. A function is called with a seed to find out which it is. A ``Standardised``
             model takes raw data.
-        guides: {name: function that takes the model and returns a guide}, or a list of such functions.
+        guides: {name: function that takes the model and returns a guide}, or a list of such functions,
+            which are called by their ``__name__``, with a number after a name that repeats.
         train: (x, y) to fit. For a Pyro model that is not a network, a tuple of its arguments, data included, or a
             dict of its keyword arguments.
         test: (x, y) to score on, or arguments in the same form.
@@ -143,7 +145,7 @@ def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, optio
     row = Row(name)
     started = time.perf_counter()
     try:
-        train = partial(one_by_one, own_store=True) if isinstance(exam, SiteExam) else as_a_fleet
+        train = one_by_one if isinstance(exam, SiteExam) else as_a_fleet
         row.trained, each, lost = train(build, seeds, exam.call, options, progress)
     except Exception as cause:
         row.note = f"diverged: {cause}" if isinstance(cause, DivergedError) else f"failed: {_told(cause)}"
@@ -224,7 +226,8 @@ def _named(guides: object) -> dict[str, MakeGuide]:
                 "guides must be a dict {name: function of the model} or a list of such functions; got"
                 f" {type(guides).__name__}."
             )
-        guides = {getattr(make, "__name__", f"guide {k + 1}"): make for k, make in enumerate(guides)}
+        names = distinct(getattr(make, "__name__", f"guide {k + 1}") for k, make in enumerate(guides))
+        guides = dict(zip(names, guides, strict=True))
     wrong = [name for name, make in guides.items() if not callable(make) or isinstance(make, nn.Module)]
     if wrong or not guides:
         what = f"{wrong[0]!r} is {type(guides[wrong[0]]).__name__}" if wrong else "there is none"

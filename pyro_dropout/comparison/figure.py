@@ -193,8 +193,8 @@ def draw_scores(comparison: "Comparison") -> Figure:
                 ax.errorbar(score.mean, k, xerr=score.error or 0, fmt="o", color=colour, capsize=3)
         ax.set_ylim(len(rows) - 0.5, -0.5)
         ax.set_yticks(range(len(rows)), [short(row.name) for row in rows] if place == 1 else [""] * len(rows))
-        better = {"more": " (more is better)", "less": " (less is better)"}[columns()[key].better]
-        ax.set_xlabel(columns()[key].heading + better)
+        column = columns()[key]
+        ax.set_xlabel(f"{column.heading} ({column.direction})" if column.direction else column.heading)
         ax.grid(axis="x", alpha=0.25)
     for ax in axes.flat:
         ax.tick_params(labelsize=8)

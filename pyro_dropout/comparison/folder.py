@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyro_dropout.comparison.columns import Score
+from pyro_dropout.comparison.distinct_names import distinct
 from pyro_dropout.comparison.findings import Comparison
 from pyro_dropout.comparison.json_values import plain
 from pyro_dropout.generative.model_call import ModelCall
@@ -128,11 +129,11 @@ def _write_figures(comparison: Comparison, folder: Path) -> None:
 def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: int) -> list[str]:
     folder.mkdir()
     complaints = []
-    for row in comparison.rows:
+    names = distinct((re.sub(r"[^\w.-]+", "-", row.name) for row in comparison.rows), "-")
+    for name, row in zip(names, comparison.rows, strict=True):
         if not row.trained:
             continue
         model, posterior = row.trained[0]
-        name = re.sub(r"[^\w.-]+", "-", row.name)
         try:
             call = comparison.call or ModelCall(model, comparison.train)
             draws = to_arviz(model, posterior, *call.args, samples=samples, seed=seed, **call.kwargs)

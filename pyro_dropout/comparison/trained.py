@@ -7,7 +7,6 @@ training runs of a function that calls ``pyro.param``. Here each training run ha
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import pyro
@@ -16,7 +15,7 @@ from pyro import poutine
 from pyro.params.param_store import StateDict
 from torch import nn
 
-from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -38,8 +37,8 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record,
         seeds that diverged.
     """
     try:
-        fleet = Fleet(build, {"seed": seeds})
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), pyro.get_param_store().scope():
+            fleet = Fleet(build, {"seed": seeds})
             warnings.filterwarnings("ignore", message=".*were left behind.*")
             history = fleet.fit(*call.args, progress=progress, seed=seeds[0], **options)
     except DivergedError:
@@ -50,25 +49,21 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record,
     return good, 1e6 * history.seconds / history.steps / len(seeds), len(seeds) - len(good)
 
 
-def one_by_one(
-    build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool, own_store: bool = False
-) -> Trained:
-    """Train any models one after another, on request each with its own param store; otherwise as ``as_a_fleet``."""
+def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool) -> Trained:
+    """Train any models one after another, each with its own param store; otherwise as ``as_a_fleet``."""
     good: Pairs = []
     spent = []
     for seed in seeds:
-        scope: AbstractContextManager[StateDict | None] = pyro.get_param_store().scope() if own_store else nullcontext()
-        with scope as state:
+        with pyro.get_param_store().scope() as state:
             model, guide = build(seed)
             try:
                 history = fit(model, guide, *call.args, progress=progress, seed=seed, **options, **call.kwargs)
             except DivergedError:
                 continue
-            learned = own_store and _has_parameters(replace(call, model=model))
-        if state is not None:
-            model = Owned(model, state) if learned else model
-            unique = isinstance(guide, SiteGuide)  # guides of this package have unique names already
-            guide = guide if unique or not state["params"] else Owned(guide, state)
+            # Parameters of this package's networks and guides have unique names already.
+            learned = not is_network(model) and _has_parameters(replace(call, model=model))
+        model = Owned(model, state) if learned else model
+        guide = guide if isinstance(guide, SiteGuide) or not state["params"] else Owned(guide, state)
         good.append((model, guide))
         spent.append(1e6 * history.seconds / history.steps)
     return good, sum(spent) / len(spent) if spent else math.nan, len(seeds) - len(good)

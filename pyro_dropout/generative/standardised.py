@@ -104,7 +104,7 @@ class Standardised(nn.Module):
         weights: Weights = self.model.sample_sites()
         return weights
 
-    def evaluate(self, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    def evaluate(self, weights: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Run the network with the given weights on raw x; outputs are in the units of y."""
         return self.raw(self.model.evaluate(weights, self.standard_x(x)))
 

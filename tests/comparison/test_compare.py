@@ -7,8 +7,11 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -214,6 +217,30 @@ def test_what_cannot_be_a_fleet_is_trained_one_by_one() -> None:
     assert len(found.rows[0].scores["rmse"].values) == 2
 
 
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_seeds_trained_one_by_one_do_not_share_parameters(kind: str) -> None:
+    """Guides that are not of this package keep their parameters in Pyro's store, under the same names for each seed."""
+
+    def by_hand(model: Any) -> Any:
+        def guide(*args: Any) -> None:
+            for name, weight in model.net.named_parameters():
+                loc = pyro.param(f"loc of {name}", lambda shape=weight.shape: torch.randn(shape))
+                pyro.sample(name, dist.Normal(loc, 0.1).to_event(loc.dim()))
+
+        return guide
+
+    pyro.param("mine", torch.ones(()))
+    make = AutoNormal if kind == "module" else by_hand
+    options = {**QUICK, "steps": 3, "seeds": 2}
+    (row,) = pd.compare(linear_model(), {"theirs": make}, line(), line(), **options).rows
+    assert row.note == ""
+    one, two = row.scores["rmse"].values
+    assert one != two
+    again = [pd.predict(*pair, line()[0], samples=20, shared=True, seed=0).mean for pair in row.trained]
+    assert not torch.allclose(*again)
+    assert list(pyro.get_param_store().keys()) == ["mine"]
+
+
 # --- what is given ----------------------------------------------------------------------------------------------------
 
 
@@ -235,6 +262,13 @@ def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
 
     pd.compare(make, [pd.AutoMeanField], line(), line(), seeds=[4, 5], **QUICK)
     assert asked == [4, 4, 5]  # one to look at the data with
+
+
+def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
+    guides = [lambda model, keep=keep: pd.AutoDropout(model, keep=keep) for keep in (0.5, 0.9)]
+    found = pd.compare(linear_model(), [*guides, pd.AutoMeanField], line(), line(), seeds=1, **{**QUICK, "steps": 1})
+    assert [row.name for row in found.rows] == ["<lambda>", "<lambda> 2", "AutoMeanField"]
+    assert [row.trained[0][1].keep for row in found.rows[:2]] == pytest.approx([0.5, 0.9])
 
 
 @pytest.mark.usefixtures("unchecked_shapes")

@@ -102,6 +102,13 @@ def test_a_matrix_of_inputs_is_asked_about_beyond_the_data(tmp_path: Path) -> No
     assert "posteriors/mean-field.nc" in files
 
 
+def test_every_posterior_has_a_file_of_its_own(tmp_path: Path) -> None:
+    guides = dict.fromkeys(["a b", "a-b", "A/B"], pd.AutoMeanField)
+    found = pd.compare(line, guides, (X, Y), (X, Y), **{**QUICK, "steps": 1, "seeds": 1})
+    files, _ = write_folder(found, tmp_path / "all", 30, 0)
+    assert {"posteriors/a-b.nc", "posteriors/a-b-2.nc", "posteriors/A-B-3.nc"} <= set(files)
+
+
 @pytest.mark.deep
 @pytest.mark.filterwarnings("ignore:chains disagree")
 def test_the_sampler_is_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from pyro.infer.autoguide import AutoNormal
 from torch import nn
 
 import pyro_dropout as pd
+from pyro_dropout import registry
 from pyro_dropout.comparison.columns import Score
 from pyro_dropout.comparison.figure import calibration_curve, looks, rejection_of
 from pyro_dropout.comparison.findings import Comparison, Row
@@ -219,6 +220,29 @@ def test_a_lead_is_marked_if_it_is_more_than_an_error(
     pair = made(Row("a", {key: Score(one)}), Row("b", {key: Score(other)}), Row("reference", {key: Score([0.0, 0.0])}))
     assert pair.clearly_best(key) == winner
     assert page(pair).count(" (best)</span>") == (winner is not None)
+
+
+@pytest.mark.parametrize(
+    ("better", "words"),
+    [
+        ("more", "more is better"),
+        ("less", "less is better"),
+        ("one", "the nearer to 1 the better"),
+        ("level", "the nearer to 0.95 the better"),
+        ("", ""),
+    ],
+)
+def test_which_values_are_better_is_said(
+    better: str, words: str, found: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rmse = registry.scores()["rmse"]
+    entry = dataclasses.replace(rmse, heading="rough", meaning="How rough it is.", better=better)
+    monkeypatch.setitem(registry._SCORES, "rmse", entry)
+    sentence = f" {words.capitalize()}." if words else ""
+    assert f"<dd>How rough it is.{sentence}</dd>" in page(made(Row("a", {"rmse": Score([1.0, 2.0])})))
+    figure = found.plot_scores()
+    assert (f"rough ({words})" if words else "rough") in [ax.get_xlabel() for ax in figure.axes]
+    plt.close(figure)
 
 
 def test_figures_take_names_as_they_are(found: Comparison, tmp_path: Path) -> None:
