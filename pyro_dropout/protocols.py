@@ -42,7 +42,7 @@ class SiteDistribution(Protocol):
 
     Its batch and event shapes together are the shape of the site, and its event holds all dimensions that do not belong
     to a plate. ``mean`` and ``icdf`` are optional: ``guide.mean()`` needs the first, and quantiles come from draws
-    without the second. Distributions of ``torch.distributions`` cannot be called, so Pyro cannot sample from them.
+    without the second. A guide may also give a distribution of ``torch.distributions``: it gets Pyro's methods.
     """
 
     @property

@@ -24,6 +24,7 @@ from torch.distributions import register_kl
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.marginals import Marginals
+from pyro_dropout.guides.pyro_distribution import pyro_distribution
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
 from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -157,7 +158,7 @@ class SiteGuide(Marginals):
 
     @abstractmethod
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """Return q(w) of a weight site, made from its tensors."""
+        """Return q(w) of a weight site, made from its tensors: a distribution of Pyro, of torch or of this package."""
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """Return the tensors of a bias site's distribution."""
@@ -179,6 +180,14 @@ class SiteGuide(Marginals):
         found = default if found is None else found
         check(f"{name} of {site.name}", found)
         return found
+
+    @property
+    def whole_functions(self) -> bool:
+        """Whether each draw is one function at all data points: only row mixtures are drawn for each data point."""
+        return any(
+            site.kind != "other" and not site.plates and not isinstance(self._marginal(site), RowMixture | dist.Delta)
+            for site in self._sites.values()
+        )
 
     def _joint(self, site: GuideSite) -> bool:
         """Whether a site shares noise with others, so that it is drawn as one tensor, its plates included."""
@@ -231,12 +240,14 @@ class SiteGuide(Marginals):
         rows = index.flatten().to(site.start.device)
         here = {name: getattr(state, name)[rows] for name in [*state._parameters, *state._buffers]}
         parts = [SimpleNamespace(**dict(zip(here, row, strict=True))) for row in zip(*here.values(), strict=True)]
-        return [self.weight_distribution(site.element(), part) for part in parts], index.shape
+        return [pyro_distribution(self.weight_distribution(site.element(), part)) for part in parts], index.shape
 
     def _made(self, site: GuideSite, state: State) -> Distribution:
         if site.kind == "weight":
-            return self.weight_distribution(site, state)
-        return self.bias_distribution(site, state) if site.kind == "bias" else self._simple_distribution(site, state)
+            return pyro_distribution(self.weight_distribution(site, state))
+        if site.kind == "bias":
+            return pyro_distribution(self.bias_distribution(site, state))
+        return self._simple_distribution(site, state)
 
     # --- reading the model --------------------------------------------------------------------------------------------
 
@@ -353,7 +364,7 @@ def check_distribution(q: object, site: GuideSite, guide: str) -> None:
     """Raise an error unless a guide can sample a site from q: see ``protocols.SiteDistribution``."""
     if not isinstance(q, SiteDistribution):
         raise PyroDropoutError(
-            f"{guide} must give a distribution of pyro.distributions for {site.name!r}; it gave {describe(q)}, of type"
+            f"{guide} must give a distribution of Pyro or torch for {site.name!r}; it gave {describe(q)}, of type"
             f" {type(q).__module__}.{type(q).__qualname__}."
         )
     shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim

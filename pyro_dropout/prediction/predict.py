@@ -48,7 +48,8 @@ def predict(
         method: "mc"; or "standard", one pass with the mean weights, without epistemic uncertainty.
         shared: whether all points share each draw, which is then a whole function. Otherwise every point has its own
             weights in every draw: the answer at each point has the same distribution, and the points' errors are
-            independent. References, and Pyro models other than networks, always share.
+            independent. References, Pyro models other than networks, and guides whose weights cannot be drawn for each
+            point (a guide of your own with a distribution other than ``RowMixture``) always share.
         seed: makes the draws reproducible, and leaves torch's random state as it was. On a GPU give ``chunk`` as well:
             it decides in which order random numbers are used, and is measured if not given.
         keep_samples: whether ``samples`` of the outputs are kept, T·N·D numbers; "auto", when they are few (2²⁴).

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Tree
@@ -87,6 +89,7 @@ def over_replicas(
         graph = traced(flat, leaves)
     _check_pure(graph)
     dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
+    _check_draws(graph, dims, pair[1])
     mapped = vmap(graph, in_dims=dims, randomness="different")
     return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
 
@@ -100,6 +103,49 @@ def _check_pure(graph: torch.fx.GraphModule) -> None:
                 "a fleet cannot hold layers that change their buffers while they train, such as BatchNorm in train();"
                 " use another normalisation, eval(), or separate training runs."
             )
+
+
+def _check_draws(graph: torch.fx.GraphModule, dims: tuple[int | None, ...], guide: Any) -> None:
+    """Raise an error if random numbers are written into a tensor that all replicas would share."""
+    inputs = iter(dims)
+    own: set[object] = set()  # nodes with a value for each replica
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            differs = next(inputs) is not None
+        else:
+            differs = any(each in own for each in node.all_input_nodes)
+        if node.op == "call_function" and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if not differs and node.target._schema.is_mutable:
+                site = _drawn_in_place(guide)
+                where = "the model" if site is None else f"{type(guide).__name__} at site {site!r}"
+                raise PyroDropoutError(
+                    f"a fleet cannot draw in place ({node.target}), as {where} does: all replicas would share the"
+                    " numbers. Write rsample with torch.rand or torch.randn instead, or train without a fleet."
+                )
+            differs = True
+        if differs:
+            own.add(node)
+
+
+class _InPlaceDraws(TorchDispatchMode):
+    """Notes whether random numbers are written into an existing tensor."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
+        self.found = self.found or (torch.Tag.nondeterministic_seeded in func.tags and func._schema.is_mutable)
+        return func(*args, **(kwargs or {}))
+
+
+def _drawn_in_place(guide: Any) -> str | None:
+    """Return the first site of a guide whose distribution draws in place."""
+    for name in getattr(guide, "_sites", {}):
+        q = guide.posterior(name)
+        with forked(), torch.no_grad(), _InPlaceDraws() as draws:  # type: ignore[no-untyped-call]
+            q.rsample() if q.has_rsample else q.sample()
+        if draws.found:
+            return str(name)
+    return None
 
 
 def _is_input(node: object) -> bool:

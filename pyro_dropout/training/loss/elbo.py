@@ -40,7 +40,8 @@ class ELBO(pyro.infer.ELBO):
         kl: "large_k", the paper's form; "exact", which makes the ELBO a true lower bound where no site is a point (not
             with ``bias="map"``); or "monte_carlo".
         per_example: whether every data point gets its own weight draw; "auto": if the model allows it, and otherwise
-            shared draws from the first failure on, with a warning.
+            shared draws from the first failure on, with a warning. A site whose distribution is not a ``RowMixture``
+            (in a guide of your own) is drawn once for all data points.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
 
