@@ -7,7 +7,6 @@ from torch import Tensor
 
 from pyro_dropout import registry
 from pyro_dropout.comparison.probes import between, outside
-from pyro_dropout.generative.likelihoods import Poisson
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
 from pyro_dropout.judging.diagnostics.inference_data import khat
@@ -61,7 +60,7 @@ class Exam:
         here = self._doubt(model, posterior, self.train[0])
         scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
         scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
-        if not isinstance(answer.likelihood, Poisson):
+        if is_normal(answer.target_distribution) or is_class(answer.target_distribution):
             scores |= distances(answer, self.reference)
         return scores, answer
 

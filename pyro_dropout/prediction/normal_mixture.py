@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.prediction.moments import Points, is_normal, normal_parts
+from pyro_dropout.prediction.moments import Points, is_class, is_normal, normal_parts
 from pyro_dropout.prediction.prediction import Prediction
 
 
@@ -37,9 +37,10 @@ def check_normal(prediction: Prediction, name: str) -> None:
     """Raise unless the targets have Gaussian noise."""
     check_prediction(prediction)
     if not is_normal(prediction.target_distribution):
+        classes = is_class(prediction.target_distribution)
+        advice = "classes have reliability, ece and brier" if classes else "use crps(..., method='sample')"
         raise PyroDropoutError(
-            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction.family}; classes have"
-            " reliability, ece and brier."
+            f"{name} is for Gaussian likelihoods, but this prediction is of {prediction.family}; {advice}."
         )
 
 

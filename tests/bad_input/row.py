@@ -176,3 +176,8 @@ def site_answer(**options: Any) -> Any:
 
 def class_answer() -> Any:
     return pd.predict(*classes(), X, samples=4, seed=0)
+
+
+def count_answer() -> Any:
+    counted = model(pd.Poisson())
+    return pd.predict(counted, pd.AutoDropout(counted), X, samples=4, seed=0)

@@ -154,6 +154,24 @@ def test_counts_and_several_yes_and_no_are_compared_too() -> None:
         plt.close(found.plot())
 
 
+class Heavy(pd.Likelihood):
+    """Numbers with noise that is not normal."""
+
+    def distribution(self, f: Tensor) -> Any:
+        return dist.StudentT(5.0, f, 0.5).to_event(1)
+
+
+@pytest.mark.parametrize("likelihood", [Heavy(), pd.Poisson()])
+def test_numbers_that_are_not_normal_have_no_distance_to_a_reference(likelihood: pd.Likelihood) -> None:
+    x = torch.randn(20, 2)
+    model = pd.BayesianNet(nn.Linear(2, 1), likelihood=likelihood)
+    options = {**QUICK, "steps": 3, "reference": pd.AutoMeanField(model)}
+    found = pd.compare(model, [pd.AutoMeanField], (x, x[:, :1] ** 2 // 1), (x, x[:, :1] ** 2 // 1), seeds=1, **options)
+    assert [row.note for row in found.rows] == ["", ""]
+    assert {"log_lik", "rmse"} <= set(found.columns)
+    assert not {"d_mean", "d_std", "d_w1", "crps", "coverage"} & set(found.columns)
+
+
 # --- failures ---------------------------------------------------------------------------------------------------------
 
 

@@ -132,7 +132,7 @@ def test_bad_input() -> None:
         pd.crps(answer, y, "sample")
     with pytest.raises(pd.RangeError, match="seed must be"):
         pd.crps(answer, y, "sample", seed=1.5)  # type: ignore[arg-type]
-    with pytest.raises(pd.PyroDropoutError, match="of Poisson"):
+    with pytest.raises(pd.PyroDropoutError, match=r"of Poisson; use crps\(\.\.\., method='sample'\)"):
         pd.crps(made(torch.zeros(2, 4, 1), pd.Poisson()), y)
     with pytest.raises(pd.PyroDropoutError, match=r"crps is for numbers.*use brier"):
         pd.crps(made(torch.zeros(2, 4, 1), pd.Bernoulli()), y, "gaussian")
