@@ -120,11 +120,14 @@ def draw_six(quick: bool) -> Figure:
     steps, samples = (20, 20) if quick else (1000, 500)
     x, y = toy_data()
     grid = torch.linspace(-4, 4, 161)
-    figure = Figure(figsize=(11, 6.4), layout="constrained")
-    panels = figure.subplots(2, 3, sharex=True, sharey=True)
+    rows = -(-len(SIX) // 3)
+    figure = Figure(figsize=(11, 3.2 * rows), layout="constrained")
+    panels = figure.subplots(rows, 3, sharex=True, sharey=True)
     exact, exact_std = wide_limit(x, y, grid.unsqueeze(-1))
     table = [HEAD]
-    for axes, (name, (formula, _)) in zip(panels.flat, SIX.items(), strict=True):
+    for axes in panels.flat[len(SIX) :]:
+        axes.set_axis_off()
+    for axes, (name, (formula, _)) in zip(panels.flat, SIX.items(), strict=False):
         pyro.clear_param_store()
         pyro.set_rng_seed(0)  # every guide starts from the same network
         model = toy_model()
@@ -132,6 +135,11 @@ def draw_six(quick: bool) -> Figure:
         f = functions(guide, model, grid.unsqueeze(-1), samples)
         mean, std = f.mean(0), f.std(0)
         table.append(row(f"`{name}`", rmse(functions(guide, model, x, samples).mean(0), y), grid, mean, std))
+        if isinstance(guide, pd.AutoConcreteDropout):  # whose draws are far from normal
+            low, high = torch.quantile(f, torch.tensor([0.1587, 0.8413]), dim=0)
+            learned = ", ".join(f"{keep:.3f} ({site})" for site, keep in guide.keeps().items())
+            middle = f"the middle 68 % of its draws lie within {((high - low) / 2 / std).mean():.2f} std of f"
+            notes = f"concrete dropout has learned to keep {learned};\n{middle}"
         for wide, alpha in ((2, 0.18), (1, 0.3)):
             axes.fill_between(
                 grid, mean - wide * std, mean + wide * std, color=BLUE, alpha=alpha, lw=0, label=f"±{wide} std of f"
@@ -145,19 +153,14 @@ def draw_six(quick: bool) -> Figure:
         axes.set_title(f"{name}\n{formula}", fontsize=10)
         axes.grid(alpha=0.2)
     panels[0, 0].set(xlim=(-4, 4), ylim=(-6, 6))
-    for axes in panels[1]:
+    for axes in panels[-1]:
         axes.set_xlabel("x")
     for axes in panels[:, 0]:
         axes.set_ylabel("y")
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
     table.append(row("infinitely wide network, exact", rmse(wide_limit(x, y, x)[0], y), grid, exact, exact_std))
-    print("\n".join(table))
-    # The last guide is concrete dropout, whose draws are far from normal.
-    low, high = torch.quantile(f, torch.tensor([0.1587, 0.8413]), dim=0)
-    learned = ", ".join(f"{keep:.3f} ({site})" for site, keep in guide.keeps().items())
-    print(f"concrete dropout has learned to keep {learned};")
-    print(f"the middle 68 % of its draws lie within {((high - low) / 2 / std).mean():.2f} std of f")
+    print("\n".join([*table, notes]))
     return figure
 
 

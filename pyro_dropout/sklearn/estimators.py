@@ -1,4 +1,4 @@
-"""Scikit-learn estimators: a Bayesian network with one of six posteriors, behind ``fit`` and ``predict``.
+"""Scikit-learn estimators: a Bayesian network with any registered guide, behind ``fit`` and ``predict``.
 
 They work in pipelines, grid searches and cross-validation. Inputs and targets are given in their own units and are
 standardised internally. A prediction is a mean over functions drawn with a seed that the fit stores, so a point gets
@@ -156,9 +156,9 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
         activation: their non-linearity, "relu" or "tanh".
-        guide: the posterior: "dropout", "concrete" (dropout that learns ``keep``), "multiplicative" (Gaussian dropout),
-            "mean-field", "row-mixture" or "low-rank".
-        keep: probability that an input or hidden unit is kept, for the first three guides; a number, or one for each
+        guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout", "concrete"
+            (dropout that learns ``keep``), "multiplicative" (Gaussian dropout), "mean-field", ….
+        keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
         length_scale: l of the prior N(0, l⁻²) of the first layer's weights, on standardised inputs.
         tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on held-back data.

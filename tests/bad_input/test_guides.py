@@ -1,5 +1,6 @@
 """Bad input to guides: what all of them refuse, what each refuses, and networks that from_dropout cannot read."""
 
+import inspect
 from typing import Any
 
 import pyro
@@ -26,7 +27,8 @@ def discrete(x: torch.Tensor) -> None:
 def whatever(guide: Any) -> list[Row]:
     """What every guide refuses, whichever it is."""
     name = guide.__name__
-    biases = "be 'map', 'gaussian' or 'dropout'" if guide is pd.AutoDropout else "be 'map' or 'gaussian'"
+    *others, last = map(repr, guide.biases)
+    biases = f"be {', '.join(others)} or {last}"
     rows = [
         Row(name, lambda: guide("model"), OTHER, "model", "got 'model'", "be a Pyro model, a function or a module"),
         Row(name, lambda: guide(None), OTHER, "model", "got None", "be a Pyro model, a function or a module"),
@@ -49,7 +51,7 @@ def whatever(guide: Any) -> list[Row]:
         Row(name, lambda: guide(model()).sample_weights(0), RANGE, "n", "got 0", "a whole number of at least 1"),
         Row(name, lambda: guide(model()).sample_weights(1.5), RANGE, "n", "got 1.5", "a whole number of at least 1"),
     ]  # fmt: skip
-    if guide in (pd.AutoMeanField, pd.AutoLowRank):  # which have no rows
+    if "row_dim" not in inspect.signature(guide).parameters:
         return rows
     return [
         *rows,

@@ -50,26 +50,36 @@ def test_names_read_from_the_source_are_those_that_are_registered() -> None:
     assert registry.resolve_guide("row-mixture") is entries["mixture"]
 
 
+def check_list(page: str, place: str, pattern: str, names: set[str], lists: int = 1) -> None:
+    """Every part of a page that matches ``place`` has each of the names once, and no other."""
+    found = re.findall(place, (ROOT / page).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(found) == lists, f"{page}: {len(found)} lists of guides, and not {lists}"
+    for part in found:
+        listed = re.findall(pattern, part, re.MULTILINE)
+        missing, unknown = sorted(names - set(listed)), sorted(set(listed) - names)
+        assert not missing, f"{page}: {', '.join(missing)} missing in {part[:60]!r}..."
+        assert not unknown, f"{page}: {', '.join(unknown)} not registered, in {part[:60]!r}..."
+        assert len(listed) == len(names), f"{page}: a guide is listed twice: {listed}"
+
+
 def test_the_pages_list_the_guides_that_are_registered() -> None:
-    classes = sorted(kind.__name__ for kind in GUIDES)
-    page = (ROOT / "docs" / "api.md").read_text("utf-8")
-    section = page.split("## Guides\n")[1].split("\n## ")[0]
-    assert sorted(re.findall(r"autoclass:: (\w+)", section)) == classes
-    choosing = (ROOT / "docs" / "choosing.md").read_text("utf-8")
-    tables = re.findall(r"^\| guide \|.*\n\|[-|]+\|\n((?:\|.*\n)+)", choosing, re.MULTILINE)
-    assert [sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) for table in tables] == [classes, classes]
-    accepted = re.search(r"`--guide` accepts (.*?)\.\n", (ROOT / "docs" / "command_line.md").read_text("utf-8"))
-    assert accepted is not None
-    assert sorted(re.findall(r"`([\w-]+)`", accepted[1])) == sorted(registry.guides())
+    classes = {kind.__name__ for kind in GUIDES}
+    check_list("docs/api.md", r"^## Guides\n(.*?)^## ", r"autoclass:: (\w+)", classes)
+    check_list(
+        "docs/choosing.md", r"^\| guide \|[^\n]*\n\|[-|]+\|\n((?:\|[^\n]*\n)+)", r"^\| `(\w+)`", classes, lists=2
+    )
+    check_list("docs/command_line.md", r"`--guide` accepts (.*?)\.\n", r"`([\w-]+)`", set(registry.guides()))
 
 
 def test_the_pages_count_the_guides_that_are_registered() -> None:
     counts = {4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
     compared = sum(entry.compared for entry in registry.guides().values())
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert f"compare {counts[compared]} guides" in readme
-    assert f"each of the {counts[len(GUIDES)]} guides" in readme
-    assert f"## The {counts[len(GUIDES)]} guides" in (ROOT / "docs" / "choosing.md").read_text("utf-8")
+    for page, words in (
+        ("README.md", f"compare {counts[compared]} guides"),
+        ("README.md", f"each of the {counts[len(GUIDES)]} guides"),
+        ("docs/choosing.md", f"## The {counts[len(GUIDES)]} guides"),
+    ):
+        assert words in (ROOT / page).read_text("utf-8"), f"{page} does not say {words!r}"
 
 
 def test_a_name_is_taken_once() -> None:
