@@ -85,6 +85,14 @@ class Likelihood(nn.Module):
         return observe(self, f, y, num_data)
 
 
+def checked_numbers(y: Tensor) -> Tensor:
+    """Return ``y``, or raise if it holds yes and no: for ``checked`` of a likelihood of real numbers."""
+    if y.dtype == torch.bool:
+        advice = "Write y.float(), or Bernoulli() as the likelihood of yes and no."
+        raise RangeError(f"y must hold numbers; got {y.dtype}. {advice}")
+    return y
+
+
 def observe(likelihood: protocols.Likelihood, f: Tensor, y: Tensor | None, num_data: int | None) -> Tensor:
     """Observe ``y`` (or draw it, when None) at the outputs ``f`` of a function, and return it."""
     if isinstance(likelihood, nn.Module):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihood import Likelihood, likelihood_of
+from pyro_dropout.generative.likelihood import Likelihood, checked_numbers, likelihood_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
@@ -61,7 +61,7 @@ class Gaussian(Likelihood):
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it holds numbers, as many as ``f``."""
-        return super().checked(f, _numbers(y))
+        return super().checked(f, checked_numbers(y))
 
     def standardised_targets(self) -> bool:
         """Yes: τ is the precision of standardised targets."""
@@ -100,7 +100,7 @@ class HeteroscedasticGaussian(Likelihood):
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""
-        return super().checked(self.split(f)[0], _numbers(y))
+        return super().checked(self.split(f)[0], checked_numbers(y))
 
     def standardised_targets(self) -> bool:
         """Yes: means and log precisions are those of standardised targets."""
@@ -114,13 +114,6 @@ class HeteroscedasticGaussian(Likelihood):
     def raw_likelihood(self, std: Tensor) -> Likelihood:
         """Return itself: the outputs hold the precision."""
         return self
-
-
-def _numbers(y: Tensor) -> Tensor:
-    if y.dtype == torch.bool:
-        advice = "Write y.float(), or Bernoulli() as the likelihood of yes and no."
-        raise RangeError(f"y must hold numbers; got {y.dtype}. {advice}")
-    return y
 
 
 class _Classes(dist.Categorical):
