@@ -12,6 +12,7 @@ Weights = dict[str, Tensor]
 
 # What comes from libraries without types, each under one name that says what it is.
 PyroModel = Callable[..., Any]  # a Pyro model or guide: any callable with sample statements
+Predictor = Any  # a Pyro model or, beside a posterior over functions, anything with a likelihood
 Message = dict[str, Any]  # a site of a Pyro trace
 Trace = Any  # a pyro.poutine.Trace
 Distribution = Any  # a distribution of Pyro or torch, with Pyro's methods

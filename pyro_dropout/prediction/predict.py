@@ -11,12 +11,12 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
 from pyro_dropout.prediction.predict_sites import predict_sites
 from pyro_dropout.prediction.sharded import Shard, predict_together
-from pyro_dropout.protocols import FunctionPosterior, Posterior, PyroModel
+from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 
 
 def predict(
-    model: PyroModel,
+    model: Predictor,
     posterior: object,
     *args: object,
     samples: int = 1000,
@@ -107,7 +107,7 @@ def predict(
     return predict_network(model, posterior, x, asked)
 
 
-def _points_of(model: PyroModel, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+def _points_of(model: Predictor, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
     """Return x, the input of a network, given by position or by name; raise if it is not valid."""
     check_keywords(predict, model, kwargs)
     given = [*args, *kwargs.values()]

@@ -19,7 +19,7 @@ from pyro_dropout.prediction.draws.weight_draws import (
 from pyro_dropout.prediction.moments import Running, Sums, block_sums
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import frozen
-from pyro_dropout.protocols import FunctionPosterior, HasDraws, PyroModel
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, Predictor
 
 Keep = Literal["auto"] | bool
 
@@ -45,7 +45,7 @@ class Request:
         return numbers <= _FEW if self.keep_samples == "auto" else self.keep_samples
 
 
-def predict_network(model: PyroModel, posterior: object, x: Tensor, asked: Request) -> Prediction:
+def predict_network(model: Predictor, posterior: object, x: Tensor, asked: Request) -> Prediction:
     """Return the prediction of a network at the points ``x``."""
     likelihood = frozen(likelihood_of(model))
     walk = walk_of(model, posterior, x, asked)
@@ -73,7 +73,7 @@ def shares_draws(posterior: object, asked: Request) -> bool:
     return asked.shared or kept or not callable(posterior) or bool(getattr(posterior, "whole_functions", False))
 
 
-def walk_of(model: PyroModel, posterior: object, x: Tensor, asked: Request) -> Walk:
+def walk_of(model: Predictor, posterior: object, x: Tensor, asked: Request) -> Walk:
     """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
 
     def walk(draws: WeightDraws) -> Walk:

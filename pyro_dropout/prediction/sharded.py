@@ -11,7 +11,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.moments import Running, Sums, indicator_covariance
 from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import FunctionPosterior, HasDraws, PyroModel
+from pyro_dropout.protocols import FunctionPosterior, HasDraws, Predictor
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.distributed.process_group import Group, join
 
@@ -115,7 +115,7 @@ class ShardedPrediction(Prediction):
         return found.to(own)
 
 
-def predict_together(model: PyroModel, posterior: object, x: Tensor, asked: Request, shard: Shard) -> Prediction:
+def predict_together(model: Predictor, posterior: object, x: Tensor, asked: Request, shard: Shard) -> Prediction:
     """Return the prediction that all ranks make together, on all of them; they have the same parameters."""
     _check_divisible(posterior, shard)
     group = join(x.device)

@@ -19,7 +19,16 @@ from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
-from pyro_dropout.protocols import FunctionPosterior, HasDraws, HasMean, Message, Model, Posterior, PyroModel, Weights
+from pyro_dropout.protocols import (
+    FunctionPosterior,
+    HasDraws,
+    HasMean,
+    Message,
+    Model,
+    Posterior,
+    Predictor,
+    Weights,
+)
 from pyro_dropout.training.loss.per_example import per_example
 
 # Draws of one forward pass that flip the signs of one noise tensor share its magnitude; many passes average it out.
@@ -55,7 +64,7 @@ def checked_outputs(f: object, count: int) -> Tensor:
 class WeightDraws(ABC):
     """A way to put a posterior's weights into a model."""
 
-    def __init__(self, model: PyroModel, posterior: object) -> None:
+    def __init__(self, model: Predictor, posterior: object) -> None:
         self.model, self.posterior = model, posterior
 
     def begin(self) -> None:  # noqa: B027 (most ways need no preparation)
@@ -156,7 +165,7 @@ class KeptDraws(WholeFunctions):
 
     posterior: HasDraws
 
-    def __init__(self, model: PyroModel, posterior: HasDraws, samples: int) -> None:
+    def __init__(self, model: Predictor, posterior: HasDraws, samples: int) -> None:
         super().__init__(model, posterior)
         self._samples = samples
         self._left: Tensor | None = None
