@@ -100,7 +100,7 @@ def _described(collection: ModuleType, name: str) -> tuple[str, str, str]:
 
 def info(as_json: options.Json = False) -> None:
     """Print the installed versions and the subpackages."""
-    facts = {**_versions(), "floors": {floor: _modules(floor) for floor in FLOORS}}
+    facts = {**_versions(), "subpackages": {floor: _modules(floor) for floor in FLOORS}}
     answer(facts, as_json, [report()])
 
 
@@ -112,8 +112,8 @@ def report() -> str:
         'pyro_dropout'
     """
     versions = {name: str(what) for name, what in _versions().items()}
-    floors = {floor: f"{len(_modules(floor))} modules" for floor in FLOORS}
-    lines = [f"{name:<13} {what}" for name, what in (versions | floors).items()]
+    rooms = {floor: f"{len(_modules(floor))} modules" for floor in FLOORS}
+    lines = [f"{name:<13} {what}" for name, what in (versions | rooms).items()]
     lines.insert(len(versions), "")
     return "\n".join([*lines, "", f"To compare posterior approximations: {PROGRAM} compare --help"])
 

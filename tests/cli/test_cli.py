@@ -223,7 +223,7 @@ def test_what_is_installed_is_told() -> None:
     facts = json.loads(run("info", "--json").stdout)
     assert facts["pyro_dropout"] == pd.__version__
     assert facts["threads"] == torch.get_num_threads()
-    assert "compare" in facts["floors"]["comparison"]
+    assert "compare" in facts["subpackages"]["comparison"]
     assert f"torch         {torch.__version__}" in run("info").stdout
     done = subprocess.run(
         [sys.executable, "-m", "pyro_dropout", "fit", "no.csv", "--out", "x"], capture_output=True, text=True

@@ -4,7 +4,7 @@ With a draw for each data point no weights are held: masks are drawn inside the 
 """
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pyro import poutine
@@ -137,7 +137,7 @@ class PerExample(WeightDraws):
                         " no plate, can be."
                     )
             with _NothingFromThePrior():
-                f = poutine.replay(self.model, trace=trace)(rows)
+                f = cast(PyroModel, poutine.replay(self.model, trace=trace))(rows)
         drawn = (drawn_per_data_point(site.get("value")) for site in trace.nodes.values())
         self._flips = self._flips or any(recipe is not None and recipe._noise is not None for recipe in drawn)
         return checked_outputs(f, len(rows)).reshape(count, len(x), -1)
