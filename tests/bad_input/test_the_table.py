@@ -2,8 +2,8 @@
 
 import pyro_dropout as pd
 from tests.bad_input import (
-    test_answers,
-    test_faces,
+    test_predictions,
+    test_comparisons,
     test_files,
     test_guides,
     test_mathematics,
@@ -12,7 +12,7 @@ from tests.bad_input import (
 )
 from tests.bad_input.row import names
 
-TABLES = (test_mathematics, test_models, test_guides, test_training, test_files, test_answers, test_faces)
+TABLES = (test_mathematics, test_models, test_guides, test_training, test_files, test_predictions, test_comparisons)
 # What the package makes and users only read; and functions that take nothing.
 MADE = {
     "Cascade", "Comparison", "CoverageCurve", "ElboReport", "FleetPrediction", "GaussianPosterior", "History", "LOO",

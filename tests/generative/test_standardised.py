@@ -28,7 +28,7 @@ def pair(likelihood: Any, x: Tensor, y: Tensor, out: int) -> tuple[Any, Any, Any
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("outputs", [1, 3])
-def test_answers_are_in_the_units_of_y(dtype: torch.dtype, shared: bool, outputs: int) -> None:
+def test_predictions_are_in_the_units_of_y(dtype: torch.dtype, shared: bool, outputs: int) -> None:
     x, y = raw_data(dtype, outputs)
     plain, model, guide = pair(pd.Gaussian(TAU), x, y, outputs)
     mean, std = y.mean(0), y.std(0)
