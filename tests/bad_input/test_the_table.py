@@ -2,12 +2,12 @@
 
 import pyro_dropout as pd
 from tests.bad_input import (
-    test_predictions,
     test_comparisons,
     test_files,
     test_guides,
     test_mathematics,
     test_models,
+    test_predictions,
     test_training,
 )
 from tests.bad_input.row import names
