@@ -27,6 +27,7 @@ from pyro_dropout.protocols import (
     Model,
     Posterior,
     Predictor,
+    PyroModel,
     Weights,
 )
 from pyro_dropout.training.loss.per_example import per_example
