@@ -50,6 +50,7 @@ from .guides import (
 from .guides import (
     AutoRowMixture as AutoRowMixture,
 )
+from .guides.ensemble import Ensemble as Ensemble
 from .guides.from_dropout import from_dropout as from_dropout
 from .judging.decisions.cascade import (
     Cascade as Cascade,

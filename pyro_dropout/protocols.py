@@ -119,12 +119,10 @@ class HasWeights(Protocol):
 
 @runtime_checkable
 class HasDraws(Protocol):
-    """A posterior with a fixed list of draws, which can be asked for by number."""
-
-    weights: Weights
+    """A posterior that numbers its draws, or the members that they come from, and is asked for them by number."""
 
     def order(self, n: int) -> Tensor:
-        """Return the numbers of n draws: each draw once before any comes twice."""
+        """Return the numbers of n draws: each number once before any comes twice."""
 
     def draws_at(self, numbers: Tensor) -> Weights:
         """Return the draws with these numbers."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # importing torch takes seconds
     from torch import Tensor
 
     from pyro_dropout.guides.base import SiteGuide
-    from pyro_dropout.protocols import PyroModel
+    from pyro_dropout.guides.ensemble import Ensemble
 
 # The subpackages, in the order in which they may import: each from itself and from those before it.
 FLOORS = (
@@ -34,7 +34,7 @@ FLOORS = (
     "cli",
 )
 
-Make = Callable[["PyroModel", Callable[[str], float]], "SiteGuide"]
+Make = Callable[..., "SiteGuide | Ensemble"]  # of a model, keep by site, and the options of the entry
 Made = TypeVar("Made", bound=type)
 Computed = TypeVar("Computed", bound=Callable[..., "float | Tensor"])
 
@@ -57,6 +57,8 @@ class GuideEntry(Listed):
     make: Make
     density: bool
     learns_keep: bool
+    options: tuple[str, ...]
+    per_site: bool
 
 
 _GUIDES: dict[str, GuideEntry] = {}
@@ -72,6 +74,8 @@ def guide(
     compared: bool = False,
     order: int = 100,
     alias: str = "",
+    options: tuple[str, ...] = (),
+    per_site: bool = True,
 ) -> Callable[[Made], Made]:
     """Register a guide; a decorator of its class.
 
@@ -85,6 +89,8 @@ def guide(
         compared: whether ``pyro-dropout compare`` takes it by default.
         order: its place in lists; new ones come last.
         alias: another name for it.
+        options: settings that ``make`` takes by keyword as well, such as "members".
+        per_site: whether it is a ``SiteGuide``, with one distribution per site, which any SVI can train.
 
     Example:
         >>> import pyro_dropout as pd
@@ -102,7 +108,7 @@ def guide(
         if name in _GUIDES:
             _check_same("guide", name, _GUIDES[name].guide, cls)
         build = make or (lambda model, keep: cls(model))
-        _GUIDES[name] = GuideEntry(name, alias, order, compared, cls, build, density, learns_keep)
+        _GUIDES[name] = GuideEntry(name, alias, order, compared, cls, build, density, learns_keep, options, per_site)
         return cls
 
     return register
@@ -147,8 +153,9 @@ def listed_guides() -> tuple[Listed, ...]:
 
 
 def _registrations(path: Path) -> Iterator[Listed]:
-    """Yield the calls of ``guide("name", ...)`` in a file."""
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    """Yield the decorators ``@guide("name", ...)`` of a file's classes."""
+    classes = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.ClassDef)]
+    for node in (each for made in classes for each in made.decorator_list):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "guide" and node.args:
             constants = [each for each in node.keywords if isinstance(each.value, ast.Constant)]
             given = {each.arg: ast.literal_eval(each.value) for each in constants}

@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pyro_dropout.cli.run_folder import Reading
     from pyro_dropout.comparison.findings import Comparison
     from pyro_dropout.generative.standardised import Standardised
-    from pyro_dropout.protocols import Record
+    from pyro_dropout.protocols import Model, PyroModel, Record
     from pyro_dropout.tables.dataset import Dataset
 
 HELP = (
@@ -48,6 +49,7 @@ def compare(
         options.computing_option(help="Also sample the true posterior; slow, for small networks only."),
     ] = None,
     seeds: options.Seeds = 3,
+    members: options.Members = None,
     width: options.Width = 50,
     steps: options.Steps = 1500,
     lr: options.LearningRate = 0.01,
@@ -62,11 +64,11 @@ def compare(
 ) -> None:
     """Compare posterior approximations on one model and one set of data."""
     names = options.guides_named(guides)
+    members = options.checked_members(names, members)
     where = options.place(device)
     from pyro_dropout.cli.run_folder import Reading
     from pyro_dropout.comparison.compare import compare as run
     from pyro_dropout.comparison.folder import check_folder, scores_of, write_folder
-    from pyro_dropout.comparison.standard_models import GUIDES
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
 
@@ -77,7 +79,7 @@ def compare(
     with plain_warnings():
         result = run(
             model.to(where),
-            {name: GUIDES[name] for name in names},
+            {name: _made(name, members) for name in names},
             (found.train[0].to(where), found.train[1].to(where)),
             (found.test[0].to(where), found.test[1].to(where)),
             reference=reference,
@@ -102,6 +104,13 @@ def compare(
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
+
+
+def _made(name: str, members: int | None) -> "Callable[[Model], PyroModel]":
+    """Return what builds a guide; the number of members is for ensembles."""
+    from pyro_dropout.comparison.standard_models import standard_guide
+
+    return standard_guide(name, **({"members": members} if members and name == "ensemble" else {}))
 
 
 def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standardised]":

@@ -50,6 +50,7 @@ def fit(
     drop: options.Drop = None,
     held_back: options.HeldBack = 0.0,
     guide: options.Guide = "dropout",
+    members: options.Members = None,
     width: options.Width = 50,
     steps: options.Steps = 2000,
     lr: options.LearningRate = 0.01,
@@ -63,6 +64,7 @@ def fit(
 ) -> None:
     """Fit one guide to a table and save the run in a folder."""
     guide = options.checked_guide("--guide", guide)
+    members = options.checked_members([guide], members)
     where = options.place(device)
     from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, Reading, Run, Training
     from pyro_dropout.datasets.bundled import BUNDLED
@@ -77,7 +79,7 @@ def fit(
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
     reading = Reading(target, task, missing, *columns, held_back, seed)
     training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
-    run, table = Run.plan(data, reading, guide, width, training)
+    run, table = Run.plan(data, reading, guide, width, training, members)
     made: list[Path] = []
     try:
         with _resumable(out):

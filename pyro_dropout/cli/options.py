@@ -47,6 +47,13 @@ def checked_guide(option: str, name: str) -> str:
     return name
 
 
+def checked_members(guides: list[str], members: int | None) -> int | None:
+    """Return the number of members; raise if it was given and no guide is an ensemble."""
+    if members is not None and "ensemble" not in guides:
+        raise refusal("--members", f"only an ensemble has members, not {', '.join(guides)}.")
+    return members
+
+
 def place(device: str | None) -> "torch.device":
     """Return the requested torch device after checking it; "auto" or None is a GPU if there is one, else the CPU.
 
@@ -132,6 +139,9 @@ Guide = Annotated[
     computing_option(
         metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", autocompletion=_completions(GUIDE_NAMES)
     ),
+]
+Members = Annotated[
+    int | None, computing_option(metavar="N", callback=count, help="Members of an ensemble; by default 32.")
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]

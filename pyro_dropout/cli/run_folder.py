@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.comparison.standard_models import GUIDES, regression_model
+from pyro_dropout.comparison.standard_models import GUIDES, regression_model, standard_guide
 from pyro_dropout.generative.likelihoods import Categorical
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
@@ -74,6 +74,7 @@ class Run:
         guide: name of the guide, as on the command line.
         width: hidden units.
         training: how it was trained.
+        members: of an ensemble; None for its default, and for any other guide.
 
     Example:
         >>> import pathlib, tempfile
@@ -92,16 +93,23 @@ class Run:
     guide: str
     width: int
     training: Training
+    members: int | None = None
 
     @classmethod
     def plan(
-        cls, file: str | Path, reading: Reading, guide: str, width: int, training: Training
+        cls,
+        file: str | Path,
+        reading: Reading,
+        guide: str,
+        width: int,
+        training: Training,
+        members: int | None = None,
     ) -> tuple["Run", Dataset]:
         """Return an untrained run on a table, and its data."""
         data = reading.read(file)
         assert data.encoding is not None
         path = Path(file).resolve()
-        return cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training), data
+        return cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training, members), data
 
     def data(self, file: str | Path | None = None) -> Dataset:
         """Return the data as read for training; raise if the file has changed since."""
@@ -120,7 +128,7 @@ class Run:
         with forked():
             torch.manual_seed(self.training.seed)
             model = table_model(train, self.encoding.classes, self.width)
-            guide = GUIDES[self.guide](model)
+            guide = standard_guide(self.guide, **_options(self.members))(model)
         assert isinstance(guide, nn.Module)
         return model, guide
 
@@ -150,7 +158,7 @@ class Run:
             "made by": f"pyro-dropout {version('pyro-dropout')}",
             "data": {"file": self.file, "sha256": self.sha256, **asdict(self.reading)},
             "encoding": self.encoding.as_json(),
-            "model": {"guide": self.guide, "width": self.width},
+            "model": {"guide": self.guide, "width": self.width} | _options(self.members),
             "training": asdict(self.training),
         }
         text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
@@ -185,15 +193,29 @@ class Run:
         data, model, training = (_checked(record[section], rules) for section, rules in _RULES.items())
         file, digest = data.pop("file"), data.pop("sha256")
         encoding = Encoding.from_json(record["encoding"])
-        return cls(file, digest, Reading(**data), encoding, model["guide"], model["width"], Training(**training))
+        return cls(
+            file,
+            digest,
+            Reading(**data),
+            encoding,
+            model["guide"],
+            model["width"],
+            Training(**training),
+            model["members"],
+        )
 
 
 def _checked(found: Record, rules: Mapping[str, Rule]) -> Record:
     """Return a section of a record, lists as tuples; raise a ``TypeError`` that names a wrong key."""
-    for key in (*found, *rules):
-        if key not in rules or not rules[key](found[key]):
+    whole = {**{key: None for key in _OPTIONAL if key in rules}, **found}
+    for key in (*whole, *rules):
+        if key not in rules or not rules[key](whole[key]):
             raise TypeError(repr(key))
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in found.items()}
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()}
+
+
+def _options(members: int | None) -> dict[str, int]:
+    return {} if members is None else {"members": members}
 
 
 def _is_text(value: object) -> bool:
@@ -212,6 +234,7 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
+_OPTIONAL = ("members",)  # keys that a record need not have
 _RULES: dict[str, dict[str, Rule]] = {
     "data": {
         "file": _is_text,
@@ -227,6 +250,7 @@ _RULES: dict[str, dict[str, Rule]] = {
     "model": {
         "guide": lambda value: _is_text(value) and value in GUIDES,
         "width": lambda value: _is_count(value) and value != 0,
+        "members": lambda value: value is None or (_is_count(value) and value != 0),
     },
     "training": {
         "steps": _is_count,

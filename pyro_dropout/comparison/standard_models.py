@@ -52,10 +52,10 @@ def kept(model: Model, learned: bool = False) -> Callable[[str], float]:
     return lambda name: 1.0 if model.sites[name].fan_in == 1 and not learned else 1 - _DROP
 
 
-def standard_guide(name: str) -> Callable[[Model], PyroModel]:
-    """Return what builds the guide of this name for a model of this file."""
+def standard_guide(name: str, **options: int) -> Callable[[Model], PyroModel]:
+    """Return what builds the guide of this name for a model of this file; options are those of its registry entry."""
     entry = resolve_guide(name)
-    return lambda model: entry.make(model, kept(model, entry.learns_keep))
+    return lambda model: entry.make(model, kept(model, entry.learns_keep), **options)
 
 
 GUIDES = {name: standard_guide(name) for name in guides()}

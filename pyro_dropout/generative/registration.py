@@ -75,6 +75,14 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
         pyro.param(full)
 
 
+def tell_again(full: str, value: Tensor) -> None:
+    """Report a parameter that is registered already, under its name in the store, to the handlers of ``pyro.param``."""
+    if pyro.settings.get("module_local_params"):
+        _say_locally(full, value)
+    else:
+        pyro.param(full)
+
+
 def _say_locally(full: str, value: Tensor) -> None:
     """Report a parameter to the handlers of ``pyro.param`` when ``module_local_params`` is set."""
     value.unconstrained = weakref.ref(value)  # type: ignore[attr-defined]

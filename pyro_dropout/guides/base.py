@@ -109,6 +109,7 @@ class SiteGuide(Marginals):
 
     biases: tuple[Bias, ...] = ("map", "gaussian")
     drops = False  # whether the guide differs from a Gaussian only at weights
+    is_member = False  # whether an ensemble has lent it its parameters, and registers them itself
 
     def __init__(
         self,
@@ -308,6 +309,8 @@ class SiteGuide(Marginals):
 
     def _tell(self) -> None:
         """Register all parameters with Pyro, and adopt values loaded into its store."""
+        if self.is_member:
+            return
         named = {name.replace("/", "."): value for name, value in self._states.named_parameters()}
         tell_pyro(self, named, str(self._pyro_name))
 

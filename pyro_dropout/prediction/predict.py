@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
@@ -92,6 +93,8 @@ def predict(
     check_seed(seed)
     check_flag("compile", compile)
     _check_posterior(posterior)
+    if isinstance(posterior, Ensemble) and posterior.points:
+        samples = min(samples, posterior.members)  # more would repeat functions, some of them oftener than others
     asked = Request(
         1 if method == "standard" else samples, method, shared, seed, keep_samples, compile, chunk, progress
     )
@@ -103,8 +106,11 @@ def predict(
                 )
         return predict_sites(call, posterior, asked)
     if distributed:
-        return predict_together(model, posterior, x, asked, shard)
-    return predict_network(model, posterior, x, asked)
+        answer = predict_together(model, posterior, x, asked, shard)
+    else:
+        answer = predict_network(model, posterior, x, asked)
+    answer.members = posterior.members if isinstance(posterior, Ensemble) else None
+    return answer
 
 
 def _points_of(model: Predictor, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:

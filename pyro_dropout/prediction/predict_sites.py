@@ -67,9 +67,10 @@ def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weigh
     if asked.method == "standard":
         yield from _one_by_one(MeanWeights(call.model, posterior).draw(1, torch.zeros(())))
     elif isinstance(posterior, HasDraws):  # each used once before any is repeated
-        size = sum(value[0, 0].numel() for value in posterior.weights.values())
-        for numbers in posterior.order(asked.samples).split(max(1, MOST_NUMBERS // max(1, size))):
-            yield from _one_by_one(posterior.draws_at(numbers))
+        numbers = posterior.order(asked.samples)
+        size = sum(value.numel() for value in posterior.draws_at(numbers[:1]).values())
+        for some in numbers.split(max(1, MOST_NUMBERS // max(1, size))):
+            yield from _one_by_one(posterior.draws_at(some))
     else:
         left, together = asked.samples, 1
         while left:

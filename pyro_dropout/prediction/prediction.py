@@ -57,6 +57,7 @@ class Prediction:
     """
 
     _made_by = "predict"
+    members: int | None = None  # of the ensemble that it comes from, if it comes from one
 
     def __init__(
         self,
@@ -100,6 +101,17 @@ class Prediction:
     def epistemic(self) -> Tensor:
         """The variance of E[y | f] over the draws, divided by T: that of the mixture that the draws make, (N, D)."""
         return (self._sums["spread"] / self._count).to(self._like)
+
+    @property
+    def error_over_members(self) -> Tensor:
+        """How far ``mean`` would still move with other members of the ensemble, (N, D): √(epistemic/M).
+
+        For members that are points it is the standard error of the mean; for members with a spread of their own, at
+        most as large as this.
+        """
+        if self.members is None:
+            raise PyroDropoutError("error_over_members is for predictions of an Ensemble; this one has no members.")
+        return (self.epistemic / self.members).sqrt()
 
     @property
     def aleatoric(self) -> Tensor:

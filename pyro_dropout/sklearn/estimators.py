@@ -45,6 +45,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     activation: str = "relu"
     guide: str = "dropout"
     keep: float | Sequence[float] | Floats = 0.9
+    members: int = 16
     length_scale: float = 1.0
     max_steps: int = 1000
     batch_size: int = 128
@@ -102,7 +103,10 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         check_estimator_settings(self.get_params())
         hidden = layer_widths(self.hidden_layer_sizes)
         keep, length = kept_rows(self.keep, len(hidden) + 1), float(self.length_scale)
-        return Architecture(inputs, outputs, hidden, self.activation, length, self.guide, keep, classes)
+        check_count("members", self.members)
+        return Architecture(
+            inputs, outputs, hidden, self.activation, length, self.guide, keep, classes, int(self.members)
+        )
 
     def _device(self) -> torch.device:
         return check_device("device", "cpu" if self.device is None else self.device)
@@ -160,6 +164,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
             (dropout that learns ``keep``), "multiplicative" (Gaussian dropout), "mean-field", ….
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
+        members: of an ensemble.
         length_scale: l of the prior N(0, l⁻²) of the first layer's weights, on standardised inputs.
         tau: precision of the noise, 1/variance in the units of y; "auto" chooses it on held-back data.
         max_steps: maximum number of training steps.

@@ -22,6 +22,7 @@ from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
@@ -29,7 +30,7 @@ from pyro_dropout.registry import resolve_guide
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 
-Pair = tuple[Standardised, SiteGuide]
+Pair = tuple[Standardised, SiteGuide | Ensemble]
 Points = tuple[Tensor, Tensor]
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
@@ -60,6 +61,7 @@ class Architecture:
     guide: str
     keep: float | tuple[float, ...]
     classes: bool
+    members: int = 16
 
     def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
         """Return a model in the units of the data, and its guide, ready to be trained.
@@ -79,7 +81,9 @@ class Architecture:
         whole = Standardised(model, x, y)
         if not self.classes:
             set_noise(whole, tau)
-        return whole, resolve_guide(self.guide).make(model, self._kept(model))
+        entry = resolve_guide(self.guide)
+        options = {"members": self.members} if "members" in entry.options else {}
+        return whole, entry.make(model, self._kept(model), **options)
 
     def _kept(self, model: BayesianNet) -> Callable[[str], float]:
         weights = [name for name, site in model.sites.items() if site.kind == "weight"]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
 from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
@@ -29,6 +30,7 @@ from pyro_dropout.training.distributed.data_parallel import check_parallel, para
 from pyro_dropout.training.distributed.process_group import ALONE, Group, join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.early_stopping import Watch
+from pyro_dropout.training.ensemble.members import EnsembleWatch, enlist
 from pyro_dropout.training.history import History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
@@ -132,7 +134,7 @@ def fit(
     held_out = None if validation is None else check_validation(model, validation, patience, check_every)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
     check_owned(optim, model, guide)
-    update = _update(optim, lr, schedule, clip_norm)
+    update = _update(optim, lr, schedule, None if isinstance(guide, Ensemble) else clip_norm)
     group = ALONE
     if distributed:
         check_shared(call)
@@ -148,8 +150,13 @@ def fit(
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
-    task = TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call)
     facts: Record = {"batch": batch, "seed": seed}
+    members = enlist(guide, call, batch, loss, clip_norm, checkpoint) if isinstance(guide, Ensemble) else None
+    if members is None:
+        task = TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call)
+    else:
+        guide, facts = members.part, facts | members.facts()
+        task = TrainingTask(guide, members.loss, members.call)
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
     if distributed:
@@ -160,8 +167,9 @@ def fit(
 
     def train() -> History:
         run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
+        watcher = Watch if members is None else EnsembleWatch
         every = check_every or max(1, total // 50)
-        watch = None if held_out is None else Watch(held_out, guide, run, patience, every, seed, group)
+        watch = None if held_out is None else watcher(held_out, guide, run, patience, every, seed, group)
         keeper = None
         if checkpoint is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
@@ -171,7 +179,10 @@ def fit(
     with warnings.catch_warnings():
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
-        return explained(train, task.try_step, batch) if takes(model, "num_data") else train()
+        history = explained(train, task.try_step, batch) if takes(model, "num_data") else train()
+    if members is not None:
+        members.finish()
+    return history
 
 
 def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.device:

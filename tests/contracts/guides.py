@@ -56,7 +56,7 @@ _COVERED = {config.make.func if isinstance(config.make, partial) else config.mak
 GUIDES |= {
     name: Config(partial(_standard, name), entry.density)
     for name, entry in guides().items()
-    if entry.guide not in _COVERED
+    if entry.guide not in _COVERED and entry.per_site
 }
 
 

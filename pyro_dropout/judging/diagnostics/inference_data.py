@@ -36,7 +36,9 @@ def to_arviz(
     Args:
         model: a network of this package, or any Pyro model, whose observed sites define the likelihood; may be None for
             a fleet.
-        posterior: a guide of this package or of Pyro (one chain); a ``Fleet`` (a chain for each replica); or a sampled
+        posterior: a guide of this package or of Pyro (one chain); a ``Fleet`` (a chain for each replica); an
+            ``Ensemble`` (a chain for each member, which share ``samples`` draws equally, so that R-hat says how far
+            members disagree; a member that is a point has one draw, and R-hat is undefined); or a sampled
             posterior, with ``weights`` of shape (chains, draws, ...), which keeps its chains.
         args: the model's own arguments, data included: (x, y) of a network.
         samples: draws per chain; a sampled posterior with more draws is thinned evenly.
@@ -61,7 +63,7 @@ def to_arviz(
         ['log_q', 'lp']
     """
     call, samples = asked(to_arviz, model, posterior, args, kwargs, samples)
-    draws = joint_draws(call, posterior, samples, seed, replicate=True)
+    draws = joint_draws(call, posterior, samples, seed, replicate=True, by_member=True)
     own = {name: [f"{name}_dim_{k}" for k in range(value.dim() - 2)] for name, value in draws.weights.items()}
     groups: dict[str, dict[str, Variable]] = {
         "posterior": _variables(draws.weights, own),

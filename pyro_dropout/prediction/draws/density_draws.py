@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
@@ -21,8 +22,19 @@ from pyro_dropout.protocols import HasDensity, Message, Posterior, PyroModel, We
 F64 = torch.float64
 
 
+def of_members(ensemble: Ensemble, numbers: Tensor) -> tuple[Weights, Tensor | None, str]:
+    """Return a draw of each of these members, with the density of the mixture or why there is none."""
+    weights = ensemble.draws_at(numbers)
+    try:
+        return weights, ensemble.log_prob(weights), ""
+    except SingularError as cause:
+        return weights, None, str(cause)
+
+
 def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tuple[Weights, Tensor | None, str]:
     """Return ``samples`` draws of a guide, called as the model is, with their log density or why there is none."""
+    if isinstance(posterior, Ensemble):
+        return of_members(posterior, posterior.order(samples))
     if not callable(posterior):
         if not isinstance(posterior, Posterior):
             raise PyroDropoutError(

@@ -13,9 +13,10 @@ from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_pairs, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.draws.density_draws import draws_with_density
+from pyro_dropout.prediction.draws.density_draws import draws_with_density, of_members
 from pyro_dropout.prediction.draws.network_draws import weigh_network
 from pyro_dropout.prediction.draws.traced_draws import Weighed, weigh_traces
 from pyro_dropout.protocols import Weights
@@ -47,7 +48,13 @@ class JointDraws(Weighed):
 
 
 def joint_draws(
-    call: ModelCall, posterior: object, samples: int, seed: int | None, *, replicate: bool = False
+    call: ModelCall,
+    posterior: object,
+    samples: int,
+    seed: int | None,
+    *,
+    replicate: bool = False,
+    by_member: bool = False,
 ) -> JointDraws:
     """Draw whole functions from a posterior and compute the densities of each.
 
@@ -58,6 +65,7 @@ def joint_draws(
         samples: draws of each chain.
         seed: makes the draws reproducible, and leaves torch's random state as it was.
         replicate: whether to draw data from each draw as well.
+        by_member: whether each member of an ensemble is a chain; they then share the draws equally.
     """
     check_count("samples", samples)
     check_seed(seed)
@@ -67,7 +75,7 @@ def joint_draws(
     device = place_of(parts, call)
     with evaluating(*parts):
         with seeded(seed, device):
-            drawn = [_drawn(each.to(device), q, samples) for each, (_, q) in zip(calls, pairs, strict=True)]
+            drawn = [_drawn(each.to(device), q, samples, by_member) for each, (_, q) in zip(calls, pairs, strict=True)]
         # Draws of y use separate random numbers, so that the weights are the same with and without them.
         with seeded(None if seed is None else seed + 1, device):
             chains = [_weighed(each.to(device), *own, replicate) for each, own in zip(calls, drawn, strict=True)]
@@ -89,12 +97,19 @@ def checked_call(call: ModelCall) -> ModelCall:
     return call
 
 
-def _drawn(call: ModelCall, posterior: object, samples: int) -> tuple[Weights, Tensor | None, str]:
+def _drawn(call: ModelCall, posterior: object, samples: int, by_member: bool) -> tuple[Weights, Tensor | None, str]:
     """Return {site: (chains, draws, ...)}, log q or None, and why there is none."""
     kept = getattr(posterior, "weights", None)
     place = next(call.leaves(), torch.zeros(())).device
     if isinstance(kept, dict) and kept:
         return _thinned(kept, samples, place), None, SAMPLED
+    if by_member and isinstance(posterior, Ensemble):
+        each = 1 if posterior.points else -(-samples // posterior.members)
+        numbers = torch.arange(posterior.members).repeat_interleave(each)
+        drawn, density, why = of_members(posterior, numbers)
+        shape = (posterior.members, each)
+        weights = {name: value.to(place).unflatten(0, shape) for name, value in drawn.items()}
+        return weights, None if density is None else density.to(place, F64).unflatten(0, shape), why
     drawn, density, why = draws_with_density(call, posterior, samples)
     weights = {name: value.to(place).unsqueeze(0) for name, value in drawn.items()}
     return weights, None if density is None else density.to(place, F64).unsqueeze(0), why

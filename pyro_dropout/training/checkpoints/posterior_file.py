@@ -128,7 +128,9 @@ def identity_of(model: object, guide: object) -> Record:
 
 def _settings_of(model: object, guide: object) -> set[str]:
     """Return the names of the buffers that are settings: a guide's, and those of a model's prior and likelihood."""
+    learned = getattr(guide, "learned_buffers", ())
     names = {f"guide.{name}" for name, _ in guide.named_buffers()} if isinstance(guide, nn.Module) else set()
+    names -= {f"guide.{name}" for name in learned}
     if isinstance(model, nn.Module):
         names |= {f"model.{name}" for name, _ in model.named_buffers() if "likelihood." in name}
         for path, module in model.named_modules():

@@ -14,7 +14,7 @@ from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
-from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_tensors, write_tensors
+from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_facts, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.runner import TrainingRun
 
@@ -61,6 +61,19 @@ class Checkpoint:
         if not isinstance(self.folder, str | Path):
             raise PyroDropoutError(f"folder must be the path of a folder; got {self.folder!r}.")
         check_count("keep", self.keep)
+
+
+def last_facts(checkpoint: str | Path | Checkpoint) -> Record | None:
+    """Return what the last readable checkpoint in a folder says of its training run; None if there is none."""
+    folder = Path(checkpoint.folder if isinstance(checkpoint, Checkpoint) else checkpoint)
+    files = sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
+    for path in reversed(files):
+        try:
+            found: Record = read_facts(path).get("facts", {})
+            return found
+        except DamagedFileError:
+            continue
+    return None
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_dropout.generative.registration import tell_again
 from pyro_dropout.generative.trial_run import modules_of, quietly
 from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.optimisers import Update
@@ -64,6 +65,13 @@ class Parameters:
     def values(self) -> list[Tensor]:
         """The tensors, detached, in the order of ``names``."""
         return [value.detach() for value in self.by_name.values()]
+
+    def tell(self, number: int) -> Tensor:
+        """Report a parameter to Pyro's handlers, and return the tensor that is in its place now."""
+        name = self.names[number]
+        here = next((holder[key] for holder, key in self._places[name]), self.by_name[name])
+        tell_again(name, here)
+        return here
 
     def write(self, values: list[Tensor]) -> None:
         """Make the parameters hold ``values``; the parameter objects stay the same."""

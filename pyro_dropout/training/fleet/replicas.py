@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.program import traced
@@ -44,6 +45,8 @@ def build_replicas(
 
 
 def _checked(built: object) -> Replica:
+    if isinstance(built, tuple) and any(isinstance(part, Ensemble) for part in built):
+        raise PyroDropoutError("an ensemble is a fleet of members already; train it with fit(model, ensemble, x, y).")
     if not isinstance(built, tuple) or len(built) != 2 or not all(isinstance(part, nn.Module) for part in built):
         raise PyroDropoutError(
             "build must return (model, guide), both of them modules (a BayesianNet and its guide); it returned"
@@ -87,14 +90,14 @@ def over_replicas(
 
     with quietly(*pair):
         graph = traced(flat, leaves)
-    _check_pure(graph)
+    check_pure(graph)
     dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
     _check_draws(graph, dims, pair[1])
     mapped = vmap(graph, in_dims=dims, randomness="different")
     return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
 
 
-def _check_pure(graph: torch.fx.GraphModule) -> None:
+def check_pure(graph: torch.fx.GraphModule) -> None:
     """Raise an error if a step changes its inputs in place, as BatchNorm does with its statistics."""
     for node in graph.graph.nodes:
         schema = getattr(node.target, "_schema", None)

@@ -1,0 +1,1 @@
+"""Training the members of an ensemble as one computation."""

@@ -1,0 +1,340 @@
+"""One member's problem: the model with its priors moved to the member's anchors, and its data perturbed.
+
+The anchor of a Gaussian prior N(μ, σ²) is a standard normal number r for every element: the prior becomes
+N(μ + σr, σ²), whose mean is a draw of the prior. Any other prior is moved in unconstrained space, by the distance of
+a draw from its median: exact for priors that are Gaussian there (LogNormal), and a heuristic elsewhere.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.distributions.util import sum_rightmost
+from pyro.poutine.indep_messenger import CondIndepStackFrame
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import site_is_subsample
+from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal, biject_to, constraints
+from torch.distributions.transforms import AffineTransform
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Distribution, Message, Trace
+
+if TYPE_CHECKING:
+    from pyro_dropout.guides.ensemble import Ensemble
+
+_LOG_ROOT_2PI = 0.9189385332046727
+_DRAWS = 4001  # of a prior that is not Gaussian, for its median in unconstrained space
+
+
+@dataclass
+class Perturbation:
+    """What makes the members' problems differ; every tensor has the members as its first dimension.
+
+    Attributes:
+        anchors: by latent site: standard normal numbers for Gaussian priors, and distances in unconstrained space.
+        noise: by observed Gaussian site: standard normal numbers, one for each of all data.
+        weights: by plate (or site, outside all plates): the weight of each of all its elements.
+    """
+
+    anchors: dict[str, Tensor] = field(default_factory=dict)
+    noise: dict[str, Tensor] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Return all tensors, as a tree."""
+        return {"anchors": self.anchors, "noise": self.noise, "weights": self.weights}
+
+
+class Anchoring(Messenger):
+    """Moves each prior to an anchor, adds noise to Gaussian targets, and weights all other data.
+
+    Args:
+        anchors: of one member, by site.
+        noise: of one member, by site.
+        weights: of one member, by plate or site.
+        rows: which of all data the mini-batch holds; None for all.
+        free: constrained sites that the guide has as points: their density is that of unconstrained space, where
+            their anchors are.
+    """
+
+    def __init__(
+        self,
+        anchors: Mapping[str, Tensor],
+        noise: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        rows: Tensor | None,
+        free: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self._anchors, self._noise, self._weights, self._rows = anchors, noise, weights, rows
+        self._free = free
+        self._shown: dict[str, Tensor] = {}
+
+    def _pyro_post_sample(self, msg: Message) -> None:
+        if is_subsample(msg):
+            self._shown[msg["name"]] = msg["value"]
+
+    def _pyro_sample(self, msg: Message) -> None:
+        if is_subsample(msg) or is_deterministic(msg):
+            return
+        name, fn = msg["name"], msg["fn"]
+        if not msg["is_observed"]:
+            if name in self._anchors:
+                prior = moved(fn, self._here(self._anchors[name], msg, fn.event_dim, rows=False))
+                msg["fn"] = FreeDensity(prior, fn.support) if name in self._free else prior
+        elif name in self._noise:
+            msg["fn"] = perturbed(fn, self._here(self._noise[name], msg, fn.event_dim))
+        else:
+            plate = outermost(msg)
+            weights = self._weights[name if plate is None else plate.name]
+            if plate is not None:
+                weights = self._here(weights.reshape(-1, *[1] * (-(plate.dim or -1) - 1)), msg, 0)
+            msg["scale"] = msg["scale"] * weights
+
+    def _here(self, values: Tensor, msg: Message, event_dim: int, rows: bool = True) -> Tensor:
+        """Return the part of the numbers that belongs to the elements that the plates show now."""
+        for frame in msg["cond_indep_stack"]:
+            if not frame.vectorized:
+                continue
+            dim = frame.dim - event_dim
+            if -dim > values.dim() or values.shape[dim] == 1:
+                continue
+            if (frame.full_size or frame.size) != frame.size:  # a plate that draws its own subsample
+                values = values.index_select(dim, self._shown[frame.name].to(values.device))
+            elif rows and self._rows is not None and frame.size == len(self._rows):
+                values = values.index_select(dim, self._rows)
+        if rows and self._rows is not None and not any(frame.vectorized for frame in msg["cond_indep_stack"]):
+            values = values[self._rows]
+        return values
+
+
+def is_subsample(msg: Trace) -> bool:
+    """Whether a site is the choice of a plate's elements."""
+    return bool(site_is_subsample(msg))
+
+
+def is_deterministic(msg: Message) -> bool:
+    """Whether a site only records a value."""
+    return bool(msg["infer"] and msg["infer"].get("_deterministic"))
+
+
+def outermost(msg: Message) -> CondIndepStackFrame | None:
+    """Return the outermost plate of a site; its elements are the data points."""
+    frames = [frame for frame in msg["cond_indep_stack"] if frame.vectorized]
+    return frames[0] if frames else None
+
+
+def is_gaussian(p: Distribution) -> bool:
+    """Whether a distribution is Gaussian."""
+    return isinstance(base_distribution(p), Normal | MultivariateNormal)
+
+
+def moved(p: Distribution, anchor: Tensor) -> Distribution:
+    """Return a prior moved to an anchor."""
+    base = base_distribution(p)
+    if isinstance(base, MultivariateNormal):
+        loc = base.loc + (base._unbroadcasted_scale_tril @ anchor.unsqueeze(-1)).squeeze(-1)
+        made = dist.MultivariateNormal(loc, scale_tril=base.scale_tril, validate_args=False)
+    elif isinstance(base, Normal):
+        made = dist.Normal(base.loc + base.scale * anchor, base.scale, validate_args=False)
+    else:
+        map_to = biject_to(p.support)
+        free = AffineTransform(anchor, 1.0, event_dim=map_to.domain.event_dim)
+        return dist.TransformedDistribution(p, [map_to.inv, free, map_to], validate_args=False)
+    return made.to_event(p.event_dim - made.event_dim) if p.event_dim > made.event_dim else made
+
+
+class FreeDensity(dist.TorchDistribution):
+    """A distribution whose density is that of its value's image in unconstrained space."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+
+    def __init__(self, p: Distribution, support: constraints.Constraint) -> None:
+        super().__init__(p.batch_shape, p.event_shape, validate_args=False)
+        self.p, self._support = p, support
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """That of the distribution."""
+        return self._support
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return log p(T(u)) + log |dT/du| at u = T⁻¹(value)."""
+        map_to = biject_to(self._support)
+        volume = map_to.log_abs_det_jacobian(map_to.inv(value), value)
+        lead = len(self.batch_shape)
+        found: Tensor = self.p.log_prob(value) + sum_rightmost(volume, volume.dim() - lead)
+        return found
+
+
+class PerturbedNormal(dist.Normal):
+    """A Gaussian of a target plus noise of its own width: the mean is trained on the sum, the width on the target.
+
+    A width that is trained on the sum would find its own noise in it and grow without end.
+    """
+
+    def __init__(self, loc: Tensor, scale: Tensor, noise: Tensor) -> None:
+        super().__init__(loc, scale, validate_args=False)
+        self.noise = noise
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of value + width · noise; its gradient in the width is that at the value itself."""
+        width = self.scale.detach()
+        miss = (value + width * self.noise - self.loc) / width
+        found: Tensor = -0.5 * miss.square() - width.log() - _LOG_ROOT_2PI
+        if self.scale.requires_grad:
+            own = -self.scale.log() - 0.5 * ((value - self.loc.detach()) / self.scale).square()
+            found = found + own - own.detach()
+        return found
+
+
+class PerturbedMultivariateNormal(dist.MultivariateNormal):
+    """The same for a Gaussian with a full covariance."""
+
+    def __init__(self, of: MultivariateNormal, noise: Tensor) -> None:
+        super().__init__(of.loc, scale_tril=of.scale_tril, validate_args=False)
+        self.noise = noise
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of value + L · noise; its gradient in L is that at the value itself."""
+        tril = self.scale_tril.detach()
+        moved_value = value + (tril @ self.noise.unsqueeze(-1)).squeeze(-1)
+        found: Tensor = dist.MultivariateNormal(self.loc, scale_tril=tril, validate_args=False).log_prob(moved_value)
+        if self.scale_tril.requires_grad:
+            held = dist.MultivariateNormal(self.loc.detach(), scale_tril=self.scale_tril, validate_args=False)
+            own = held.log_prob(value)
+            found = found + own - own.detach()
+        return found
+
+
+def perturbed(p: Distribution, noise: Tensor) -> Distribution:
+    """Return a Gaussian likelihood of targets that have noise added."""
+    base = base_distribution(p)
+    made: Distribution = (
+        PerturbedMultivariateNormal(base, noise)
+        if isinstance(base, MultivariateNormal)
+        else PerturbedNormal(base.loc, base.scale, noise)
+    )
+    return made.to_event(p.event_dim - made.event_dim) if p.event_dim > made.event_dim else made
+
+
+def free_points(ensemble: "Ensemble") -> frozenset[str]:
+    """Return the constrained sites that a member has as points."""
+    with torch.no_grad(), ensemble.as_member(0) as guide:
+        return frozenset(
+            site.name
+            for site in guide._sites.values()
+            if site.transform is not None and isinstance(guide.posterior(site.name), dist.Delta)
+        )
+
+
+# --- drawing it -------------------------------------------------------------------------------------------------------
+
+
+def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbation:
+    """Draw the anchors and the perturbed data of all members, each from its own seed.
+
+    Args:
+        ensemble: the members.
+        call: the model with all data.
+        batch: points in a mini-batch.
+    """
+    count = call.count or 1
+    some = call.at(slice(0, batch)) if batch < count else call
+    with torch.no_grad(), quietly(call.model, ensemble.template), poutine.block():
+        guide_trace = some.of(poutine.trace(ensemble.template).get_trace)
+        trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
+        centres = {name: _centre(ensemble, name) for name in ensemble.template._sites}
+    observed = {
+        name: site
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample" and site["is_observed"] and not is_subsample(site)
+        if not is_deterministic(site)
+    }
+    if not observed:
+        raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
+    shapes = {name: _whole(site, batch, count) for name, site in observed.items() if is_gaussian(site["fn"])}
+    sizes: dict[str, int] = {}
+    for name, site in observed.items():
+        if name not in shapes:
+            key, size = _elements(name, site, batch, count)
+            sizes[key] = size
+    rows = []
+    for seed in ensemble.seeds.tolist():
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(seed ^ 1)
+            anchors = {name: _anchor(ensemble, name, centre) for name, centre in centres.items()}
+            noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
+            weights = {}
+            for key, size in sizes.items():
+                drawn = torch.empty(size, dtype=torch.float64).exponential_()
+                weights[key] = (drawn * (size / drawn.sum())).to(call.dtype)
+        rows.append({"anchors": anchors, "noise": noise, "weights": weights})
+    device = next(iter(ensemble.stacked().values())).device
+    stacked = {
+        part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
+        for part in ("anchors", "noise", "weights")
+    }
+    return Perturbation(**stacked)
+
+
+def _prior(ensemble: "Ensemble", name: str) -> Distribution:
+    """Return the prior of a site, its plates at full size, as it was when the guide read the model."""
+    site = ensemble.template._sites[name]
+    fn = ensemble.template.prototype_trace.nodes[name]["fn"]
+    lead = site.start.shape[: site.start.dim() - site.free_dim]
+    return fn if fn.batch_shape == lead or not site.plates else fn.expand(lead)
+
+
+def _centre(ensemble: "Ensemble", name: str) -> Tensor | None:
+    """Return the median of a prior in unconstrained space; None for a Gaussian, which needs none."""
+    fn = _prior(ensemble, name)
+    if is_gaussian(fn):
+        return None
+    free = biject_to(fn.support).inv(fn.sample((_DRAWS,)))
+    found: Tensor = free.median(0).values
+    return found
+
+
+def _anchor(ensemble: "Ensemble", name: str, centre: Tensor | None) -> Tensor:
+    fn = _prior(ensemble, name)
+    like = ensemble.template._sites[name].start
+    if centre is None:
+        return torch.randn(fn.batch_shape + fn.event_shape, dtype=like.dtype)
+    found: Tensor = (biject_to(fn.support).inv(fn.sample()) - centre).cpu()
+    return found
+
+
+def _whole(site: Message, batch: int, count: int) -> torch.Size:
+    """Return the shape of an observed value in all data."""
+    shape = list(site["fn"].batch_shape + site["fn"].event_shape)
+    frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+    for frame in frames:
+        dim = frame.dim - site["fn"].event_dim
+        shape[dim] = _size(frame, batch, count)
+    if not frames and batch < count and shape and shape[0] == batch:
+        shape[0] = count
+    return torch.Size(shape)
+
+
+def _size(frame: CondIndepStackFrame, batch: int, count: int) -> int:
+    whole = frame.full_size or frame.size
+    return int(count if batch < count and whole == batch else whole)
+
+
+def _elements(name: str, site: Message, batch: int, count: int) -> tuple[str, int]:
+    """Return the plate whose elements are the data points of a site that is not Gaussian, and how many there are."""
+    plate = outermost(site)
+    if plate is None:
+        raise PyroDropoutError(
+            f"site {name!r} is not Gaussian and in no plate, so the data points of an anchored ensemble cannot be told"
+            ' apart. Put it in pyro.plate("data", N), or use Ensemble(..., anchored=False).'
+        )
+    return plate.name, _size(plate, batch, count)

@@ -1,0 +1,175 @@
+"""An ensemble as a posterior: the mixture of its members."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from pyro.infer import SVI, Predictive, Trace_ELBO
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+
+def model(outputs: int = 1) -> pd.BayesianNet:
+    return pd.BayesianNet(
+        nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, outputs)), pd.Prior(), pd.Gaussian(4.0)
+    )
+
+
+def test_every_member_is_used_equally() -> None:
+    ensemble = pd.Ensemble(model(), members=5)
+    assert ensemble.order(15).bincount().tolist() == [3] * 5
+    counts = ensemble.order(12).bincount(minlength=5)
+    assert counts.max() - counts.min() == 1
+    drawn = ensemble.sample_weights(10)["0.weight"]
+    own = ensemble.stacked()["states.0/weight.loc"]
+    assert all(sum(torch.equal(row, value) for row in drawn) == 2 for value in own)
+
+
+def test_predictions_average_the_members() -> None:
+    net, x = model(), torch.randn(7, 2)
+    ensemble = pd.Ensemble(net, members=6)
+    f = net.evaluate(ensemble.draws_at(torch.arange(6)), x)
+    answer = pd.predict(net, ensemble, x, samples=6)
+    torch.testing.assert_close(answer.mean, f.mean(0))
+    torch.testing.assert_close(answer.epistemic, f.var(0, unbiased=False))
+    many = pd.predict(net, ensemble, x, samples=1000)
+    torch.testing.assert_close(many.mean, f.mean(0))
+    torch.testing.assert_close(ensemble.mean()["0.bias"], ensemble.stacked()["states.0/bias.loc"].mean(0))
+
+
+def test_a_prediction_says_how_far_it_would_still_move() -> None:
+    net, x = model(), torch.randn(7, 2)
+    ensemble = pd.Ensemble(net, members=6)
+    answer = pd.predict(net, ensemble, x)
+    f = net.evaluate(ensemble.draws_at(torch.arange(6)), x)
+    torch.testing.assert_close(answer.error_over_members, f.std(0, unbiased=False) / 6**0.5)
+    with pytest.raises(pd.PyroDropoutError, match="for predictions of an Ensemble"):
+        _ = pd.predict(net, pd.AutoDropout(net), x, samples=5).error_over_members
+
+
+def test_each_member_is_a_chain_of_arviz() -> None:
+    net, x = model(), torch.randn(7, 2)
+    spread = pd.to_arviz(net, pd.Ensemble(net, pd.AutoMeanField, members=3), x, x[:, :1], samples=30, seed=0)
+    assert dict(spread["posterior"]["0.bias"].sizes)["chain"] == 3
+    assert dict(spread["posterior"]["0.bias"].sizes)["draw"] == 10
+    assert "log_q" in spread["sample_stats"].data_vars
+    points = pd.to_arviz(net, pd.Ensemble(net, members=3), x, x[:, :1], samples=30, seed=0)
+    assert dict(points["posterior"]["0.bias"].sizes)["draw"] == 1
+
+
+def test_a_fleet_refuses_an_ensemble() -> None:
+    with pytest.raises(pd.PyroDropoutError, match="a fleet of members already"):
+        pd.Fleet(lambda seed: (net := model(), pd.Ensemble(net, members=2)), {"seed": [0, 1]})
+
+
+def test_the_density_is_that_of_the_mixture() -> None:
+    net = model()
+    ensemble = pd.Ensemble(net, pd.AutoMeanField, members=3)
+    weights = ensemble.sample_weights(4)
+    each = []
+    for m in range(3):
+        with ensemble.as_member(m) as guide:
+            each.append(torch.stack([guide.posterior(n).log_prob(w) for n, w in weights.items()]).sum(0))
+    expected = torch.stack(each).double().exp().mean(0).log()
+    torch.testing.assert_close(ensemble.log_prob(weights), expected, rtol=1e-4, atol=1e-4)
+    q = ensemble.posterior("0.bias")
+    parts = [part.mean for part in q.parts]
+    torch.testing.assert_close(q.mean, torch.stack(parts).mean(0))
+    draws = q.sample((30_000,))
+    torch.testing.assert_close(draws.var(0), q.variance, rtol=0.05, atol=0.0)
+
+
+def test_points_have_no_density_and_say_so() -> None:
+    ensemble = pd.Ensemble(model(), members=2)
+    with pytest.raises(pd.SingularError, match="points"):
+        ensemble.log_prob(ensemble.sample_weights(2))
+
+
+def test_members_start_apart_and_reproducibly() -> None:
+    net = model()
+    first, again, other = (pd.Ensemble(net, members=3, seed=seed).stacked() for seed in (1, 1, 2))
+    key = "states.0/weight.loc"
+    assert torch.equal(first[key], again[key])
+    assert not torch.equal(first[key], other[key])
+    assert not torch.equal(first[key][0], first[key][1])
+    together = pd.Ensemble(net, members=3, start="module").stacked()[key]
+    assert torch.equal(together[0], together[1])
+    with pytest.raises(pd.PyroDropoutError, match="same point"):
+        pd.Ensemble(net, members=3, anchored=False, start="module")
+
+
+def test_saving_and_loading(tmp_path: Path) -> None:
+    net, x = model(), torch.randn(5, 2)
+    first, second = pd.Ensemble(net, members=3, seed=1), pd.Ensemble(net, members=3, seed=2)
+    pd.save(tmp_path / "posterior.safetensors", net, first)
+    pd.load(tmp_path / "posterior.safetensors", net, second)
+    assert torch.equal(
+        pd.predict(net, first, x, samples=3).mean.sort(0).values,
+        pd.predict(net, second, x, samples=3).mean.sort(0).values,
+    )
+    assert torch.equal(first.seeds, second.seeds)
+    with pytest.raises(pd.PyroDropoutError, match=r"\(3,.* in the file, \(4,"):
+        pd.load(tmp_path / "posterior.safetensors", net, pd.Ensemble(net, members=4))
+
+
+def test_a_copy_is_independent() -> None:
+    ensemble = pd.Ensemble(model(), members=2)
+    twin = copy.deepcopy(ensemble)
+    with torch.no_grad():
+        for value in twin.parameters():
+            value.zero_()
+    assert all(value.abs().sum() > 0 for name, value in ensemble.stacked().items() if "weight" in name)
+    assert torch.equal(ensemble.more(1).seeds, twin.more(1).seeds)
+
+
+def test_stock_svi_trains_a_plain_ensemble_and_refuses_an_anchored_one() -> None:
+    net, x = model(), torch.randn(20, 2)
+    y = x.sum(1, keepdim=True)
+    plain = pd.Ensemble(net, members=2, anchored=False)
+    before = {name: value.clone() for name, value in plain.stacked().items()}
+    svi: Any = SVI(net, plain, pyro.optim.Adam({"lr": 0.02}), Trace_ELBO())
+    losses = [svi.step(x, y) for _ in range(200)]
+    assert sum(losses[-20:]) < 0.7 * sum(losses[:20])
+    assert all(not torch.equal(value[m], before[name][m]) for name, value in plain.stacked().items() for m in range(2))
+    with pytest.raises(pd.PyroDropoutError, match="fit"):
+        SVI(net, pd.Ensemble(net, members=2), pyro.optim.Adam({"lr": 0.02}), Trace_ELBO()).step(x, y)
+
+
+def test_pyro_predictive_draws_from_all_members() -> None:
+    net, x = model(), torch.randn(3, 2)
+    ensemble = pd.Ensemble(net, members=3)
+    found: Any = Predictive(net, guide=ensemble, num_samples=60, return_sites=["0.bias"])(x)
+    assert len({tuple(row.flatten().tolist()) for row in found["0.bias"]}) == 3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"members": 0}, "members must be a whole number of at least 1; got 0."),
+        ({"anchored": "yes"}, "anchored must be 'auto', True or False; got 'yes'."),
+        ({"start": "zero"}, "start must be 'fresh' or 'module'; got 'zero'."),
+        ({"guide": 3}, "guide must be a function"),
+        ({"guide": lambda m: nn.Linear(1, 1)}, "it made Linear"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+    ],
+)
+def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(pd.PyroDropoutError, match=message.replace("(", r"\(")):
+        pd.Ensemble(model(), **wrong)
+
+
+def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
+    def plain(x: Tensor, y: Tensor | None = None) -> None:
+        w = pyro.sample("w", pyro.distributions.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("n", len(x)):
+            pyro.sample("y", pyro.distributions.Normal(x @ w, 1.0), obs=y)
+
+    ensemble = pd.Ensemble(plain, members=3)
+    with pytest.raises(pd.PyroDropoutError, match="has not seen"):
+        ensemble.sample_weights(1)
+    assert ensemble(torch.ones(4, 2), torch.ones(4))["w"].shape == (2,)
+    assert ensemble.sample_weights(6)["w"].shape == (6, 2)

@@ -1,0 +1,90 @@
+"""Anchored members of a linear-Gaussian model are draws from its exact posterior."""
+
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+QUIET: dict[str, Any] = {"compile": False, "progress": False, "lr": 0.1, "schedule": lambda done: 1.001 - done / 600}
+
+
+def distance(draws: Tensor, mean: Tensor, covariance: Tensor) -> float:
+    """Return the largest difference of the draws' moments from the exact ones, in standard errors."""
+    count = len(draws)
+    spread = covariance.diagonal()
+    means = (draws.mean(0) - mean).abs() / (spread / count).sqrt()
+    errors = ((spread[:, None] * spread[None, :] + covariance.square()) / count).sqrt()
+    return max(means.max().item(), ((draws.T.cov() - covariance).abs() / errors).max().item())
+
+
+def exact(x: Tensor, y: Tensor, tau: float, precision: Tensor) -> tuple[Tensor, Tensor]:
+    covariance = (tau * x.T @ x + precision).inverse()
+    return covariance @ (tau * x.T @ y), covariance
+
+
+def line(tau: float, scale: float, points: int, inputs: int, members: int, seed: int) -> float:
+    torch.manual_seed(seed)
+    x = torch.randn(points, inputs, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + torch.randn(points, 1, dtype=torch.float64)
+    net = nn.Linear(inputs, 1, bias=False).double()
+    model = pd.BayesianNet(net, pd.Prior(length_scale=scale), pd.Gaussian(tau))
+    ensemble = pd.Ensemble(model, members=members, start="module")
+    pd.fit(model, ensemble, x, y, steps=600, **QUIET)
+    drawn = ensemble.draws_at(torch.arange(members))["weight"][:, 0]
+    return distance(drawn, *exact(x, y[:, 0], tau, scale**2 * torch.eye(inputs, dtype=torch.float64)))
+
+
+def test_members_of_a_linear_model_are_draws_of_its_posterior() -> None:
+    assert line(tau=2.5, scale=0.7, points=12, inputs=3, members=1000, seed=0) < 4
+
+
+@pytest.mark.deep
+@settings(max_examples=12)
+@given(st.floats(0.1, 10.0), st.floats(0.5, 2.0), st.integers(1, 20), st.integers(1, 4), st.integers(0, 10**6))
+def test_any_linear_model(tau: float, scale: float, points: int, inputs: int, seed: int) -> None:
+    assert line(tau, scale, points, inputs, members=20_000, seed=seed) < 4.5  # of up to 14 numbers, the largest
+
+
+def linear(x: Tensor, y: Tensor | None = None) -> Tensor:
+    """A Pyro model that is not a network: correlated priors, and a plate of Gaussian data."""
+    root = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=x.dtype)
+    w = pyro.sample("w", dist.MultivariateNormal(torch.ones(2, dtype=x.dtype), scale_tril=root))
+    with pyro.plate("points", len(x)):
+        return pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def test_any_pyro_model_with_gaussian_priors() -> None:
+    x = torch.randn(8, 2, dtype=torch.float64)
+    y = x.sum(1) + 0.5 * torch.randn(8, dtype=torch.float64)
+    ensemble = pd.Ensemble(linear, members=1000)
+    pd.fit(linear, ensemble, x, y, steps=600, **QUIET)
+    root = torch.tensor([[1.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    precision = (root @ root.T).inverse()
+    covariance = (4 * x.T @ x + precision).inverse()
+    mean = covariance @ (4 * x.T @ y + precision @ torch.ones(2, dtype=torch.float64))
+    assert distance(ensemble.draws_at(torch.arange(1000))["w"], mean, covariance) < 4
+
+
+def positive(y: Tensor) -> None:
+    """A site whose prior is Gaussian in unconstrained space, with a Gaussian likelihood there."""
+    z = pyro.sample("z", dist.LogNormal(torch.tensor(0.5, dtype=y.dtype), 2.0))
+    with pyro.plate("points", len(y)):
+        pyro.sample("y", dist.Normal(z.log(), 1.0), obs=y)
+
+
+def test_a_lognormal_prior_is_exact_in_unconstrained_space() -> None:
+    y = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
+    ensemble = pd.Ensemble(positive, members=1000)
+    pd.fit(positive, ensemble, y, steps=600, **QUIET)
+    log_z = ensemble.draws_at(torch.arange(1000))["z"].log().reshape(-1, 1)
+    covariance = torch.tensor([[1 / (3 + 1 / 4)]], dtype=torch.float64)
+    mean = covariance[0] * (3 + 0.5 / 4)
+    # The median of the prior, which the anchors are centred at, is estimated.
+    assert distance(log_z, mean, covariance) < 5

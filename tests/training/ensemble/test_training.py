@@ -1,0 +1,226 @@
+"""An ensemble is its members: each is what it would have been alone, whatever the batches, groups and interruptions."""
+
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.ensemble.members import enlist
+
+QUIET: dict[str, Any] = {"compile": False, "progress": False}
+GUIDES: dict[str, Any] = {
+    "points": None,
+    "dropout": lambda m: pd.AutoDropout(m, keep=0.8),
+    "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian"),
+    "mean field": pd.AutoMeanField,
+    "low rank": lambda m: pd.AutoLowRank(m, rank=2),
+    "row mixture": lambda m: pd.AutoRowMixture(m, bias="gaussian"),
+    "concrete": pd.AutoConcreteDropout,
+    "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
+}
+LIKELIHOODS: dict[str, Any] = {
+    "gaussian": (pd.Gaussian(4.0), 1, lambda f: f),
+    "noise by input": (pd.HeteroscedasticGaussian(), 2, lambda f: f),
+    "classes": (pd.Categorical(), 3, lambda f: (f[:, 0] > 0).long() + (f[:, 0] > 0.5).long()),
+    "yes or no": (pd.Bernoulli(), 1, lambda f: (f > 0).double()),
+    "counts": (pd.Poisson(), 1, lambda f: f.abs().floor()),
+}
+
+
+def net(outputs: int = 1) -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
+
+
+def data(points: int = 24) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(points, 2, generator=generator, dtype=torch.float64)
+    return x, x.prod(1, keepdim=True)
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_batches_add_up_to_the_whole(name: str) -> None:
+    """Noise and weights belong to data points: the mean loss of disjoint mini-batches is the loss of all data."""
+    likelihood, outputs, made = LIKELIHOODS[name]
+    x, f = data()
+    y = made(f)
+    model = pd.BayesianNet(net(outputs), pd.Prior(), likelihood)
+    ensemble = pd.Ensemble(model, members=3)
+    call = ModelCall(model, (x, y, len(x)))
+    whole = enlist(ensemble, call, len(x), None, None, None)
+    parts = enlist(ensemble, call, 8, None, None, None)
+    rows = torch.arange(len(x)).reshape(3, 8)
+    batches = [parts.call.at(row) for row in rows]
+    each = [parts.loss.differentiable_loss(model, parts.part, *one.args, **one.kwargs) for one in batches]
+    full = whole.loss.differentiable_loss(model, whole.part, *whole.call.args, **whole.call.kwargs)
+    torch.testing.assert_close(torch.stack(each).mean(), full, rtol=1e-9, atol=1e-9)
+    # Other rows are other noise.
+    moved = parts.call.at(torch.arange(8))
+    swapped = (moved.args[0], moved.args[1], moved.args[2])
+    kwargs = dict.fromkeys(moved.kwargs, torch.arange(8, 16))
+    assert parts.loss.differentiable_loss(model, parts.part, *swapped, **kwargs) != each[0]
+
+
+def test_a_subsampled_plate_sees_its_own_noise() -> None:
+    """With a plate that draws its subsample, the loss is that of the shown points, with their own noise."""
+    x, y = data()
+
+    def model(x: Tensor, y: Tensor, size: int, chosen: Tensor | None = None) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+        with pyro.plate("points", len(x), subsample_size=size, subsample=chosen) as index:
+            pyro.sample("y", dist.Normal(x[index] @ w, 1.0), obs=y[index, 0])
+
+    ensemble = pd.Ensemble(model, members=3)
+    call = ModelCall(model, (x, y, len(x)))
+    ensemble.meet(call)
+    whole = enlist(ensemble, call, len(x), None, None, None)
+    full = whole.loss.differentiable_loss(model, ensemble, *call.args)
+    rows = torch.randperm(len(x)).reshape(3, 8)
+    each = [whole.loss.differentiable_loss(model, ensemble, x, y, 8, row) for row in rows]
+    torch.testing.assert_close(torch.stack(each).mean(), full, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_member_is_what_it_would_have_been_alone(compile: bool) -> None:
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=4, seed=3)
+    alone = ensemble.part(slice(2, 3))
+    how = {"steps": 40, "lr": 0.02, "progress": False}
+    pd.fit(model, ensemble, x, y, compile=compile, **how)
+    pd.fit(model, alone, x, y, compile=False, **how)
+    one = {name: value[2] for name, value in ensemble.draws_at(torch.arange(4)).items()}
+    torch.testing.assert_close(
+        one, {k: v[0] for k, v in alone.draws_at(torch.tensor([0])).items()}, rtol=1e-7, atol=1e-9
+    )
+
+
+def test_a_member_minimises_its_own_objective() -> None:
+    """The loss is that of the paper: ½τ‖y + ε − f‖² + ½‖(w − w⁰)/σ‖², written out by hand."""
+    x, y = data(10)
+    model = pd.BayesianNet(net(), pd.Prior(length_scale=0.5), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=2)
+    made = enlist(ensemble, ModelCall(model, (x, y, len(x))), len(x), None, None, None)
+    extras = made.loss.extras
+    assert extras is not None
+    losses = []
+    for m in range(2):
+        weights = {name: value[m] for name, value in ensemble.draws_at(torch.arange(2)).items()}
+        f = model.evaluate(ensemble.draws_at(torch.arange(2)), x)[m]
+        noise = extras["noise"]["y"][m] / 4.0**0.5
+        total = 0.5 * 4.0 * (y + noise - f).square().sum() + len(x) * 0.5 * torch.tensor(2 * torch.pi / 4.0).log()
+        for name, value in weights.items():
+            width = ensemble.template.prototype_trace.nodes[name]["fn"].base_dist.scale
+            total = total + 0.5 * ((value - extras["anchors"][name][m] * width) / width).square().sum()
+        losses.append(total)
+    found = made.loss.differentiable_loss(model, ensemble, *made.call.args)
+    torch.testing.assert_close(found, torch.stack(losses).mean().to(found))
+
+
+def test_a_learned_precision_is_that_of_the_data() -> None:
+    """A width that was trained on the perturbed targets would find twice the variance, and grow without end."""
+    torch.manual_seed(0)
+    x = torch.randn(400, 2, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) + 0.3 * torch.randn(400, 1, dtype=torch.float64)
+    model = pd.BayesianNet(nn.Linear(2, 1).double(), pd.Prior(), pd.Gaussian(1.0, learn=True))
+    pd.fit(model, pd.Ensemble(model, members=8), x, y, steps=600, lr=0.03, batch_size=100, **QUIET)
+    assert model.likelihood.tau.item() == pytest.approx(1 / 0.09, rel=0.15)
+
+
+def test_noise_that_depends_on_the_input_is_found() -> None:
+    torch.manual_seed(0)
+    x = torch.rand(600, 1, dtype=torch.float64) * 2 - 1
+    y = x + torch.where(x > 0, 0.4, 0.05) * torch.randn_like(x)
+    layers = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 2)).double()
+    model = pd.BayesianNet(layers, pd.Prior(), pd.HeteroscedasticGaussian())
+    ensemble = pd.Ensemble(model, members=4)
+    pd.fit(model, ensemble, x, y, steps=800, lr=0.02, **QUIET)
+    noise = pd.predict(model, ensemble, torch.tensor([[-0.5], [0.5]], dtype=torch.float64)).aleatoric.sqrt().flatten()
+    torch.testing.assert_close(noise, torch.tensor([0.05, 0.4], dtype=torch.float64), rtol=0.3, atol=0.0)
+
+
+@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize("anchored", [False, True])
+def test_members_of_any_guide_train(name: str, anchored: bool) -> None:
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, GUIDES[name], members=3, anchored=anchored)
+    history = pd.fit(model, ensemble, x, y, steps=60, lr=0.02, batch_size=12, seed=0, **QUIET)
+    assert history.losses[-10:].mean() < history.losses[:10].mean()
+    answer = pd.predict(model, ensemble, x, samples=6, seed=0)
+    assert answer.mean.shape == (24, 1)
+    assert (answer.epistemic > 0).all()
+
+
+def test_growing_leaves_old_members_as_they_are() -> None:
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=3)
+    pd.fit(model, ensemble, x, y, steps=20, **QUIET)
+    before = ensemble.draws_at(torch.arange(3))
+    fresh = ensemble.more(2).draws_at(torch.arange(5))
+    pd.fit(model, ensemble, x, y, steps=20, **QUIET)
+    after = ensemble.draws_at(torch.arange(5))
+    for name, value in before.items():
+        assert torch.equal(after[name][:3], value)
+        assert not torch.equal(after[name][3:], fresh[name][3:])
+    assert ensemble.members == 5
+    pd.fit(model, ensemble, x, y, steps=20, **QUIET)  # from here on, all of them
+    assert not torch.equal(ensemble.draws_at(torch.arange(3))["0.weight"], before["0.weight"])
+
+
+@pytest.mark.parametrize("name", ["points", "dropout"])
+def test_a_resumed_training_ends_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
+    """Also where the process that resumes has built its ensemble from another seed."""
+    x, y = data()
+
+    def train(folder: str, steps: int, seed: int) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+        ensemble = pd.Ensemble(model, GUIDES[name], members=3)
+        where = pd.Checkpoint(tmp_path / folder, every=10)
+        how = {"batch_size": 8, "validation": (x, y), "checkpoint": where, "seed": 0, "check_every": 7}
+        pd.fit(model, ensemble, x, y, steps=steps, lr=0.02, **how, **QUIET)
+        return {key: value.clone() for key, value in ensemble.stacked().items()}
+
+    whole = train("whole", 40, seed=0)
+    train("parts", 20, seed=0)
+    parts = train("parts", 40, seed=1)
+    for key, value in whole.items():
+        assert torch.equal(parts[key], value), key
+
+
+def test_layers_that_change_while_they_train_are_refused() -> None:
+    x, y = data()
+    layers = nn.Sequential(nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Linear(6, 1)).double()
+    model = pd.BayesianNet(layers, pd.Prior(), pd.Gaussian(4.0))
+    with pytest.raises(pd.PyroDropoutError, match="BatchNorm"):
+        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, **QUIET)
+
+
+def test_data_that_cannot_be_weighted_are_refused() -> None:
+    def model(y: Tensor) -> None:
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        pyro.sample("y", dist.Poisson(rate.expand(len(y))).to_event(1), obs=y)
+
+    with pytest.raises(pd.PyroDropoutError, match=r"pyro\.plate"):
+        pd.fit(model, pd.Ensemble(model, members=2), torch.ones(4), steps=2, **QUIET)
+
+
+def test_clipping_is_for_each_member() -> None:
+    """One member with a huge gradient does not slow the others down."""
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    ensemble = pd.Ensemble(model, members=2, start="module")
+    with torch.no_grad():
+        next(iter(ensemble.parameters()))[1] *= 1000
+    made = enlist(ensemble, ModelCall(model, (x, y, len(x))), len(x), None, 1.0, None)
+    loss = made.loss.differentiable_loss(model, ensemble, *made.call.args)
+    slopes = torch.autograd.grad(loss, list(ensemble.parameters()))
+    norms = torch.stack([slope.flatten(1).square().sum(1) for slope in slopes]).sum(0).sqrt()
+    torch.testing.assert_close(norms, torch.ones(2, dtype=torch.float64), rtol=1e-4, atol=0.0)
