@@ -14,10 +14,11 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import torch
-from experiments.band_plots import PALETTE, band_panels, curve_panels
 from experiments.experiment import VERDICTS, Experiment
+from experiments.gap_ensembles import KINDS, ensembled
+from experiments.gap_figures import bands, widths
 from experiments.standard_error import standard_error
-from experiments.two_clusters import CLUSTERS, GRID, INPUTS, MIDDLE, TAU, gap_ratio, two_clusters
+from experiments.two_clusters import GRID, INPUTS, TAU, gap_ratio, two_clusters
 from torch import nn
 
 import pyro_dropout as pd
@@ -58,6 +59,8 @@ def guide(name, net):
 # --- posteriors: guides in one fleet, and NUTS ------------------------------------------------------------------------
 def fitted(name, depth, problems, args, device):
     """Train a guide from every seed on every problem as one fleet; return mean and std of f, (problem, seed, point)."""
+    if name in KINDS:
+        return ensembled(name, lambda: model(depth, args.width), keep, problems, args)
 
     def build(seed):
         torch.manual_seed(seed)
@@ -117,7 +120,7 @@ def is_better(row, other):
 
 def judge(experiment, rows):
     """Judge whether each claim holds in all problems (hidden layers × inputs), in some, or in none."""
-    by_guide = {name: [row for row in rows if row["guide"] == name] for name in GUIDES}
+    by_guide = {name: [row for row in rows if row["guide"] == name] for name in (*GUIDES, *KINDS)}
 
     def claim(text, names, held):
         if held:
@@ -129,46 +132,25 @@ def judge(experiment, rows):
     for names, text in ((["dropout"], "dropout is"), (KIN, "dropout's kin is"), (["mean field"], "mean field is")):
         held = [is_overconfident(row) for name in names for row in by_guide[name]]
         claim(f"{text} over-confident in between", names, held)
+    held = [abs(row["ratio ÷ NUTS"] - 1) < 0.45 for row in by_guide["ensemble"]]
+    claim("an anchored ensemble is within 45 % of the posterior's ratio", ["ensemble"], held)
     for name in ("low rank", "row mixture"):
         held = [is_better(row, other) for row, other in zip(by_guide[name], by_guide["mean field"], strict=False)]
         claim(f"{name} is better than mean field in between", [name, "mean field"], held)
 
 
-def bands(posteriors, problem):
-    """Draw mean and ±1, ±2 std of f for each posterior, with NUTS' ±2 std dashed in every panel."""
-    shown = {name: tuple(part[-len(GRID) :] for part in both) for name, both in posteriors.items()}
-    figure = band_panels(GRID, shown, columns=4, size=(3.1, 2.7))
-    mean, std = shown["NUTS"]
-    for axes in figure.axes:
-        axes.axvspan(*MIDDLE, color="0.93", lw=0, zorder=0)
-        axes.plot(GRID, torch.stack([mean - 2 * std, mean + 2 * std], 1), color="black", lw=0.8, ls="--")
-        axes.plot(problem.t, problem.y, "o", color=PALETTE[3], ms=3.5, mec="white", mew=0.3)
-        axes.set(xlim=(-4, 4), ylim=(-2.6, 2.6))
-    figure.supxlabel("t, the place on the line (grey: the middle of the gap; dashed: NUTS, ±2 std)", fontsize=10)
-    figure.supylabel("f, its mean and ±1, ±2 std", fontsize=10)
-    return figure
-
-
-def widths(stds):
-    """Draw the std of f along the line for each problem, {(depth, inputs): {name: std}}."""
-    panels = {f"hidden layers: {depth}, inputs: {inputs}": found for (depth, inputs), found in stds.items()}
-    curves = {title: {name: (GRID, found[name][-len(GRID) :]) for name in found} for title, found in panels.items()}
-    figure = curve_panels(curves, xlabel="t (grey: data)", ylabel="std of f", styles={"NUTS": {"color": "black"}})
-    for axes, found in zip(figure.axes, panels.values(), strict=True):
-        for span in CLUSTERS:
-            axes.axvspan(*span, color="0.9", lw=0, zorder=0)
-        axes.set(xlim=(-3, 3), ylim=(0, 2 * float(found["NUTS"].max()) / 3))
-    return figure
-
-
 def main(argv=None):
     experiment = Experiment("in_between", __doc__)
-    experiment.option("--guides", nargs="+", choices=GUIDES, default=list(GUIDES), quick=["dropout", "mean field"])
+    names, few = [*GUIDES, *KINDS], ["dropout", "mean field", "ensemble"]
+    experiment.option("--guides", nargs="+", choices=names, default=names, quick=few)
     experiment.option("--depths", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 2)")
     experiment.option("--inputs", nargs="+", type=int, choices=range(1, INPUTS + 1), default=[1, 5], help="(1 5)")
     experiment.option("--width", type=int, default=20, quick=5, help="hidden units in a layer (20)")
     experiment.option("--seeds", type=int, default=5, quick=2, help="training runs per guide (5)")
     experiment.option("--steps", type=int, default=400, quick=10, help="steps per training run (400)")
+    experiment.option("--members", type=int, default=60, quick=3, help="members of an ensemble (60)")
+    experiment.option("--ensemble-steps", type=int, default=1500, quick=10, help="steps of an ensemble (1500)")
+    experiment.option("--ensemble-rate", type=float, default=0.05, help="learning rate of an ensemble (0.05)")
     experiment.option("--samples", type=int, default=500, quick=20, help="weight draws per prediction (500)")
     experiment.option("--chains", type=int, default=8, quick=2, help="chains of NUTS (8)")
     experiment.option("--draws", type=int, default=60, quick=6, help="draws per chain, after as many warmup draws (60)")
