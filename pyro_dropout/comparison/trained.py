@@ -18,6 +18,7 @@ from torch import nn
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.fit import fit
@@ -63,7 +64,7 @@ def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Record,
             # Parameters of this package's networks and guides have unique names already.
             learned = not is_network(model) and _has_parameters(replace(call, model=model))
         model = Owned(model, state) if learned else model
-        guide = guide if isinstance(guide, SiteGuide) or not state["params"] else Owned(guide, state)
+        guide = guide if isinstance(guide, SiteGuide | Ensemble) or not state["params"] else Owned(guide, state)
         good.append((model, guide))
         spent.append(1e6 * history.seconds / history.steps)
     return good, sum(spent) / len(spent) if spent else math.nan, len(seeds) - len(good)

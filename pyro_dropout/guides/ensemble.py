@@ -19,10 +19,10 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch.distributions import TransformedDistribution
 
-from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.member_starts import Start, all_equal, started
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
@@ -30,7 +30,6 @@ from pyro_dropout.mathematics.member_mixture import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
 from pyro_dropout.registry import guide
 
-Start = Literal["fresh", "module"]
 _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allows none
 
 
@@ -150,8 +149,9 @@ class Ensemble(nn.Module):
     def _add(self, seeds: list[int]) -> None:
         """Append members that start from these seeds."""
         with torch.random.fork_rng():
-            rows = [self._started(seed) for seed in seeds[: 1 if self.start == "module" else None]]
-        if not self.anchored and self.points and len(seeds) > 1 and _all_equal(rows):
+            some = seeds[:1] if self.start == "module" else seeds
+            rows = [started(self._model[0], self._make[0], self.template, self.start, seed) for seed in some]
+        if not self.anchored and self.points and len(seeds) > 1 and all_equal(rows):
             raise PyroDropoutError(
                 "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"
                 " them be anchored, or give layers with reset_parameters and start='fresh'."
@@ -163,37 +163,6 @@ class Ensemble(nn.Module):
             before = self._parameters.get(key)
             whole = added if before is None else torch.cat([before.detach(), added])
             self.register_parameter(key, nn.Parameter(whole.clone()))
-
-    def _started(self, seed: int) -> dict[str, Tensor]:
-        """Return the parameters that a member starts from."""
-        torch.manual_seed(seed)
-        here = {name: value.detach().clone() for name, value in self.template.named_parameters()}
-        if self.start == "module":
-            return here
-        model = self._model[0]
-        if is_network(model):
-            fresh = copy.deepcopy(model)
-            for module in modules_of(fresh):
-                if callable(reset := getattr(module, "reset_parameters", None)):
-                    reset()
-            again = {name: value.detach() for name, value in self._make[0](fresh).named_parameters()}
-            if not _all_equal([here, again]):
-                return again
-        for site in self.template._sites.values():  # nothing was drawn: start at a draw from the prior
-            name = f"states.{site.name.replace('.', '/')}.loc"
-            if name in here and here[name].shape == site.start.shape:
-                here[name] = self._free_draw(site.name)
-        return here
-
-    def _free_draw(self, name: str) -> Tensor:
-        """Return a draw of a site's prior in unconstrained space, its plates at full size."""
-        site = self.template._sites[name]
-        fn = self.template.prototype_trace.nodes[name]["fn"]
-        lead = site.start.dim() - site.free_dim
-        shape = site.start.shape[:lead] if site.plates else fn.batch_shape
-        value = fn.expand(shape).sample() if fn.batch_shape != shape else fn.sample()
-        found: Tensor = value if site.transform is None else site.transform.inv(value)
-        return found.detach().reshape(site.start.shape).to(site.start)
 
     def stacked(self) -> dict[str, Tensor]:
         """Return the parameters of all members, (M, ...), by their names in a member's guide."""
@@ -409,7 +378,3 @@ class Ensemble(nn.Module):
     def __repr__(self) -> str:
         kind = "points" if self.points else type(self.template).__name__
         return f"Ensemble({self.members} {'anchored ' if self.anchored else ''}members: {kind})"
-
-
-def _all_equal(rows: list[dict[str, Tensor]]) -> bool:
-    return all(torch.equal(row[name], value) for row in rows[1:] for name, value in rows[0].items())

@@ -136,6 +136,8 @@ def fit(
     check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, None if isinstance(guide, Ensemble) else clip_norm)
     group = ALONE
+    if distributed and isinstance(guide, Ensemble):
+        raise PyroDropoutError("an ensemble is trained in one process: leave out distributed=True, and torchrun.")
     if distributed:
         check_shared(call)
         device = local_device(device, place_of([model, guide]))

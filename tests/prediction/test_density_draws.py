@@ -161,3 +161,17 @@ def test_a_posterior_of_another_kind() -> None:
     assert (density.tolist(), why) == ([-3.0] * 7, "")
     with pytest.raises(pd.PyroDropoutError, match=r"posterior must be a guide, a fleet or draws .* got 3"):
         draws_with_density(ModelCall(None, DATA), 3, 7)
+
+
+def test_a_guide_that_picks_one_of_several_points_has_no_density() -> None:
+    """Its draws change, as mapped ones do, but nothing says with which density."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        pyro.sample("w", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        pyro.sample("w", dist.Delta(torch.randn(2), event_dim=1))
+
+    _, density, why = draws_with_density(ModelCall(model, DATA), guide, 10)
+    assert density is None
+    assert "'w'" in why

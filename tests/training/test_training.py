@@ -107,7 +107,7 @@ def test_compiled_training_learns_repeats_and_reports(capsys: pytest.CaptureFixt
     assert "step/s" in bar
 
 
-@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_torch_optimisers_of_other_kinds_run_beside_the_step(compile: bool) -> None:
     model, guide, x, y = problem()
     optim = torch.optim.RMSprop(guide.parameters(), 0.01)

@@ -64,6 +64,7 @@ def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tupl
 
 def _singularity(probes: list[poutine.Trace]) -> str:
     """Return why a guide has no density, from two of its traces; empty if it has one."""
+    mapped = any(site["infer"].get("is_auxiliary") for site in latent_sites(probes[0]).values())
     for name, site in latent_sites(probes[0]).items():
         q = site["fn"]
         if isinstance(q, RowMixture) and q.singular:
@@ -71,8 +72,11 @@ def _singularity(probes: list[poutine.Trace]) -> str:
                 f"the guide has no density at site {name!r}: its standard deviation (scale) is 0, so that draws lie on"
                 " a set of volume zero."
             )
-        # A mapped draw is a Delta too, but changes from one trace to the next.
-        if isinstance(q, Delta) and torch.equal(site["value"], latent_sites(probes[1])[name]["value"]):
+        if not isinstance(q, Delta):
+            continue
+        # A mapped draw is a Delta too, but changes from one trace to the next, and something holds its density.
+        fixed = torch.equal(site["value"], latent_sites(probes[1])[name]["value"])
+        if fixed or not (mapped or bool(torch.as_tensor(q.log_density != 0).any())):
             return f"the guide has no density at site {name!r}: it is a point, not a distribution."
     return ""
 

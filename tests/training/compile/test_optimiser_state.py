@@ -64,7 +64,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.deep] if place > 1 else []) for place, name in enumerate(OPTIMISERS)]
+    "name", [pytest.param(name, marks=[pytest.mark.deep] if place else []) for place, name in enumerate(OPTIMISERS)]
 )
 def test_compiled_steps_leave_the_state_that_eager_ones_leave(name: str) -> None:
     eager, mixed = run([False] * 6, OPTIMISERS[name]()), run([True, True, False, False, True, True], OPTIMISERS[name]())

@@ -144,7 +144,7 @@ def test_noise_that_depends_on_the_input_is_found() -> None:
     torch.testing.assert_close(noise, torch.tensor([0.05, 0.4], dtype=torch.float64), rtol=0.3, atol=0.0)
 
 
-@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize("name", ["points", *(pytest.param(k, marks=pytest.mark.deep) for k in list(GUIDES)[1:])])
 @pytest.mark.parametrize("anchored", [False, True])
 def test_members_of_any_guide_train(name: str, anchored: bool) -> None:
     x, y = data()
@@ -174,7 +174,7 @@ def test_growing_leaves_old_members_as_they_are() -> None:
     assert not torch.equal(ensemble.draws_at(torch.arange(3))["0.weight"], before["0.weight"])
 
 
-@pytest.mark.parametrize("name", ["points", "dropout"])
+@pytest.mark.parametrize("name", ["points", pytest.param("dropout", marks=pytest.mark.deep)])
 def test_a_resumed_training_ends_as_if_it_had_never_stopped(name: str, tmp_path: Path) -> None:
     """Also where the process that resumes has built its ensemble from another seed."""
     x, y = data()
@@ -201,6 +201,13 @@ def test_layers_that_change_while_they_train_are_refused() -> None:
     model = pd.BayesianNet(layers, pd.Prior(), pd.Gaussian(4.0))
     with pytest.raises(pd.PyroDropoutError, match="BatchNorm"):
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, **QUIET)
+
+
+def test_several_processes_are_refused() -> None:
+    x, y = data()
+    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
+    with pytest.raises(pd.PyroDropoutError, match="in one process"):
+        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, distributed=True, **QUIET)
 
 
 def test_data_that_cannot_be_weighted_are_refused() -> None:
