@@ -90,7 +90,8 @@ def many_draws(guide: str, kind: str, draws: str = "shared") -> bool:
 def cases(*, kinds: list[str] | None = None, where: Callable[[str, str], bool] = lambda guide, kind: True) -> list[Any]:
     """Every guide with every kind of model, and the types of number.
 
-    The short tests have all guides on one kind of model in both types, and every other kind with a third of the guides.
+    The short tests have all guides on one kind of model, every other one in both types, and the other kinds with a
+    quarter of the guides.
     """
     found = []
     for row, kind in enumerate(kinds or KINDS):
@@ -98,7 +99,8 @@ def cases(*, kinds: list[str] | None = None, where: Callable[[str, str], bool] =
             if not where(guide, kind):
                 continue
             for dtype in (torch.float32, torch.float64):
-                long = kind != "mlp" and (dtype == torch.float64 or (row + column) % 3 > 0)
+                double = dtype == torch.float64
+                long = (double and column % 2 > 0) if kind == "mlp" else (double or (row + column) % 4 > 0)
                 name = f"{guide}-{kind}-{str(dtype).removeprefix('torch.')}"
                 found.append(pytest.param(guide, kind, dtype, id=name, marks=[pytest.mark.deep] if long else []))
     return found
