@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributions import TransformedDistribution
 
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.member_starts import Start, all_equal, started
@@ -142,13 +143,13 @@ class Ensemble(nn.Module):
     def meet(self, call: ModelCall) -> None:
         """Read a model that names its sites only when it runs, and make the members."""
         if not self.known:
-            with torch.random.fork_rng(), poutine.block():
+            with forked(), poutine.block():
                 call.of(self.template)
             self._add(self.seeds.tolist())
 
     def _add(self, seeds: list[int]) -> None:
         """Append members that start from these seeds."""
-        with torch.random.fork_rng():
+        with forked():
             some = seeds[:1] if self.start == "module" else seeds
             rows = [started(self._model[0], self._make[0], self.template, self.start, seed) for seed in some]
         if not self.anchored and self.points and len(seeds) > 1 and all_equal(rows):

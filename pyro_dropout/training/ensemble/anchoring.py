@@ -21,6 +21,8 @@ from torch.distributions import MultivariateNormal, Normal, biject_to, constrain
 from torch.distributions.transforms import AffineTransform
 
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.observed_sites import observed_sites
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -92,26 +94,23 @@ class Anchoring(Messenger):
         elif name in self._noise:
             msg["fn"] = perturbed(fn, self._here(self._noise[name], msg, fn.event_dim))
         else:
-            plate = outermost(msg)
-            weights = self._weights[name if plate is None else plate.name]
-            if plate is not None:
-                weights = self._here(weights.reshape(-1, *[1] * (-(plate.dim or -1) - 1)), msg, 0)
-            msg["scale"] = msg["scale"] * weights
+            plate = next((frame for frame in plates_of(msg) if frame.name in self._weights), None)
+            if plate is not None:  # a factor outside all plates of data is part of the prior
+                weights = self._weights[plate.name].reshape(-1, *[1] * (-(plate.dim or -1) - 1))
+                msg["scale"] = msg["scale"] * self._here(weights, msg, 0)
 
     def _here(self, values: Tensor, msg: Message, event_dim: int, rows: bool = True) -> Tensor:
         """Return the part of the numbers that belongs to the elements that the plates show now."""
-        for frame in msg["cond_indep_stack"]:
-            if not frame.vectorized:
-                continue
-            dim = frame.dim - event_dim
+        for frame in plates_of(msg):
+            dim = (frame.dim or -1) - event_dim
             if -dim > values.dim() or values.shape[dim] == 1:
                 continue
             if (frame.full_size or frame.size) != frame.size:  # a plate that draws its own subsample
                 values = values.index_select(dim, self._shown[frame.name].to(values.device))
             elif rows and self._rows is not None and frame.size == len(self._rows):
                 values = values.index_select(dim, self._rows)
-        if rows and self._rows is not None and not any(frame.vectorized for frame in msg["cond_indep_stack"]):
-            values = values[self._rows]
+        if rows and self._rows is not None and not plates_of(msg) and values.shape != msg["fn"].shape():
+            values = values[self._rows]  # a site in no plate whose first dimension is the data points
         return values
 
 
@@ -125,10 +124,9 @@ def is_deterministic(msg: Message) -> bool:
     return bool(msg["infer"] and msg["infer"].get("_deterministic"))
 
 
-def outermost(msg: Message) -> CondIndepStackFrame | None:
-    """Return the outermost plate of a site; its elements are the data points."""
-    frames = [frame for frame in msg["cond_indep_stack"] if frame.vectorized]
-    return frames[0] if frames else None
+def plates_of(msg: Message) -> list[CondIndepStackFrame]:
+    """Return the plates of a site that are dimensions of its batch, the outermost first."""
+    return [frame for frame in msg["cond_indep_stack"] if frame.vectorized]
 
 
 def is_gaussian(p: Distribution) -> bool:
@@ -252,14 +250,11 @@ def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbat
         guide_trace = some.of(poutine.trace(ensemble.template).get_trace)
         trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
         centres = {name: _centre(ensemble, name) for name in ensemble.template._sites}
-    observed = {
-        name: site
-        for name, site in trace.nodes.items()
-        if site["type"] == "sample" and site["is_observed"] and not is_subsample(site)
-        if not is_deterministic(site)
-    }
+    observed = observed_sites(trace)
     if not observed:
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
+    for name, site in observed.items():
+        _check_plates(name, site, batch, count)
     shapes = {name: _whole(site, batch, count) for name, site in observed.items() if is_gaussian(site["fn"])}
     sizes: dict[str, int] = {}
     for name, site in observed.items():
@@ -268,8 +263,7 @@ def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbat
             sizes[key] = size
     rows = []
     for seed in ensemble.seeds.tolist():
-        with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(seed ^ 1)
+        with seeded(seed ^ 1, torch.device("cpu")):
             anchors = {name: _anchor(ensemble, name, centre) for name, centre in centres.items()}
             noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
             weights = {}
@@ -314,11 +308,10 @@ def _anchor(ensemble: "Ensemble", name: str, centre: Tensor | None) -> Tensor:
 
 def _whole(site: Message, batch: int, count: int) -> torch.Size:
     """Return the shape of an observed value in all data."""
-    shape = list(site["fn"].batch_shape + site["fn"].event_shape)
-    frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
+    shape = list(site["fn"].shape())
+    frames = plates_of(site)
     for frame in frames:
-        dim = frame.dim - site["fn"].event_dim
-        shape[dim] = _size(frame, batch, count)
+        shape[(frame.dim or -1) - site["fn"].event_dim] = _size(frame, batch, count)
     if not frames and batch < count and shape and shape[0] == batch:
         shape[0] = count
     return torch.Size(shape)
@@ -330,11 +323,26 @@ def _size(frame: CondIndepStackFrame, batch: int, count: int) -> int:
 
 
 def _elements(name: str, site: Message, batch: int, count: int) -> tuple[str, int]:
-    """Return the plate whose elements are the data points of a site that is not Gaussian, and how many there are."""
-    plate = outermost(site)
-    if plate is None:
+    """Return the plate whose elements are the data points of a site that is not Gaussian, and how many there are.
+
+    It is the plate as long as the data; if none is, or several are, the outermost.
+    """
+    plates = plates_of(site)
+    if not plates:
         raise PyroDropoutError(
             f"site {name!r} is not Gaussian and in no plate, so the data points of an anchored ensemble cannot be told"
             ' apart. Put it in pyro.plate("data", N), or use Ensemble(..., anchored=False).'
         )
+    as_long = [plate for plate in plates if _size(plate, batch, count) == count]
+    plate = as_long[0] if len(as_long) == 1 else plates[0]
     return plate.name, _size(plate, batch, count)
+
+
+def _check_plates(name: str, site: Message, batch: int, count: int) -> None:
+    """Raise unless it is clear which plate a mini-batch is of: others of its size would lose their own numbers."""
+    same = [plate.name for plate in plates_of(site) if plate.size == batch]
+    if batch < count and len(same) > 1:
+        raise PyroDropoutError(
+            f"site {name!r} is in several plates of the size of a mini-batch, {batch} ({', '.join(same)}), so the data"
+            " points of an anchored ensemble cannot be told apart. Give another batch_size."
+        )

@@ -203,6 +203,21 @@ def test_layers_that_change_while_they_train_are_refused() -> None:
         pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, **QUIET)
 
 
+def test_plates_of_the_size_of_a_batch_are_refused() -> None:
+    """One of them is the data's, and a mini-batch must not shuffle the noise of the other."""
+
+    def model(x: Tensor, y: Tensor, num_data: int) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(4, 2, dtype=x.dtype), 1.0).to_event(2))
+        with pyro.plate("outputs", 4, dim=-2), pyro.plate("points", len(x), dim=-1):
+            pyro.sample("y", dist.Normal(w @ x.T, 1.0), obs=y.T)
+
+    x, _ = data()
+    y = x.sum(1, keepdim=True).expand(-1, 4)
+    with pytest.raises(pd.PyroDropoutError, match="outputs, points"):
+        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=4, **QUIET)
+    pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=6, **QUIET)
+
+
 def test_several_processes_are_refused() -> None:
     x, y = data()
     model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
