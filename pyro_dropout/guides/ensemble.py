@@ -23,6 +23,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.member_starts import Start, all_equal, at_anchors, started
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
@@ -39,7 +40,15 @@ _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allo
     make=lambda model, keep, members=32: Ensemble(model, members=members),
     density=False,
     compared=True,
-    order=7,
+    order=8,
+    options=("members",),
+    per_site=False,
+)
+@guide(
+    "mean-field-ensemble",
+    make=lambda model, keep, members=16: Ensemble(model, lambda each: AutoMeanField(each, init_scale=0.02), members),
+    compared=True,
+    order=9,
     options=("members",),
     per_site=False,
 )
