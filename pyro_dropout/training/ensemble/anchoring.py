@@ -5,7 +5,7 @@ N(μ + σr, σ²), whose mean is a draw of the prior. Any other prior is moved i
 a draw from its median: exact for priors that are Gaussian there (LogNormal), and a heuristic elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Distribution, Message, Trace
 
 if TYPE_CHECKING:
+    from pyro_dropout.guides.base import SiteGuide
     from pyro_dropout.guides.ensemble import Ensemble
 
 _LOG_ROOT_2PI = 0.9189385332046727
@@ -236,20 +237,21 @@ def free_points(ensemble: "Ensemble") -> frozenset[str]:
 # --- drawing it -------------------------------------------------------------------------------------------------------
 
 
-def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbation:
+def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, batch: int) -> Perturbation:
     """Draw the anchors and the perturbed data of all members, each from its own seed.
 
     Args:
-        ensemble: the members.
+        template: the guide of one member; it has read the model.
+        seeds: of the members.
         call: the model with all data.
         batch: points in a mini-batch.
     """
     count = call.count or 1
     some = call.at(slice(0, batch)) if batch < count else call
-    with torch.no_grad(), quietly(call.model, ensemble.template), poutine.block():
-        guide_trace = some.of(poutine.trace(ensemble.template).get_trace)
+    with torch.no_grad(), quietly(call.model, template), poutine.block():
+        guide_trace = some.of(poutine.trace(template).get_trace)
         trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
-        centres = {name: _centre(ensemble, name) for name in ensemble.template._sites}
+        centres = {name: _centre(template, name) for name in template._sites}
     observed = observed_sites(trace)
     if not observed:
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
@@ -262,16 +264,16 @@ def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbat
             key, size = _elements(name, site, batch, count)
             sizes[key] = size
     rows = []
-    for seed in ensemble.seeds.tolist():
+    for seed in seeds:
         with seeded(seed ^ 1, torch.device("cpu")):
-            anchors = {name: _anchor(ensemble, name, centre) for name, centre in centres.items()}
+            anchors = {name: _anchor(template, name, centre) for name, centre in centres.items()}
             noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
             weights = {}
             for key, size in sizes.items():
                 drawn = torch.empty(size, dtype=torch.float64).exponential_()
                 weights[key] = (drawn * (size / drawn.sum())).to(call.dtype)
         rows.append({"anchors": anchors, "noise": noise, "weights": weights})
-    device = next(iter(ensemble.stacked().values())).device
+    device = next(template.parameters()).device
     stacked = {
         part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
         for part in ("anchors", "noise", "weights")
@@ -279,17 +281,17 @@ def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbat
     return Perturbation(**stacked)
 
 
-def _prior(ensemble: "Ensemble", name: str) -> Distribution:
+def prior_of(template: "SiteGuide", name: str) -> Distribution:
     """Return the prior of a site, its plates at full size, as it was when the guide read the model."""
-    site = ensemble.template._sites[name]
-    fn = ensemble.template.prototype_trace.nodes[name]["fn"]
+    site = template._sites[name]
+    fn = template.prototype_trace.nodes[name]["fn"]
     lead = site.start.shape[: site.start.dim() - site.free_dim]
     return fn if fn.batch_shape == lead or not site.plates else fn.expand(lead)
 
 
-def _centre(ensemble: "Ensemble", name: str) -> Tensor | None:
+def _centre(template: "SiteGuide", name: str) -> Tensor | None:
     """Return the median of a prior in unconstrained space; None for a Gaussian, which needs none."""
-    fn = _prior(ensemble, name)
+    fn = prior_of(template, name)
     if is_gaussian(fn):
         return None
     free = biject_to(fn.support).inv(fn.sample((_DRAWS,)))
@@ -297,9 +299,9 @@ def _centre(ensemble: "Ensemble", name: str) -> Tensor | None:
     return found
 
 
-def _anchor(ensemble: "Ensemble", name: str, centre: Tensor | None) -> Tensor:
-    fn = _prior(ensemble, name)
-    like = ensemble.template._sites[name].start
+def _anchor(template: "SiteGuide", name: str, centre: Tensor | None) -> Tensor:
+    fn = prior_of(template, name)
+    like = template._sites[name].start
     if centre is None:
         return torch.randn(fn.batch_shape + fn.event_shape, dtype=like.dtype)
     found: Tensor = (biject_to(fn.support).inv(fn.sample()) - centre).cpu()
