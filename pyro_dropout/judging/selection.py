@@ -2,7 +2,7 @@
 
 For every split and every setting, one replica is trained on each fold and one on the whole training set, all together.
 The folds choose the setting and the noise of the split; the replica of the whole training set is then evaluated on the
-test set, once.
+test set, once. With several members, each of these replicas is an ensemble: the equal mixture of its members.
 """
 
 import itertools
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
-from pyro_dropout.mathematics.checks import check_count
+from pyro_dropout.mathematics.checks import check_count, check_flag
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.prediction.predict_fleet import predict_fleet
 from pyro_dropout.training.fleet.fleet import Fleet
 
+_LEVEL = 0.95  # of the interval whose coverage is measured
 _SAMPLES = 2**27  # outputs held in memory at once
 
 
@@ -34,9 +35,11 @@ class Chosen:
         validation: log-likelihood in the folds of every split and setting, each at its best noise, (S, C).
         log_likelihood: on the test sets, nats per point, (S,).
         rmse: root mean square error on the test sets, (S,).
+        coverage: share of the test targets inside the central 95 % interval, (S,).
         weights: of the settings in the mixture that predicts the folds best, (S, C).
         mixture_log_likelihood: of that mixture, on the test sets, (S,).
         mixture_rmse: its root mean square error, (S,).
+        mixture_coverage: the coverage of its interval, (S,).
         twins: share of the test rows whose inputs also occur in a training row, (S,).
         fresh_log_likelihood: on the other test rows, (S,); NaN if there are none.
         mixture_fresh_log_likelihood: of the mixture, on them, (S,).
@@ -51,9 +54,11 @@ class Chosen:
     validation: Tensor
     log_likelihood: Tensor
     rmse: Tensor
+    coverage: Tensor
     weights: Tensor
     mixture_log_likelihood: Tensor
     mixture_rmse: Tensor
+    mixture_coverage: Tensor
     twins: Tensor
     fresh_log_likelihood: Tensor
     mixture_fresh_log_likelihood: Tensor
@@ -73,6 +78,9 @@ def choose(
     *,
     folds: int = 5,
     best: int = 5,
+    members: int = 1,
+    fold_members: int | None = None,
+    anchored: bool = False,
     samples: int = 10_000,
     validation_samples: int = 100,
     seed: int = 0,
@@ -91,8 +99,12 @@ def choose(
         test_rows: rows for testing.
         folds: number of parts of the training rows; each is held back once.
         best: maximum number of settings in the mixture.
-        samples: draws for the test sets.
-        validation_samples: draws for the folds.
+        members: networks in each ensemble that is trained on a whole training set; 1 for single networks.
+        fold_members: networks in each ensemble that is trained on a fold; as many by default.
+        anchored: whether each member has its own anchor and its own perturbed targets, as in ``Ensemble``. A member's
+            random numbers are the same in all settings.
+        samples: draws for the test sets, divided among the members.
+        validation_samples: draws for the folds, divided likewise.
         seed: of all random numbers.
         progress: show progress bars.
         options: for ``Fleet.fit``.
@@ -114,6 +126,10 @@ def choose(
     """
     check_count("folds", folds, least=2)
     check_count("best", best)
+    check_count("members", members)
+    fold_members = members if fold_members is None else fold_members
+    check_count("fold_members", fold_members)
+    check_flag("anchored", anchored)
     if y.dim() != 2 or y.shape[1] != 1 or len(x) != len(y):
         raise ShapeError(f"x must be (N, Q) and y (N, 1); got {tuple(x.shape)} and {tuple(y.shape)}.")
     if len(train_rows) != len(test_rows) or not len(train_rows):
@@ -127,53 +143,63 @@ def choose(
     parts = [_folds(rows, folds, seed + s) for s, rows in enumerate(train_rows)]
     # Every fold's rows are repeated up to the length of the whole set, so that N and the weight decay stay the same.
     length = min(len(rows) for rows in train_rows)
-    each_split = [[*(train for train, _ in part), whole] for part, whole in zip(parts, train_rows, strict=True)]
+    each_split = [
+        [*(train for train, _ in part for _ in range(fold_members)), *[whole] * members]
+        for part, whole in zip(parts, train_rows, strict=True)
+    ]
+    each = folds * fold_members + members  # replicas of a split and setting
     rows = torch.stack([_repeated(own, length) for folded in each_split for own in folded * count]).to(device)
     torch.manual_seed(seed)
-    values = {name: [each[name] for each in combinations for _ in range(folds + 1)] * splits for name in grid}
+    values = {name: [setting[name] for setting in combinations for _ in range(each)] * splits for name in grid}
     if "lr" in values:
         options = options | {"lr": torch.tensor(values.pop("lr"))}
+    if anchored:
+        seeds = torch.randint(2**62, (splits, 1, each), generator=torch.Generator().manual_seed(seed))
+        options = options | {"anchors": seeds.expand(-1, count, -1).flatten()}
 
     def built(row: Tensor, **setting: object) -> object:
         return build(inputs[row.unique()], targets[row.unique()], **setting)
 
     fleet = Fleet(built, {"row": list(rows.cpu()), **values}, progress=progress)
     history = fleet.fit(x, y, indices=rows, progress=progress, seed=seed, **options)
-    place = torch.arange(len(fleet)).view(splits, count, folds + 1)
+    place = torch.arange(len(fleet)).view(splits, count, each)
 
     kept = min(len(held) for part in parts for _, held in part)
     held = torch.stack([torch.stack([held[:kept] for _, held in part]) for part in parts]).to(device)  # (S, F, kept)
-    lost = history.diverged.view(splits, count, folds + 1).any(-1)
+    lost = history.diverged.view(splits, count, each).any(-1)
     exam = _Exam(fleet, x, y, seed)
 
     # The folds: one noise for each split and setting, the best setting, and the best mixture
     spread = torch.stack([targets[rows].var() for rows in train_rows])
-    asked, where = place[..., :folds].flatten(1), held.unsqueeze(1).expand(-1, count, -1, -1).flatten(1, 2)
+    asked = place[..., :-members].unflatten(-1, (folds, fold_members)).flatten(1, 2)  # (S, C·F, members)
+    where = held.unsqueeze(1).expand(-1, count, -1, -1).flatten(1, 2)
     tried = noises(exam.homoscedastic, spread)  # (S, G)
     scores = exam.scores(asked, where, tried, validation_samples).view(splits, count, folds, -1).mean(2)
     precision, validation = best_noise(tried, scores)  # (S, C), log
     validation = torch.where(lost | ~validation.isfinite(), -math.inf, validation)
-    each = precision.repeat_interleave(folds, 1)
-    points = exam.log_prob(asked, where, each, validation_samples).view(splits, count, folds * kept)
+    noise = precision.repeat_interleave(folds, 1)
+    points = exam.log_prob(asked, where, noise, validation_samples).view(splits, count, folds * kept)
     weights = stacked(torch.where(validation.isfinite().unsqueeze(-1), points, -math.inf), best)
 
     # The test sets, once
-    whole, first = place[..., folds], validation.argmax(1, keepdim=True)
+    whole, first = place[..., -members:], validation.argmax(1, keepdim=True)
     alone = torch.zeros_like(weights).scatter(1, first, 1.0)
     new = [~_twins(inputs, *pair) for pair in zip(train_rows, test_rows, strict=True)]
     sets = list(zip(test_rows, new, strict=True))
-    log_p, error, fresh = exam.test(whole, precision, alone, sets, samples)
-    mixed, mixed_error, mixed_fresh = exam.test(whole, precision, weights, sets, samples)
+    log_p, error, inside, fresh = exam.test(whole, precision, alone, sets, samples)
+    mixed, mixed_error, mixed_inside, mixed_fresh = exam.test(whole, precision, weights, sets, samples)
     return Chosen(
         [combinations[int(c)] for c in first],
         precision.gather(1, first).squeeze(1).exp(),
         validation,
         log_p,
         error,
+        inside,
         weights,
         mixed,
         mixed_error,
-        torch.stack([1 - each.double().mean() for each in new]),
+        mixed_inside,
+        torch.stack([1 - own.double().mean() for own in new]),
         fresh,
         mixed_fresh,
         history.seconds,
@@ -201,66 +227,77 @@ def _repeated(rows: Tensor, length: int) -> Tensor:
 
 
 class _Exam:
-    """Log densities of held-out targets under some replicas of a fleet, each at its own rows and its own noise."""
+    """Log densities of held-out targets under ensembles of a fleet's replicas, each at its own rows and noise."""
 
     def __init__(self, fleet: Fleet, x: Tensor, y: Tensor, seed: int) -> None:
         self.fleet, self.x, self.y, self.seed = fleet, x, y, seed
         self.homoscedastic = isinstance(fleet[0][0].likelihood, Gaussian)
 
     def scores(self, asked: Tensor, where: Tensor, tried: Tensor, samples: int) -> Tensor:
-        """Return the mean log density of each replica's rows at each noise, (S, E, G), for asked (S, E)."""
+        """Return the mean log density of each ensemble's rows at each noise, (S, E, G), for asked (S, E, members)."""
         found = []
         grid = tried.repeat_interleave(asked.shape[1], 0)  # (S·E, G)
-        for part, mean, log_tau, y in self._draws(asked.flatten(), where.flatten(0, 1), samples):
+        for part, mean, log_tau, y in self._draws(asked.flatten(0, 1), where.flatten(0, 1), samples):
             square = (y - mean).square()
             columns = grid[part].to(mean.device).T.unsqueeze(-1)  # (G, e, 1)
             found.append(torch.stack([log_mixture(log_tau + log_g, square).mean(-1) for log_g in columns], -1).cpu())
-        return torch.cat(found).view(*asked.shape, -1)
+        return torch.cat(found).view(*asked.shape[:2], -1)
 
     def log_prob(self, asked: Tensor, where: Tensor, noise: Tensor, samples: int) -> Tensor:
-        """Return the log density of each of each replica's rows, (S, E, n), at its noise, (S, E)."""
+        """Return the log density of each of each ensemble's rows, (S, E, n), at its noise, (S, E)."""
         found = []
-        for part, mean, log_tau, y in self._draws(asked.flatten(), where.flatten(0, 1), samples):
+        for part, mean, log_tau, y in self._draws(asked.flatten(0, 1), where.flatten(0, 1), samples):
             own = noise.flatten()[part].to(mean.device).unsqueeze(-1)
             found.append(log_mixture(log_tau + own, (y - mean).square()).cpu())
-        return torch.cat(found).view(*asked.shape, -1)
+        return torch.cat(found).view(*asked.shape[:2], -1)
 
     def test(
         self, replicas: Tensor, noise: Tensor, weights: Tensor, sets: list[tuple[Tensor, Tensor]], samples: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log-likelihood and RMSE of each split's mixture, (S,), and the log-likelihood of its new rows.
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return log-likelihood, RMSE and coverage of each split's mixture, (S,), and the first for its new rows.
 
-        ``sets`` are the test rows of each split, and which of them are new.
+        ``replicas`` are (S, C, members); ``sets`` are the test rows of each split, and which of them are new.
         """
         splits = len(sets)
-        members = int((weights > 0).sum(1).max())
-        weights, chosen = weights.topk(members, 1)
+        mixed = int((weights > 0).sum(1).max())  # settings in a mixture
+        weights, chosen = weights.topk(mixed, 1)
         longest = max(len(own) for own, _ in sets)
         rows = torch.stack([_repeated(own, longest) for own, _ in sets])
         real = torch.stack([torch.arange(longest) < len(own) for own, _ in sets])
         fresh = real & torch.stack([_repeated(new, longest) for _, new in sets])
-        asked, where = replicas.gather(1, chosen).flatten(), rows.repeat_interleave(members, 0).to(self.x.device)
-        log_p, middle = [], []
-        for part, mean, log_tau, y in self._draws(asked, where, max(1, samples // members)):
+        asked = replicas.take_along_dim(chosen.unsqueeze(-1), 1).flatten(0, 1)
+        where = rows.repeat_interleave(mixed, 0).to(self.x.device)
+        log_p, middle, below = [], [], []
+        for part, mean, log_tau, y in self._draws(asked, where, max(1, samples // mixed)):
             own = noise.gather(1, chosen).flatten()[part].to(mean.device).unsqueeze(-1)
             log_p.append(log_mixture(log_tau + own, (y - mean).square()).cpu())
             middle.append(mean.mean(0).cpu())
+            below.append(torch.special.ndtr((0.5 * (log_tau + own)).exp() * (y - mean)).mean(0).cpu())
         share = weights.unsqueeze(-1)
-        joint = torch.logsumexp(torch.cat(log_p).view(splits, members, -1) + share.log(), 1)
-        error = ((torch.cat(middle).view(splits, members, -1) * share).sum(1) - self.y.cpu()[rows, 0]).square()
-        counted = ((joint, real), (error, real), (joint, fresh))
-        log_likelihood, mse, of_fresh = (torch.where(of, value, 0).sum(1) / of.sum(1) for value, of in counted)
-        return log_likelihood, mse.sqrt(), of_fresh
+        log_each, mean_each, below_each = (torch.cat(part).view(splits, mixed, -1) for part in (log_p, middle, below))
+        joint = torch.logsumexp(log_each + share.log(), 1)
+        error = ((mean_each * share).sum(1) - self.y.cpu()[rows, 0]).square()
+        # A target lies in the central interval where the distribution function at it does.
+        inside = (((below_each * share).sum(1) - 0.5).abs() <= _LEVEL / 2).to(joint)
+        counted = ((joint, real), (error, real), (inside, real), (joint, fresh))
+        log_likelihood, mse, covered, of_fresh = (torch.where(of, value, 0).sum(1) / of.sum(1) for value, of in counted)
+        return log_likelihood, mse.sqrt(), covered, of_fresh
 
     def _draws(self, asked: Tensor, where: Tensor, samples: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Yield some replicas at a time: their slice, means and log precisions (T, e, n), and the targets (e, n)."""
-        together = max(1, _SAMPLES // (samples * where.shape[1]))
+        """Yield some ensembles at a time: their slice, means and log precisions (T, e, n), and the targets (e, n).
+
+        The draws of all members of an ensemble, (E, members), are its draws.
+        """
+        members = asked.shape[1]
+        samples = max(1, samples // members)
+        together = max(1, _SAMPLES // (samples * members * where.shape[1]))
         for start in range(0, len(asked), together):
             part = slice(start, min(start + together, len(asked)))
-            some, rows = self.fleet.select(asked[part].tolist()), where[part]
+            some, rows = self.fleet.select(asked[part].flatten().tolist()), where[part].repeat_interleave(members, 0)
             f = predict_fleet(some, self.x, indices=rows, samples=samples, seed=self.seed, keep_samples=True).samples
+            f = f.unflatten(1, (-1, members)).movedim(2, 1).flatten(0, 1)  # (T, e·m, n, D) to (T·m, e, n, D)
             if self.homoscedastic:
                 f, log_tau = f[..., 0], f.new_zeros(())
             else:
                 f, log_tau = (half.squeeze(-1) for half in some[0][0].likelihood.split(f))
-            yield part, f, log_tau, self.y[rows].squeeze(-1)
+            yield part, f, log_tau, self.y[where[part]].squeeze(-1)

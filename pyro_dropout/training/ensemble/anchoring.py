@@ -5,7 +5,7 @@ unconstrained space, by the distance of a draw from its median: exact for priors
 and a heuristic elsewhere.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Distribution, Message, Trace
 
 if TYPE_CHECKING:
+    from pyro_dropout.guides.base import SiteGuide
     from pyro_dropout.guides.ensemble import Ensemble
 
 _LOG_ROOT_2PI = 0.9189385332046727
@@ -230,20 +231,21 @@ def free_points(ensemble: "Ensemble") -> frozenset[str]:
 # --- drawing it -------------------------------------------------------------------------------------------------------
 
 
-def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbation:
+def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, batch: int) -> Perturbation:
     """Draw the anchors and the perturbed data of all members, each from its own seed.
 
     Args:
-        ensemble: the members.
+        template: the guide of one member; it has read the model.
+        seeds: of the members.
         call: the model with all data.
         batch: points in a mini-batch.
     """
     count = call.count or 1
     some = call.at(slice(0, batch)) if batch < count else call
-    with torch.no_grad(), quietly(call.model, ensemble.template), poutine.block():
-        guide_trace = some.of(poutine.trace(ensemble.template).get_trace)
+    with torch.no_grad(), quietly(call.model, template), poutine.block():
+        guide_trace = some.of(poutine.trace(template).get_trace)
         trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
-        middles = centres(ensemble.template)
+        middles = centres(template)
     observed = observed_sites(trace)
     if not observed:
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
@@ -256,10 +258,10 @@ def perturbation(ensemble: "Ensemble", call: ModelCall, batch: int) -> Perturbat
             key, size = _elements(name, site, batch, count)
             sizes[key] = size
     rows = []
-    device = next(iter(ensemble.stacked().values())).device
-    for seed in ensemble.seeds.tolist():
+    device = next(template.parameters()).device
+    for seed in seeds:
         with seeded(anchor_seed(seed), device):
-            own = anchors(ensemble.template, middles)
+            own = anchors(template, middles)
             noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
             weights = {}
             for key, size in sizes.items():

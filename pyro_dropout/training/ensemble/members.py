@@ -69,7 +69,7 @@ def enlist(
         part.seeds.copy_(torch.tensor(seeds))
         ensemble.seeds[-len(seeds) :] = part.seeds
     inner = (ELBO(per_example=False) if part.points else ELBO(per_example="auto")) if loss is None else loss
-    problem = perturbation(part, call, batch) if part.anchored else None
+    problem = perturbation(part.template, part.seeds.tolist(), call, batch) if part.anchored else None
     count = call.count or 1
     if part.anchored and batch < count:
         device = next(leaf for leaf in call.leaves() if leaf.dim()).device

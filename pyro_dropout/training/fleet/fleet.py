@@ -12,6 +12,7 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.mathematics.checks import check_pairs, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -20,9 +21,11 @@ from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
-from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, make_gradients, make_step
+from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
 from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
+from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
+from pyro_dropout.training.fleet.anchors import anchored
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import Replica, build_replicas, over_replicas, tensors_in
 from pyro_dropout.training.history import DivergedError, History
@@ -149,7 +152,7 @@ class Fleet:
             distributed: whether this is one of several processes that torchrun has started; each trains its share of
                 the replicas, and all end with all of them.
             options: those of ``prepare``: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
-                ``schedule``, ``clip_norm``, ``loss``, ``compile``, ``seed``, ``device``.
+                ``schedule``, ``clip_norm``, ``loss``, ``anchors``, ``compile``, ``seed``, ``device``.
 
         Returns:
             The history, with losses (steps, E).
@@ -181,6 +184,8 @@ class Fleet:
         device = local_device(options.get("device"), self.place())
         group = join(device)
         rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
+        if options.get("anchors") is not None:
+            raise PyroDropoutError("anchored replicas are trained in one process; leave out anchors or distributed.")
         told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
         data = {"x": digest(x), "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
         group.check_same({"the number of replicas": len(self), **told, **data, "checkpoint": str(checkpoint)})
@@ -213,6 +218,7 @@ class Fleet:
         schedule: Schedule | None = None,
         clip_norm: float | None = None,
         loss: Loss | None = None,
+        anchors: Sequence[int] | Tensor | None = None,
         compile: Compile = "auto",
         seed: int | None = None,
         device: torch.device | str | None = None,
@@ -235,6 +241,8 @@ class Fleet:
             schedule: multiplies ``lr``, as in ``fit``; an ``Update`` has its own, and its own ``clip_norm``.
             clip_norm: the largest norm of a replica's gradient.
             loss: ``ELBO()`` by default.
+            anchors: a seed for each replica, from which its anchor and the noise of its targets are drawn, as for the
+                members of an anchored ``Ensemble``; for Gaussian priors and likelihoods. None: no anchors.
             compile: "auto", True or False, as in ``SVI``.
             seed: for weight draws and mini-batches.
             device: where to train; everything is moved there. By default, where the replicas are.
@@ -283,12 +291,20 @@ class Fleet:
 
         values = self.values(parameters)
         batches = None if batch == points else Batches(batch, rows)
-        buffers, first = self.buffers(), [value[0] for value in values]
+        problem = {} if anchors is None else anchored(self[0], anchors, len(self), (x, y, points), batch)
+        extras, spec = tree_flatten(problem)
+        places = Buffers(*self[0])
+        buffers, first = [*self.buffers(), *extras], [value[0] for value in values]
 
-        def arguments(x: Tensor, y: Tensor, index: Tensor) -> tuple[tuple[Tensor, Tensor, int], dict[str, Tensor]]:
-            return (x[index], y[index], points), {}
+        def gradients(
+            values: list[Tensor], settings: list[Tensor], x: Tensor, y: Tensor, index: Tensor
+        ) -> tuple[Tensor, list[Tensor]]:
+            own, count = (x[index], y[index], points), len(places.names)
+            here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
+            with places.replaced(settings[:count]):
+                return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
-        solo = make_step(make_gradients(*self[0], loss, parameters, arguments), parameters, update)
+        solo = make_step(gradients, parameters, update)
         settings = [buffer[0] for buffer in buffers]
         example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
         step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
@@ -297,7 +313,7 @@ class Fleet:
         run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {"x": x, "y": y, "indices": rows, "lr": rate}.items()},
-            "settings": [digest(buffer) for buffer in self.buffers()],
+            "settings": [digest(buffer) for buffer in [*self.buffers(), *extras]],
             "replicas": len(self),
             "batch": batch,
             "update": told_update(update),

@@ -1,0 +1,129 @@
+"""Records of experiments that choose their settings by cross-validation: made set by set, and continued from a file."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.collection import UCI
+from experiments.experiment import Experiment
+from experiments.paired_gains import said
+from experiments.regression_grids import ANCHORED, grid_of, members_of
+from pyro_dropout import ELBO, DivergedError
+from pyro_dropout.judging.selection import choose
+
+Record = dict[str, Any]
+BIG = 5000  # number of points from which batches are doubled
+LONGER = {"naval": 2, "protein": 3}  # times as many steps: naval for precision, protein for its size
+
+
+def add_options(experiment: Experiment, steps: int) -> None:
+    """Add the options of a choice by cross-validation, and of its ensembles."""
+    experiment.option("--steps", type=int, default=steps, quick=60, help=f"more on naval and protein ({steps})")
+    experiment.option("--folds", type=int, default=3, quick=2, help="folds inside every split's training data (3)")
+    experiment.option("--grid", type=int, default=99, quick=2, help="maximum number of values per setting")
+    experiment.option("--members", type=int, default=16, quick=3, help="members of an ensemble (16)")
+    experiment.option("--fold-members", type=int, default=4, quick=2, help="members of an ensemble in a fold (4)")
+    experiment.option("--jobs", type=int, default=1, help="data sets in parallel, each in its own process")
+
+
+def select(
+    build: Callable[..., object],
+    kind: str,
+    layers: int,
+    data: UCI,
+    rows: tuple[list[Tensor], list[Tensor]],
+    name: str,
+    args: Any,
+    device: torch.device,
+) -> Record:
+    """Choose the settings of one method on one set, score it on the test rows, print the scores and return them.
+
+    Args:
+        build: builds one replica, as in ``choose``.
+        kind: the method, a key of ``GRIDS``.
+        layers: hidden layers.
+        data: the set.
+        rows: training rows and test rows of every split.
+        name: of the set.
+        args: the options of the experiment.
+        device: where to train.
+    """
+    start, size = time.perf_counter(), min(map(len, rows[0]))
+    steps = args.steps * LONGER.get(name, 1)
+    points = kind == ANCHORED  # every draw of a point is the same
+    found = choose(
+        build,
+        grid_of(kind, layers, args.grid),
+        *(data.x, data.y, *rows),
+        folds=args.folds,
+        **members_of(kind, args),
+        anchored=points,
+        loss=ELBO(per_example=False) if points else None,
+        samples=1 if points else args.samples,
+        validation_samples=1 if points else 100,
+        steps=steps,
+        batch_size=256 if size > BIG else 128,
+        clip_norm=10.0 * size if kind == "heteroscedastic" else None,  # heteroscedastic noise is unstable
+        schedule=lambda t: 0.5 * (1 + torch.cos(math.pi * (t / steps).clamp(max=1))),
+        device=device,
+        compile=not args.quick,
+        seed=args.seed,
+        progress=not args.quiet,
+    )
+    record: Record = {"source": data.source, "device": str(device)} | {
+        key: value.tolist() if isinstance(value, Tensor) else value for key, value in vars(found).items()
+    }
+    record["all_seconds"] = time.perf_counter() - start
+    log_p, mixture = said(record["log_likelihood"]), said(record["mixture_log_likelihood"])
+    print(
+        f"{name} {kind} {layers}: log-likelihood {log_p}, mixture {mixture}, rmse {said(record['rmse'])};"
+        f" {found.replicas} replicas in {record['all_seconds']:.0f} s, {found.seconds:.0f} of them training and"
+        f" {found.compile_seconds:.0f} compiling",
+        flush=True,
+    )
+    return record
+
+
+def collect(
+    experiment: Experiment, script: str, run: Callable[[Record], Record], tasks: Iterable[Record], asked: Iterable[str]
+) -> list[Record]:
+    """Return a record for each task; ``records.json`` in the results folder has those that are made already.
+
+    Args:
+        experiment: the experiment; with ``--jobs`` above 1, each of its ``--sets`` is run in a process of its own.
+        script: the file of the experiment.
+        run: makes one record.
+        tasks: what tells one record from another: its "set", its "kind", ...
+        asked: the options that must be the same in a record that is used again.
+    """
+    args = experiment.args
+    if args.jobs > 1 and len(args.sets) > 1:
+        files = [folder / "records.json" for folder in experiment.processes(script, "--sets", args.sets, args.jobs)]
+        return [record for file in files for record in _read(file)]
+    file = args.out / "records.json"
+    told = {key: getattr(args, key) for key in asked}
+    records = [  # this run continues from them
+        record for record in _read(file) if (told | members_of(record["kind"], args)).items() <= record.items()
+    ]
+    for task in tasks:
+        whole = told | task | members_of(task["kind"], args)
+        if any(whole.items() <= record.items() for record in records):
+            continue
+        try:
+            records.append(run(task) | whole)
+        except DivergedError as lost:
+            print(f"{', '.join(map(str, task.values()))}: all replicas diverged: {lost}", file=sys.stderr, flush=True)
+        file.write_text(json.dumps(records), "utf-8")
+    return records
+
+
+def _read(file: Path) -> list[Record]:
+    found: list[Record] = json.loads(file.read_text("utf-8")) if file.exists() else []
+    return found
