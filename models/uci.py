@@ -13,7 +13,7 @@ import statistics
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
 from experiments.paired_gains import mean_and_error, plot_gains, said, wins
-from experiments.regression_grids import ENSEMBLES, GRIDS
+from experiments.regression_grids import ENSEMBLES, GRIDS, beliefs
 from experiments.selected_records import add_options, collect, select
 from torch import nn
 
@@ -28,18 +28,14 @@ ASKED = ("steps", "folds", "splits", "samples", "grid", "seed")  # options that 
 SEVEN = 7 / 9  # share of the sets on which an ensemble should be better
 
 
-def model(x, y, kind, layers, width, drop, decay=None, length=None, tau=None):
+def model(x, y, kind, layers, width, **setting):
     """Return a network with ``layers`` hidden layers of ReLU, in the units of the data."""
     outputs = 2 if kind == "heteroscedastic" else 1
     sizes = [x.shape[1], *[width] * layers]
     parts = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     net = nn.Sequential(*parts, nn.Linear(width, outputs))
-    learn = decay is None and tau is None
-    likelihood = pd.HeteroscedasticGaussian() if outputs == 2 else pd.Gaussian(tau or 1.0, learn=learn)
-    if decay is not None:
-        length = pd.implied_length_scale(1 - drop, 1.0, decay, len(x))
-    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
-    return pd.Standardised(pd.BayesianNet(net, prior, likelihood), x, y)
+    prior, noise = beliefs(len(x), **setting)
+    return pd.Standardised(pd.BayesianNet(net, prior, pd.HeteroscedasticGaussian() if outputs == 2 else noise), x, y)
 
 
 def guide(model, kind, drop):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pyro_dropout as pd
+
 DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
 BELIEFS: dict[str, tuple[float, ...]] = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # widths are learned
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
@@ -19,6 +21,26 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
 ANCHORED = "ensemble"  # its members are points, each with its own anchor
 ENSEMBLES = (ANCHORED, "ensemble of dropout", "ensemble of mean-field")
 DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guides that drop
+
+
+def beliefs(
+    points: int, drop: float, decay: float | None = None, length: float | None = None, tau: float | None = None
+) -> tuple[pd.Prior, pd.Gaussian]:
+    """Return prior and noise on standardised data, from a weight decay, a length-scale, or a length-scale and τ.
+
+    Without a weight decay and without τ, τ is learned. With both given, as for anchored points, the functions of the
+    prior have about the size of the data: later layers are N(0, 1/fan_in).
+
+    Example:
+        >>> from experiments.regression_grids import beliefs
+        >>> prior, noise = beliefs(100, drop=0.0, length=2.0, tau=30.0)
+        >>> prior.length_scale, noise.tau.item()
+        (2.0, 30.0)
+    """
+    if decay is not None:
+        length = pd.implied_length_scale(1 - drop, 1.0, decay, points)
+    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
+    return prior, pd.Gaussian(tau or 1.0, learn=decay is None and tau is None)
 
 
 def grid_of(kind: str, layers: int, most: int) -> dict[str, tuple[float, ...]]:

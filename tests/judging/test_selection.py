@@ -22,9 +22,9 @@ def data() -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.T
     return x, y, [rows[:120] for rows in order], [rows[120 : 150 - k] for k, rows in enumerate(order)]
 
 
-def build(x: torch.Tensor, y: torch.Tensor, drop: float, noisy: bool = False) -> Any:
+def build(x: torch.Tensor, y: torch.Tensor, drop: float, noisy: bool = False, tau: float = 1.0) -> Any:
     net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2 if noisy else 1))
-    likelihood = pd.HeteroscedasticGaussian() if noisy else pd.Gaussian(1.0)
+    likelihood = pd.HeteroscedasticGaussian() if noisy else pd.Gaussian(tau)
     model = pd.Standardised(pd.BayesianNet(net, likelihood=likelihood), x, y)
     return model, pd.AutoDropout(model, keep=1 - drop)
 
@@ -127,11 +127,50 @@ def test_noise_that_depends_on_the_input() -> None:
     assert 0.01 < found.tau.item() < 60  # a factor here
 
 
+def test_members_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of points, all by hand: p(y | x) is the mean density of the members, and the RMSE that of their mean."""
+    kept: list[Any] = []
+
+    class Kept(selection.Fleet):
+        def fit(self, *args: Any, **options: Any) -> Any:
+            kept.append((self, options))
+            return super().fit(*args, **options)
+
+    monkeypatch.setattr(selection, "Fleet", Kept)
+    x, y, train, test = data()
+    options: Any = {**QUICK, "steps": 15, "samples": 1, "validation_samples": 1, "anchored": True}
+    found = choose(
+        lambda x, y, tau: build(x, y, drop=0.0, tau=tau),
+        {"tau": [1.0, 10.0]}, x, y, train, test, members=3, fold_members=2, **options,
+    )  # fmt: skip
+    fleet, told = kept[0]
+    assert found.replicas == len(fleet) == 2 * 2 * (2 * 2 + 3)
+    seeds, rows = told["anchors"].view(2, 2, 7), told["indices"].view(2, 2, 7, -1)
+    assert torch.equal(seeds[:, 0], seeds[:, 1])  # settings are compared with the same random numbers
+    assert len(seeds[:, 0].unique()) == 14
+    assert (rows[:, :, 0:4:2] == rows[:, :, 1:4:2]).all()  # two members on each fold, and three on all rows
+    assert (rows[:, :, 4:] == torch.stack(train)[:, None, None]).all()
+    for split in range(2):
+        setting = [1.0, 10.0].index(found.settings[split]["tau"])  # type: ignore[arg-type]
+        own = [fleet[split * 14 + setting * 7 + 4 + member] for member in range(3)]
+        f = torch.stack([model.evaluate(guide.mean(), x[test[split]])[:, 0].detach() for model, guide in own]).double()
+        target, width = y[test[split], 0].double(), found.tau[split].double() ** -0.5
+        each = torch.distributions.Normal(f, width)
+        assert found.log_likelihood[split].item() == pytest.approx(each.log_prob(target).exp().mean(0).log().mean())
+        assert found.rmse[split].item() == pytest.approx((f.mean(0) - target).square().mean().sqrt().item())
+        inside = (each.cdf(target).mean(0) - 0.5).abs() <= 0.475
+        assert found.coverage[split].item() == pytest.approx(inside.double().mean().item())
+        assert f.std(0).min() > 0
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"folds": 1}, "folds must be a whole number of at least 2"),
         ({"best": 0}, "best must be"),
+        ({"members": 0}, "members must be a whole number of at least 1"),
+        ({"fold_members": 0}, "fold_members must be a whole number of at least 1"),
+        ({"anchored": "auto"}, "anchored must be True or False"),
         ({"y": torch.zeros(150)}, r"y \(N, 1\)"),
         ({"train_rows": []}, "a tensor for each split; got 0 and 2"),
     ],

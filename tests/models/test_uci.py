@@ -33,13 +33,15 @@ def out(script: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_record_is_whole(out: Path) -> None:
     record: dict[str, Any] = json.loads((out / "results.json").read_text("utf-8"))
     assert [row["method"] for row in record["tables"][1]["rows"]] == [
-        "dropout, 1", "dropout, 1, stacked", "heteroscedastic, 1", "heteroscedastic, 1, stacked",
+        "dropout, 1", "dropout, 1, stacked", "heteroscedastic, 1", "heteroscedastic, 1, stacked", "ensemble, 1",
+        "ensemble, 1, stacked",
     ]  # fmt: skip
     assert record["tables"][0]["rows"][0]["source"] == "made"  # there is no data folder here, and the table says so
-    assert len(record["claims"]) == 2
+    assert len(record["claims"]) == 3
     assert (out / "gains.png").stat().st_size > 5000
     for each in json.loads((out / "records.json").read_text("utf-8")):
         numbers = [*each["log_likelihood"], *each["rmse"], *each["mixture_log_likelihood"], *each["tau"]]
+        numbers += [*each["coverage"], *each["mixture_coverage"]]
         assert all(math.isfinite(number) for number in numbers)
         assert each["lost"] == 0
 
@@ -56,7 +58,19 @@ def test_the_weight_decay_is_that_of_the_objective(script: ModuleType) -> None:
         torch.testing.assert_close(state.loc.grad, 2 * 40 * decay * state.loc.detach())
 
 
-@pytest.mark.parametrize("kind", ["dropout", "multiplicative", "concrete", "mean-field", "row-mixture", "low-rank"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "dropout",
+        "multiplicative",
+        "concrete",
+        "mean-field",
+        "row-mixture",
+        "low-rank",
+        "ensemble",
+        "ensemble of dropout",
+    ],
+)
 def test_every_kind_has_its_guide(script: ModuleType, kind: str) -> None:
     grid = {key: values[0] for key, values in script.GRIDS[kind].items()}
     x, y = torch.randn(20, 3), torch.randn(20, 1)
@@ -92,6 +106,24 @@ def test_verdicts_follow_the_scores(
     assert [claim["verdict"] for claim in found["claims"]] == verdicts
     assert found["tables"][0]["rows"][0]["drop"] == 0.2
     assert len(found["tables"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [([0.5] * 7 + [0.0] * 2, "holds"), ([0.5] * 8 + [-0.5], "holds in part"), ([0.0] * 9, "does not hold")],
+)
+def test_an_ensemble_must_be_better_almost_everywhere_and_worse_nowhere(
+    script: ModuleType, tmp_path: Path, gains: list[float], verdict: str
+) -> None:
+    experiment = Experiment("uci", "x")
+    experiment.start(["--out", str(tmp_path)])
+    plain = [[1.0, 2.0], [1.0, 2.0]]
+    records = [made(name, "dropout", 1, *plain) for name in script.PAPER]
+    for name, extra in zip(script.PAPER, gains, strict=True):
+        records.append(made(name, "ensemble", 1, *[[a + extra + 0.1, b + extra - 0.1] for a, b in plain]))
+    script.report(experiment, records)
+    found = json.loads(experiment.finish().read_text("utf-8"))["claims"]
+    assert [claim["verdict"] for claim in found if claim["claim"].startswith("ensemble: ")] == [verdict]
 
 
 def test_twins_are_told_where_there_are_any(script: ModuleType, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.anchors import is_gaussian, prior_of
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.mathematics.checks import check_seed
+from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.training.ensemble.anchoring import perturbation
 from pyro_dropout.training.fleet.replicas import Replica
@@ -31,9 +31,10 @@ def anchored(
         call: all data and how many of them a replica sees, (x, y, n).
         batch: points in a mini-batch.
     """
-    listed = seeds.tolist() if isinstance(seeds, Tensor) else list(seeds)
-    if len(listed) != count:
-        raise ShapeError(f"anchors must be a list of seeds, one for each of {count} replicas; got {len(listed)}.")
+    listed = seeds.tolist() if isinstance(seeds, Tensor) else seeds
+    if not isinstance(listed, Sequence) or len(listed) != count:
+        got = len(listed) if isinstance(listed, Sequence) else describe(seeds)
+        raise ShapeError(f"anchors must be a list of seeds, one for each of {count} replicas; got {got}.")
     for seed in listed:
         check_seed(seed)
     model, guide = replica

@@ -181,11 +181,11 @@ class Fleet:
         self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
     ) -> History:
         """Train replicas r, r + R, r + 2R, ... on rank r of R; all ranks end with all replicas and their history."""
+        if options.get("anchors") is not None:
+            raise PyroDropoutError("anchored replicas are trained in one process; leave out anchors or distributed.")
         device = local_device(options.get("device"), self.place())
         group = join(device)
         rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
-        if options.get("anchors") is not None:
-            raise PyroDropoutError("anchored replicas are trained in one process; leave out anchors or distributed.")
         told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
         data = {"x": digest(x), "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
         group.check_same({"the number of replicas": len(self), **told, **data, "checkpoint": str(checkpoint)})
