@@ -23,6 +23,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.member_starts import Start, all_equal, at_anchors, started
 from pyro_dropout.guides.points import Points
@@ -45,10 +46,18 @@ _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allo
     per_site=False,
 )
 @guide(
-    "mean-field-ensemble",
-    make=lambda model, keep, members=16: Ensemble(model, lambda each: AutoMeanField(each, init_scale=0.02), members),
-    compared=True,
+    "dropout-ensemble",
+    make=lambda model, keep, members=16: Ensemble(model, lambda each: AutoDropout(each, keep=keep), members),
+    density=False,
     order=9,
+    options=("members",),
+    per_site=False,
+)
+@guide(
+    "mean-field-ensemble",
+    make=lambda model, keep, members=16: Ensemble(model, AutoMeanField, members),
+    compared=True,
+    order=10,
     options=("members",),
     per_site=False,
 )
