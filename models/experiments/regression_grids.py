@@ -14,7 +14,7 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
     "row-mixture": BELIEFS,
     "low-rank": BELIEFS,
     "heteroscedastic": {"drop": DROPS, "length": (0.5,), "lr": (1e-3, 5e-3)},  # dropout, and noise by input
-    "ensemble": {"drop": (0.0,), "tau": (3.0, 30.0, 300.0, 3000.0), "length": (1.0,), "lr": (1e-2,)},
+    "ensemble": {"drop": (0.0,), "tau": (10.0, 100.0, 1e3, 3e4), "length": (4.0,), "lr": (1e-2, 3e-2)},
     "ensemble of dropout": {"drop": (0.0002, 0.002, 0.01, 0.05), "decay": DECAY, "lr": (1e-2, 3e-2)},
 }
 ANCHORED = "ensemble"  # its members are points, each with its own anchor
