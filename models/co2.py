@@ -34,7 +34,7 @@ SURE = 0.5  # ±2σ should contain 95 %: with less than half of the targets insi
 GROWS, BOUNDED = 1.25, 1.25  # std at FAR over that at NEAR, and at LIMIT over FAR; a line through 0: 1.49 and 2.69
 AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, count as equal
 ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
-DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides")
+DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides", "ensembles")
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
 
 
@@ -80,8 +80,10 @@ def train(x, y, args, device):
         how["checkpoint"] = args.checkpoints and args.checkpoints / part
         if part == "guides":
             found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], OTHERS, x, y, steps=args.guide_steps, **how)
+            continue
+        if part == "ensembles":
             for k, (name, scaled) in enumerate(SCALED.items()):
-                how["checkpoint"] = args.checkpoints and args.checkpoints / part / f"ensemble {k}"
+                how["checkpoint"] = args.checkpoints and args.checkpoints / f"ensemble {k}"
                 of = {"scaled": scaled, "tau": TAU, "members": args.members, "steps": args.ensemble_steps}
                 found[name] = anchored_ensemble(build(5, "ReLU", 0.1)[0].net, x, y, **of, **how)
             continue
@@ -90,7 +92,7 @@ def train(x, y, args, device):
         fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
     if set(args.parts) < set(PARTS):
-        return None  # stored in checkpoints, for a later run that joins them
+        return found if list(args.parts) == ["ensembles"] else None  # others are joined later, from checkpoints
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 
@@ -169,9 +171,11 @@ def main(argv=None):
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
     said = "{}, {} layers, {}, dropout {}".format
     named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
-    named |= {name: answers[name] for name in ("GP", *OTHERS, *SCALED)}
+    named |= {name: answers[name] for name in ("GP", *OTHERS, *SCALED) if name in answers}
     note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
     experiment.table("CO₂, extrapolated", [{"posterior": name, **answer.row} for name, answer in named.items()], note)
+    if not mc:
+        return experiment.finish()
     for text, rows, rule, words in judged(mc, standard, questions):
         passed = [rule(row) for row in rows]
         ranges = [f"{min(values):.2f} to {max(values):.2f}" for values in zip(*rows, strict=True)]

@@ -70,13 +70,16 @@ def train(x, y, args, device):
         net = model(args.width, decay, len(x))
         return net, guide(net)
 
-    fleet, rate = pd.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
-    fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
-    found = dict(zip(LAMBDAS, fleet, strict=True))
-    found |= fit_beside(lambda: build(LAMBDAS[0])[0], OTHERS, x, y, steps=args.guide_steps, **how)
+    found = {}
     for name, scaled in SCALED.items():
         of = {"scaled": scaled, "tau": TAU, "members": args.members, "steps": args.ensemble_steps}
         found[name] = anchored_ensemble(build(LAMBDAS[0])[0].net, x, y, **of, **how)
+    if args.ensembles:
+        return found
+    fleet, rate = pd.Fleet(build, {"decay": LAMBDAS}), RATE / (TAU * len(x))
+    fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
+    found = dict(zip(LAMBDAS, fleet, strict=True)) | found
+    found |= fit_beside(lambda: build(LAMBDAS[0])[0], OTHERS, x, y, steps=args.guide_steps, **how)
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 
@@ -145,6 +148,7 @@ def main(argv=None):
     experiment.option("--guide-steps", type=int, default=4000, quick=4, help="Adam steps for the other guides (4000)")
     experiment.option("--members", type=int, default=16, quick=3, help="networks in an ensemble (16)")
     experiment.option("--ensemble-steps", type=int, default=8000, quick=20, help="Adam steps of an ensemble (8000)")
+    experiment.option("--ensembles", action="store_true", help="only the rows of the ensembles")
     experiment.option("--gp-steps", type=int, default=300, quick=20, help="Adam steps for the GP (300)")
     experiment.option("--width", type=int, default=1024, quick=16, help="hidden units per layer (1024)")
     experiment.option("--samples", type=int, default=1000, quick=40, help="draws T per prediction (1000)")
@@ -160,6 +164,8 @@ def main(argv=None):
         f"{data.note} ±2σ promise {PROMISED}; τ is measured on {len(questions.held)} points outside the gaps that were"
     )
     experiment.table("In five gaps", table, f"{note} held back. Other guides: λ = {LAMBDAS[0]:g}.")
+    if args.ensembles:
+        return experiment.finish()
     dropout = [row for row in table if row["posterior"].startswith("MC")]
     gp, *ensembles = (next(row for row in table if row["posterior"] == name) for name in ("GP", *SCALED))
     for text, rows, column, rule, words in judged(gp, dropout, ensembles, data.test_y.std().item()):
