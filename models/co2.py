@@ -4,6 +4,11 @@
 
 Networks learn 23 years of detrended CO₂ and predict the years after. SGD on minus the ELBO, with the rate divided by
 Nτ, takes the same steps as SGD on eq. 3: λ determines what dropout learns, τ only the interpretation l² = 2Nτλ/p.
+
+Beside them: five other posteriors of the network with four layers, a GP, and anchored ensembles of the network with
+five layers. The prior that λ implies is far too wild to draw anchors from (weights with a standard deviation of 4 in
+layers of 1024), so ensembles have their own: N(0, 1) in the first layer and for biases, N(0, 2/fan-in) or N(0, 2) after
+it. Their rows say which.
 """
 
 from itertools import pairwise, product
@@ -12,11 +17,12 @@ from types import SimpleNamespace
 
 import pyro
 import torch
-from experiments.band_plots import PALETTE, band_panels, curve_panels
+from experiments.co2_figures import panels, spreads
 from experiments.collection import co2_paper
 from experiments.experiment import VERDICTS, Experiment
 from experiments.few_draws import few_draws
 from experiments.other_guides import fit_beside, other_guides
+from experiments.series_ensemble import SCALED, anchored_ensemble
 from torch import nn
 
 import pyro_dropout as pd
@@ -74,6 +80,10 @@ def train(x, y, args, device):
         how["checkpoint"] = args.checkpoints and args.checkpoints / part
         if part == "guides":
             found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], OTHERS, x, y, steps=args.guide_steps, **how)
+            for k, (name, scaled) in enumerate(SCALED.items()):
+                how["checkpoint"] = args.checkpoints and args.checkpoints / part / f"ensemble {k}"
+                of = {"scaled": scaled, "tau": TAU, "members": args.members, "steps": args.ensemble_steps}
+                found[name] = anchored_ensemble(build(5, "ReLU", 0.1)[0].net, x, y, **of, **how)
             continue
         keys = list(product([int(part)], KINDS, DROPPED))
         fleet = pd.Fleet(build, dict(zip(("depth", "kind", "dropped"), zip(*keys, strict=True), strict=True)))
@@ -137,33 +147,12 @@ def judged(mc, standard, questions):
     yield "T = 10 draws give a reasonable mean and uncertainty", rows, lambda row: max(row) <= ENOUGH, words
 
 
-def panels(answers, questions, data, columns):
-    shown = {title: (answer.mean[questions.grid], answer.std[questions.grid]) for title, answer in answers.items()}
-    style = {"columns": columns, "multiples": (0.5, 1, 1.5, 2), "band_label": "±½σ to ±2σ"}  # the paper's shades
-    figure = band_panels(questions.x[questions.grid, 0], shown, **style)
-    for axes in figure.axes:
-        axes.plot(data.x, data.y, color="black", lw=0.7, label="data")
-        axes.plot(data.test_x, data.test_y, ".", color="0.45", ms=2, label="what came")
-        axes.vlines([data.x.max(), FAR], -6, 10, ["black", PALETTE[3]], "dashed", lw=0.8)
-        axes.set(xlabel=data.x_name, ylabel="CO₂ (standardised)", xlim=(-1.8, 4), ylim=(-6, 10))
-    figure.axes[0].legend(frameon=False, fontsize=8, loc="upper left")
-    return figure
-
-
-def spreads(mc, questions):
-    x, curves = questions.x[questions.grid, 0], {kind: {} for kind in KINDS}
-    for (depth, kind, dropped), answer in mc.items():
-        curves[kind][f"{depth} layers, dropout {dropped}"] = x, answer.spread[questions.grid]
-    figure = curve_panels(curves, xlabel="x (dashed: the data's end)", ylabel="std of f", size=(4.5, 3.8), share=True)
-    for axes in figure.axes:
-        axes.axvline(questions.x[questions.data].max(), color="black", ls="--", lw=0.8), axes.set(yscale="log")
-    return figure
-
-
 def main(argv=None):
     experiment = Experiment("co2", __doc__)
     experiment.option("--steps", type=int, default=1_000_000, quick=20, help="SGD steps per network (1000000)")
     experiment.option("--guide-steps", type=int, default=10_000, quick=4, help="Adam steps of other guides (10000)")
+    experiment.option("--members", type=int, default=16, quick=3, help="networks in an ensemble (16)")
+    experiment.option("--ensemble-steps", type=int, default=8000, quick=4, help="Adam steps of an ensemble (8000)")
     experiment.option("--gp-steps", type=int, default=300, quick=20, help="Adam steps for the GP (300)")
     experiment.option("--width", type=int, default=1024, quick=16, help="hidden units per layer (1024)")
     experiment.option("--samples", type=int, default=1000, quick=40, help="draws T per prediction (1000)")
@@ -180,7 +169,7 @@ def main(argv=None):
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
     said = "{}, {} layers, {}, dropout {}".format
     named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
-    named |= {name: answers[name] for name in ("GP", *OTHERS)}
+    named |= {name: answers[name] for name in ("GP", *OTHERS, *SCALED)}
     note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
     experiment.table("CO₂, extrapolated", [{"posterior": name, **answer.row} for name, answer in named.items()], note)
     for text, rows, rule, words in judged(mc, standard, questions):
@@ -189,10 +178,12 @@ def main(argv=None):
         experiment.claim(text, VERDICTS[(not all(passed)) + (not any(passed))], words.format(*ranges))
     four = {f"MC dropout, {kind}": mc[5, kind, 0.1] for kind in KINDS}
     four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"], **four}
-    experiment.figure("co2", panels(four, questions, data, 2), "Five layers with dropout 0.1, and the GP")
+    six = four | {name.capitalize(): answers[name] for name in SCALED}
+    text = "Five layers with dropout 0.1, the GP, and anchored ensembles"
+    experiment.figure("co2", panels(six, questions, data, 2, FAR), text)
     experiment.figure("co2_std", spreads(mc, questions), "Standard deviation of f against x, for eight networks")
     six = {"MC dropout 0.1": mc[4, "ReLU", 0.1]} | {name: answers[name] for name in OTHERS}
-    experiment.figure("co2_guides", panels(six, questions, data, 3), "Six posteriors of the 4-layer ReLU network")
+    experiment.figure("co2_guides", panels(six, questions, data, 3, FAR), "Six posteriors of the 4-layer ReLU network")
     return experiment.finish()
 
 

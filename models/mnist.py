@@ -3,23 +3,23 @@
     p(y | x) ≈ (1/T) Σ_t softmax(f(x, ω_t)),  ω_t ~ q(ω)       MC dropout, against softmax(f(x, E[ω])), the standard way
 
 Caffe's LeNet, with dropout before the last layer only ("ip", as for the paper's rotated 1), before every layer ("all",
-which is the q(ω) of the theory), and nowhere ("none"). A row of a convolution's weights is an input channel, so "all"
-drops whole channels; the first layer has only one, the image itself, and keeps it.
+the q(ω) of the theory, which drops whole channels of a convolution; the image itself is kept), and nowhere ("none").
 
 Section 5.2 asks: is the averaged prediction more accurate; does its spread reveal that a rotated 1 is not a digit; are
 the inputs that it would defer to a human the ones it gets wrong, and is a cascade of two networks worth its cost; and
 does it detect adversarial images (FGSM: x + ε sign ∇_x loss) against the mean network or MC dropout, and plain noise?
+Beyond the paper: does an ensemble, of plain or of anchored networks, tell digits from other images better than one?
 """
 
 from functools import partial
-from itertools import product
 
 import torch
-from experiments.band_plots import class_panels, curve_panels
-from experiments.classifier_tables import cascade_table, detection_row, error_table, rejection_table
+from experiments.band_plots import class_panels
+from experiments.classifier_tables import cascade_table, detection_figure, detection_row, error_table, rejection_table
 from experiments.collection import mnist
 from experiments.detection import envelopes_overlap, loss_gradient, turned
 from experiments.experiment import VERDICTS, Experiment
+from experiments.odd_images import judge_detection
 from experiments.standard_error import standard_error
 from torch import nn
 
@@ -28,6 +28,7 @@ import pyro_dropout as pd
 LENET, SMALL = (20, 50, 500), (4, 8, 32)  # channels, channels and hidden units; SMALL is the cascade's first network
 WEIGHTS = ("0.weight", "2.weight", "5.weight", "7.weight")
 KEEP = {"ip": (1.0, 1.0, 1.0, 0.5), "all": (1.0, 0.5, 0.5, 0.5), "none": (1.0, 1.0, 1.0, 1.0)}
+ANCHORED = {"a plain ensemble": False, "an anchored ensemble": True}
 WEIGHT_DECAY = 2.5e-4  # λ of ‖M‖² added to the mean loss: LeNet's default (5e-4 as an optimiser's weight_decay)
 ROWS = 2**13  # images times draws per forward pass; fixed, so that a seed gives the same draws on any GPU
 ANGLES = torch.linspace(0, 90, 12)  # degrees; a 1 on its side is not a digit
@@ -48,14 +49,16 @@ def model(widths=LENET, num_data=60_000):
     return pd.BayesianNet(net, pd.Prior(length, length, width_scaled=False), pd.Categorical())
 
 
-def guide(bayesian_net, arm):
+def guide(bayesian_net, arm, members=10):
+    if arm in ANCHORED:
+        return pd.Ensemble(bayesian_net, members=members, anchored=ANCHORED[arm])
     return pd.AutoDropout(bayesian_net, keep=dict(zip(WEIGHTS, KEEP[arm], strict=True)))
 
 
 def trained(arm, widths, train, seed, args, device):
     torch.manual_seed(seed)
     net = model(widths, len(train[0]))
-    posterior = guide(net, arm)
+    posterior = guide(net, arm, args.members)
     how = {"epochs": args.epochs, "batch_size": args.batch, "compile": False if args.quick else "auto", "seed": seed}
     falling = pd.inverse_decay(10 * args.batch / (args.epochs * len(train[0])), 1.0)  # lr falls to a tenth
     pd.fit(net, posterior, *train, lr=args.lr, schedule=falling, device=device, progress=not args.quiet, **how)
@@ -103,8 +106,7 @@ def rotated_one(experiment, pair, ones):
     said += f" {misled.sum():.0f} sure and wrong softmax answers, and for {false:.0%} of upright ones"
     text = "uncertainty rises as the 1 is turned, and the softmax alone misleads where draws disagree"
     experiment.claim(text, VERDICTS[2 - held], said)
-    one = slice(len(ANGLES))
-    figure = class_panels(ANGLES, mc.samples[:, one], xlabel="angle (degrees)", images=x[one, 0])
+    figure = class_panels(ANGLES, mc.samples[:, : len(ANGLES)], xlabel="angle (degrees)", images=x[: len(ANGLES), 0])
     experiment.figure("rotated", figure, "A 1 that is turned: draws of the softmax's input and output.")
 
 
@@ -112,8 +114,7 @@ def rejection(experiment, answers, y):
     found = {}
     for arm in ("ip", "all"):
         standard, mc, unsure = answers[arm][0]
-        by = zip(UNSURE, (mc, mc, standard), strict=True)
-        found[arm] = {name: (unsure[name], wrong(answer, y)) for name, answer in by}
+        found[arm] = {name: (unsure[name], wrong(standard if "softmax" in name else mc, y)) for name in UNSURE}
     rows, figure = rejection_table(found, group="dropout")
     experiment.table("What is kept when the most uncertain images are handed on", rows)
     full, most, less = list(rows[3].values())[2:5]  # dropout everywhere, MC entropy
@@ -158,13 +159,8 @@ def adversaries(experiment, pair, x, y):
     said = "least AUROC of misled images: " + ", ".join(f"{name} {value:.2f}" for name, value in least.items())
     verdict = VERDICTS[(best < CAUGHT) + (best <= SEEN)]
     experiment.claim("adversarial images have higher uncertainty", verdict, said if told else "too few were misled")
-    curves = {}
-    parts = ("error (%)", "", ["MC error %"]), ("uncertainty (nats)", "", UNSURE), ("AUROC", "AUROC, ", UNSURE)
-    for (part, prefix, names), attack in product(parts, ATTACKS):
-        found = [row for row in rows if row["attack"] == attack]
-        curves[f"{attack}: {part}"] = {name: (EPSILONS, [row[prefix + name] for row in found]) for name in names}
-    figure = curve_panels(curves, xlabel="ε (of the range of a pixel)", columns=3, size=(3.8, 2.5))
-    experiment.figure("fgsm", figure, "Error, uncertainty and detection as images are moved by ε.")
+    text = "Error, uncertainty and detection as images are moved by ε, as a share of the range of a pixel."
+    experiment.figure("fgsm", detection_figure(rows, UNSURE), text)
 
 
 def main(argv=None):
@@ -179,6 +175,7 @@ def main(argv=None):
     experiment.option("--samples", type=int, default=100, quick=5, help="draws T of MC dropout")
     experiment.option("--ones", type=int, default=200, quick=5, help="images of a 1 to rotate")
     experiment.option("--attacked", type=int, default=2000, quick=60, help="images to attack")
+    experiment.option("--members", type=int, default=10, quick=3, help="networks in an ensemble")
     experiment.option("--attack-draws", type=int, default=20, quick=2, help="draws in the gradient of the MC loss")
     args, device = experiment.start(argv), experiment.device
     data, widths = mnist(), tuple(max(1, round(args.size * width)) for width in LENET)
@@ -193,6 +190,9 @@ def main(argv=None):
     rejection(experiment, answers, y)
     cascades(experiment, small, pairs["all"][0], widths, x, y)
     adversaries(experiment, pairs["all"][0], x[: args.attacked], y[: args.attacked])
+    mixed = {"single network": pairs["none"], "MC dropout, ip": pairs["ip"][:1], "MC dropout, all": pairs["all"][:1]}
+    mixed |= {arm: [trained(arm, widths, train, starts[0], args, device)] for arm in ANCHORED}
+    judge_detection(experiment, mixed, x, y, better=list(ANCHORED), samples=args.samples, chunk=ROWS)
     return experiment.finish()
 
 

@@ -5,7 +5,10 @@
 Five ReLU layers with dropout 0.1 learn the series outside the gaps and are tested in the gaps. The paper prints
 λ = 5·10⁻⁷, and its authors' files also have 5·10⁻⁶ and 5·10⁻²: here they are three networks of one fleet. τ is the same
 for all during training, and λ sets the prior's length-scale, l² = 2Nτλ/p: the same noise in the data, three priors of
-the weights. For comparison: the exact GP, and other posteriors of the network with the paper's λ.
+the weights. For comparison: the exact GP, other posteriors of the network with the paper's λ, and anchored ensembles.
+The prior that the paper's λ implies is far too wild to draw anchors from (weights with a standard deviation of 6 in
+layers of 1024), so ensembles have their own: N(0, 1) in the first layer and for biases, N(0, 2/fan-in) or N(0, 2) after
+it. Their rows say which.
 
 The coverage of an interval for y depends on τ, so τ is estimated for each posterior separately, and never in the gaps:
 on every eleventh point outside them, which no posterior was trained on.
@@ -18,6 +21,7 @@ import torch
 from experiments.collection import solar
 from experiments.experiment import Experiment
 from experiments.other_guides import fit_beside, other_guides
+from experiments.series_ensemble import SCALED, anchored_ensemble
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -30,6 +34,7 @@ HELD_BACK = 11  # one point in eleven is used to estimate τ: 25 of 275, whose n
 PROMISED = 0.954  # of the targets are within ±2σ of a normal distribution
 OVER, UNDER = 0.995, 0.91  # underconfident above, overconfident below: two standard errors, 0.021 each, of 100 points
 WELL = 0.5  # an rms error of half the targets' own std explains three quarters of their variance
+ENOUGH = 0.9  # of the targets in the gaps; a posterior that is not much too sure has at least so many within ±2σ
 WIDER = 1.1  # a tenth is more than the noise of a mean over gaps and a thousand draws
 BLUE, ORANGE = "#0072B2", "#E69F00"  # of Okabe and Ito's colour-blind-safe palette
 
@@ -69,6 +74,9 @@ def train(x, y, args, device):
     fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
     found = dict(zip(LAMBDAS, fleet, strict=True))
     found |= fit_beside(lambda: build(LAMBDAS[0])[0], OTHERS, x, y, steps=args.guide_steps, **how)
+    for name, scaled in SCALED.items():
+        of = {"scaled": scaled, "tau": TAU, "members": args.members, "steps": args.ensemble_steps}
+        found[name] = anchored_ensemble(build(LAMBDAS[0])[0].net, x, y, **of, **how)
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 
@@ -100,14 +108,16 @@ class Questions:
         return SimpleNamespace(mean=mean, std=std, row=row)
 
 
-def judged(gp, dropout, scale):
-    """Yield the paper's claims: the rows to judge by, the column, the rule, and the rule in words."""
+def judged(gp, dropout, ensembles, scale):
+    """Yield the paper's claims, and one more: the rows to judge by, the column, the rule, and the rule in words."""
     text = "The GP and MC dropout both interpolate well"
     yield text, [gp, dropout[0]], "RMSE in gaps", lambda error: error <= WELL * scale, f"≤ {WELL * scale:.2f}"
     yield "The GP is too cautious in the gaps", [gp], "in ±2σ", lambda held: held > OVER, f"> {OVER}"
     yield "MC dropout is too sure in the gaps", dropout, "in ±2σ", lambda held: held < UNDER, f"< {UNDER}"
     text = "MC dropout is less sure in the gaps than on the data"
     yield text, dropout, "in gaps / on data", lambda ratio: ratio > WIDER, f"> {WIDER}"
+    text = "An anchored ensemble's ±2σ hold at least 90 % in the gaps"
+    yield text, ensembles, "in ±2σ", lambda held: held >= ENOUGH, f"≥ {ENOUGH}"
 
 
 def panels(answers, questions, data, columns):
@@ -133,6 +143,8 @@ def main(argv=None):
     experiment = Experiment("solar", __doc__)
     experiment.option("--steps", type=int, default=300_000, quick=20, help="SGD steps, our choice (300000)")
     experiment.option("--guide-steps", type=int, default=4000, quick=4, help="Adam steps for the other guides (4000)")
+    experiment.option("--members", type=int, default=16, quick=3, help="networks in an ensemble (16)")
+    experiment.option("--ensemble-steps", type=int, default=8000, quick=20, help="Adam steps of an ensemble (8000)")
     experiment.option("--gp-steps", type=int, default=300, quick=20, help="Adam steps for the GP (300)")
     experiment.option("--width", type=int, default=1024, quick=16, help="hidden units per layer (1024)")
     experiment.option("--samples", type=int, default=1000, quick=40, help="draws T per prediction (1000)")
@@ -147,18 +159,19 @@ def main(argv=None):
     note = (
         f"{data.note} ±2σ promise {PROMISED}; τ is measured on {len(questions.held)} points outside the gaps that were"
     )
-    experiment.table("In five gaps", table, f"{note} held back. The other guides are at λ = {LAMBDAS[0]:g}.")
+    experiment.table("In five gaps", table, f"{note} held back. Other guides: λ = {LAMBDAS[0]:g}.")
     dropout = [row for row in table if row["posterior"].startswith("MC")]
-    gp = next(row for row in table if row["posterior"] == "GP")
-    for text, rows, column, rule, words in judged(gp, dropout, data.test_y.std().item()):
+    gp, *ensembles = (next(row for row in table if row["posterior"] == name) for name in ("GP", *SCALED))
+    for text, rows, column, rule, words in judged(gp, dropout, ensembles, data.test_y.std().item()):
         passed = [rule(row[column]) for row in rows]
         verdict = "holds" if all(passed) else "holds in part" if any(passed) else "does not hold"
         numbers = ", ".join(f"{row['posterior']}: {row[column]:.2f}" for row in rows)
         experiment.claim(text, verdict, f"{column}: {numbers}; {words} asked")
-    shown = {name: answers[name] for name in ("GP", dropout[0]["posterior"])}
-    experiment.figure("solar", panels(shown, questions, data, 1), "The GP and MC dropout with the paper's λ")
+    shown = {name: answers[name] for name in ("GP", dropout[0]["posterior"], *SCALED)}
+    text = "The GP, MC dropout with the paper's λ, and anchored ensembles with their own priors"
+    experiment.figure("solar", panels(shown, questions, data, 1), text)
     rest = {name: answer for name, answer in answers.items() if name != "GP"}
-    experiment.figure("solar_guides", panels(rest, questions, data, 2), "Eight posteriors of one network")
+    experiment.figure("solar_guides", panels(rest, questions, data, 2), "Ten posteriors of one network")
     return experiment.finish()
 
 

@@ -45,7 +45,7 @@ def guide(model, kind, drop):
         return pd.AutoMultiplicative(model, alpha=drop / (1 - drop))
     if kind == "concrete":
         return pd.AutoConcreteDropout(model, keep=1 - drop)
-    if kind == "mean-field":
+    if kind.endswith("mean-field"):
         return pd.AutoMeanField(model, **start)
     if kind == "row-mixture":
         return pd.AutoRowMixture(model, components=2, bias="gaussian", **start)

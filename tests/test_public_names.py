@@ -139,6 +139,7 @@ def test_a_program_meets_the_package_as_if_it_were_imported_whole() -> None:
     assert said.splitlines() == ["True", "False", "pyro_dropout.judging pyro_dropout.cli", "True set()"]
 
 
+@pytest.mark.deep
 def test_without_scikit_learn_the_estimators_say_what_to_install() -> None:
     said = fresh(
         "import importlib.util, sys\n"

@@ -4,6 +4,7 @@ Each function returns the rows of a table, with unformatted numbers, and some re
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -100,6 +101,34 @@ def detection_row(
     row |= {f"AUROC, {name}": auroc(value, ordinary[name]).value for name, value in odd.items()}
     told = {name: auroc(value[misled], ordinary[name]).value if count >= fewest else 0.5 for name, value in odd.items()}
     return row | {f"misled, {name}": value for name, value in told.items()}
+
+
+def detection_figure(rows: Rows, uncertainties: Sequence[str]) -> "Figure":
+    """Draw error, uncertainty and detection against the size ε of a change, a row of panels for each.
+
+    Args:
+        rows: of ``detection_row``, with the columns "attack", "ε" and "MC error %" beside it.
+        uncertainties: their names.
+
+    Example:
+        >>> from experiments.classifier_tables import detection_figure
+        >>> row = {"attack": "noise", "MC error %": 3.0, "entropy": 0.1, "AUROC, entropy": 0.6}
+        >>> figure = detection_figure([row | {"ε": e} for e in (0.0, 0.1)], ["entropy"])
+        >>> [axes.get_title() for axes in figure.axes]
+        ['noise: error (%)', 'noise: uncertainty (nats)', 'noise: AUROC']
+    """
+    attacks = dict.fromkeys(row["attack"] for row in rows)
+    parts = (
+        ("error (%)", "", ["MC error %"]),
+        ("uncertainty (nats)", "", uncertainties),
+        ("AUROC", "AUROC, ", uncertainties),
+    )
+    curves: dict[str, dict[str, tuple[object, ...]]] = {}
+    for (part, prefix, names), attack in product(parts, attacks):
+        found = [row for row in rows if row["attack"] == attack]
+        at = [row["ε"] for row in found]
+        curves[f"{attack}: {part}"] = {name: (at, [row[prefix + name] for row in found]) for name in names}
+    return curve_panels(curves, xlabel="ε", columns=3, size=(3.8, 2.5))
 
 
 def rejection_table(

@@ -21,7 +21,7 @@ from pyro_dropout.mathematics.checks import check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 
 Verdict = Literal["holds", "holds in part", "does not hold"]
-VERDICTS = ("holds", "holds in part", "does not hold")
+VERDICTS: tuple[Verdict, ...] = ("holds", "holds in part", "does not hold")
 _PACKAGES = ("pyro-dropout", "torch", "pyro-ppl", "numpy")
 
 

@@ -15,7 +15,8 @@ def ensemble(kind: str, net: pd.BayesianNet, keep: Callable[[str], float], membe
     """Return an untrained ensemble of this kind."""
     if kind == "ensemble of dropout":
         return pd.Ensemble(net, lambda model: pd.AutoDropout(model, keep), members)
-    return pd.Ensemble(net, None, members, kind == "ensemble")
+    anchored = kind == "ensemble"
+    return pd.Ensemble(net, None, members, anchored, start="anchor" if anchored else "fresh")
 
 
 def ensembled(

@@ -14,11 +14,12 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
     "row-mixture": BELIEFS,
     "low-rank": BELIEFS,
     "heteroscedastic": {"drop": DROPS, "length": (0.5,), "lr": (1e-3, 5e-3)},  # dropout, and noise by input
-    "ensemble": {"drop": (0.0,), "tau": (10.0, 100.0, 1e3, 3e4), "length": (4.0,), "lr": (1e-2, 3e-2)},
-    "ensemble of dropout": {"drop": (0.0002, 0.002, 0.01, 0.05), "decay": DECAY, "lr": (1e-2, 3e-2)},
+    "ensemble": {"drop": (0.0,), "tau": (3.0, 30.0, 300.0, 3000.0, 3e4), "length": (1.0,), "lr": (1e-2,)},
+    "ensemble of dropout": {"drop": (0.0002, 0.005, 0.05), "decay": DECAY, "lr": (1e-2, 3e-2)},
+    "ensemble of mean-field": BELIEFS,
 }
 ANCHORED = "ensemble"  # its members are points, each with its own anchor
-ENSEMBLES = (ANCHORED, "ensemble of dropout")
+ENSEMBLES = (ANCHORED, "ensemble of dropout", "ensemble of mean-field")
 DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guides that drop
 
 
@@ -38,7 +39,8 @@ def beliefs(
     """
     if decay is not None:
         length = pd.implied_length_scale(1 - drop, 1.0, decay, points)
-    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
+    known = 1.0 if length is None else length
+    prior = pd.Prior(length_scale=known, bias_length_scale=known, width_scaled=tau is not None)
     return prior, pd.Gaussian(tau or 1.0, learn=decay is None and tau is None)
 
 

@@ -29,7 +29,7 @@ def add_options(experiment: Experiment, steps: int) -> None:
     experiment.option("--folds", type=int, default=3, quick=2, help="folds inside every split's training data (3)")
     experiment.option("--grid", type=int, default=99, quick=2, help="maximum number of values per setting")
     experiment.option("--members", type=int, default=16, quick=3, help="members of an ensemble (16)")
-    experiment.option("--fold-members", type=int, default=3, quick=2, help="members of an ensemble in a fold (3)")
+    experiment.option("--fold-members", type=int, default=4, quick=2, help="members of an ensemble in a fold (4)")
     experiment.option("--jobs", type=int, default=1, help="data sets in parallel, each in its own process")
 
 

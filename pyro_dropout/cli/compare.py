@@ -110,7 +110,7 @@ def _made(name: str, members: int | None) -> "Callable[[Model], PyroModel]":
     """Return what builds a guide; the number of members is for ensembles."""
     from pyro_dropout.comparison.standard_models import standard_guide
 
-    return standard_guide(name, **({"members": members} if members and name == "ensemble" else {}))
+    return standard_guide(name, **({"members": members} if members and name in options.HAS_MEMBERS else {}))
 
 
 def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standardised]":

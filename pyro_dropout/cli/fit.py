@@ -14,6 +14,7 @@ import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings
+from pyro_dropout.registry import DEFAULT_GUIDE
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,11 @@ RESUME_HELP = (
     + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
 )
 
+_WHY = (
+    "The default guide: several networks with dropout predicted better than one on 7 of 9 test tables, and worse on none."
+    " --guide dropout trains one, in half the time."
+)
+
 
 def fit(
     data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file.")],
@@ -49,7 +55,7 @@ def fit(
     categorical: options.Categorical = None,
     drop: options.Drop = None,
     held_back: options.HeldBack = 0.0,
-    guide: options.Guide = "dropout",
+    guide: options.Guide = DEFAULT_GUIDE,
     members: options.Members = None,
     width: options.Width = 50,
     steps: options.Steps = 2000,
@@ -150,6 +156,7 @@ def _train(
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
     lines = [data.note, f"{run.guide}: {history.steps} steps, {ended}."]
+    lines += [_WHY] if run.guide == DEFAULT_GUIDE else []
     if scores:
         lines.append(_told(scores, len(data.test[0])))
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")

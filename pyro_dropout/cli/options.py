@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
 DEFAULT_GUIDES = tuple(entry.name for entry in listed_guides() if entry.compared)
 _ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
+HAS_MEMBERS = {entry.name for entry in listed_guides() if "members" in entry.options}
 
 
 def listed(values: list[str] | None) -> list[str]:
@@ -49,7 +50,7 @@ def checked_guide(option: str, name: str) -> str:
 
 def checked_members(guides: list[str], members: int | None) -> int | None:
     """Return the number of members; raise if it was given and no guide is an ensemble."""
-    if members is not None and "ensemble" not in guides:
+    if members is not None and not set(guides) & HAS_MEMBERS:
         raise refusal("--members", f"only an ensemble has members, not {', '.join(guides)}.")
     return members
 
@@ -141,7 +142,8 @@ Guide = Annotated[
     ),
 ]
 Members = Annotated[
-    int | None, computing_option(metavar="N", callback=count, help="Members of an ensemble; by default 32.")
+    int | None,
+    computing_option(metavar="N", callback=count, help="Members of an ensemble; by default 16 or 32."),
 ]
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
@@ -15,29 +16,38 @@ from pyro_dropout.registry import guides, resolve_guide
 
 Data = tuple[Tensor, Tensor]
 
-_FASTEST = 30.0  # standard deviation of a wave's frequency, in radians per standard deviation of the input
+_SLOW, _FAST = 2.0, 40.0  # standard deviations of a wave's frequency, in radians per standard deviation of the input
 _DROP = 0.1
 
 
 class Waves(nn.Linear):
-    """A layer of sine waves; with random frequencies and phases, the features of a Gaussian process."""
+    """Random waves √2 sin(s ωx + φ), half of them slow and half fast.
+
+    With ω ~ N(0, 1) and weights N(0, 1/K) after them, the variance of f is about 1. As K grows, f becomes a Gaussian
+    process with two length-scales: a trend and a cycle.
+    """
+
+    scales: Tensor
+
+    def __init__(self, inputs: int, waves: int) -> None:
+        super().__init__(inputs, waves)
+        self.register_buffer("scales", torch.where(torch.arange(waves) < waves // 2, _SLOW, _FAST))
 
     def reset_parameters(self) -> None:
         """Draw frequencies from their prior, and phases uniformly from the circle."""
-        nn.init.normal_(self.weight, std=_FASTEST)
+        nn.init.normal_(self.weight)
         nn.init.uniform_(self.bias, -math.pi, math.pi)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return sin(ωx + φ)."""
-        return torch.sin(super().forward(x))
+        """Return the waves at x."""
+        return math.sqrt(2) * torch.sin(self.scales * functional.linear(x, self.weight) + self.bias)
 
 
 def wave_model(train: Data, width: int = 100, tau: float = 20.0) -> Standardised:
-    """Return a network of waves for a series with a fast period, in the units of its data."""
+    """Return a network of waves for a series with a trend and a cycle, in the units of its data."""
     x, y = train
     net = nn.Sequential(Waves(x.shape[1], width), nn.Linear(width, y.shape[1]))
-    model = BayesianNet(net, Prior(length_scale=1 / _FASTEST), Gaussian(tau))
-    return Standardised(model, x, y)
+    return Standardised(BayesianNet(net, Prior(), Gaussian(tau)), x, y)
 
 
 def regression_model(train: Data, width: int = 50) -> Standardised:

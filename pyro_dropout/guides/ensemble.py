@@ -23,7 +23,9 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.base import SiteGuide
-from pyro_dropout.guides.member_starts import Start, all_equal, started
+from pyro_dropout.guides.dropout import AutoDropout
+from pyro_dropout.guides.mean_field import AutoMeanField
+from pyro_dropout.guides.member_starts import Start, all_equal, at_anchors, started
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
@@ -39,7 +41,23 @@ _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allo
     make=lambda model, keep, members=32: Ensemble(model, members=members),
     density=False,
     compared=True,
-    order=7,
+    order=8,
+    options=("members",),
+    per_site=False,
+)
+@guide(
+    "dropout-ensemble",
+    make=lambda model, keep, members=16: Ensemble(model, lambda each: AutoDropout(each, keep=keep), members),
+    density=False,
+    order=9,
+    options=("members",),
+    per_site=False,
+)
+@guide(
+    "mean-field-ensemble",
+    make=lambda model, keep, members=16: Ensemble(model, AutoMeanField, members),
+    compared=True,
+    order=10,
     options=("members",),
     per_site=False,
 )
@@ -57,7 +75,8 @@ class Ensemble(nn.Module):
             the likelihood's own size for Gaussian sites, and random weights of the data points (the Bayesian bootstrap)
             for all others. "auto": where members are points. Without it an ensemble of points is too sure at the data.
         start: where members start: "fresh", each from a new initialisation of the network's layers (in a model that is
-            not a network, from draws of the prior); or "module", all from where the guide starts.
+            not a network, from draws of the prior); "anchor", each point at its anchor, if the prior's draws are
+            networks from which training can start; or "module", all from where the guide starts.
         seed: for starts, anchors and perturbations; drawn from torch's generator by default.
 
     Attributes:
@@ -101,7 +120,7 @@ class Ensemble(nn.Module):
             )
         check_count("members", members)
         check_choice("anchored", anchored, ("auto", True, False))
-        check_choice("start", start, ("fresh", "module"))
+        check_choice("start", start, ("fresh", "anchor", "module"))
         check_seed(seed)
         self._model, self._make, self.start = (model,), (Points if guide is None else guide,), start
         self.anchored: bool = guide is None if anchored == "auto" else bool(anchored)
@@ -110,6 +129,8 @@ class Ensemble(nn.Module):
             raise PyroDropoutError(
                 f"guide must make a guide of this package, such as AutoDropout; it made {type(template).__name__}."
             )
+        if start == "anchor" and not (self.anchored and isinstance(template, Points)):
+            raise PyroDropoutError("only anchored points can start at their anchors; take start='fresh'.")
         self._template = (template,)
         source = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed % 2**63)
         self.register_buffer("seeds", torch.randint(2**62, (members,), generator=source))
@@ -150,8 +171,11 @@ class Ensemble(nn.Module):
     def _add(self, seeds: list[int]) -> None:
         """Append members that start from these seeds."""
         with forked():
-            some = seeds[:1] if self.start == "module" else seeds
-            rows = [started(self._model[0], self._make[0], self.template, self.start, seed) for seed in some]
+            if self.start == "anchor":
+                rows = at_anchors(self.template, seeds)
+            else:
+                some = seeds[:1] if self.start == "module" else seeds
+                rows = [started(self._model[0], self._make[0], self.template, self.start, seed) for seed in some]
         if not self.anchored and self.points and len(seeds) > 1 and all_equal(rows):
             raise PyroDropoutError(
                 "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"

@@ -1,4 +1,4 @@
-"""Where the members of an ensemble start: each from a new initialisation, or all from where their guide starts."""
+"""Where the members of an ensemble start: at its anchor, at a new initialisation, or all where their guide starts."""
 
 import copy
 from collections.abc import Callable
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from pyro_dropout.generative.model_call import is_network
 from pyro_dropout.generative.trial_run import modules_of
+from pyro_dropout.guides.anchors import anchored_start, centres
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.protocols import PyroModel
 
-Start = Literal["fresh", "module"]
+Start = Literal["anchor", "fresh", "module"]
 
 
 def started(
@@ -45,6 +46,18 @@ def started(
         if name in here and here[name].shape == site.start.shape:
             here[name] = _free_draw(template, site)
     return here
+
+
+def at_anchors(template: SiteGuide, seeds: list[int]) -> list[dict[str, Tensor]]:
+    """Return the parameters of points that start at their anchors, for each seed."""
+    middles, rows = centres(template), []
+    for seed in seeds:
+        row = {}
+        for name, value in anchored_start(template, middles, seed).items():
+            site = template._sites[name]
+            row[f"states.{site.key}.loc"] = value.detach().reshape(site.start.shape).to(site.start)
+        rows.append(row)
+    return rows
 
 
 def _free_draw(template: SiteGuide, site: GuideSite) -> Tensor:

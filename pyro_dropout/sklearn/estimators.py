@@ -23,6 +23,7 @@ from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.checks import check_count, check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import DEFAULT_GUIDE
 from pyro_dropout.sklearn.inputs import check_estimator_settings, held_back, kept_rows, layer_widths
 from pyro_dropout.sklearn.network import Architecture, Learned, Pair, alone, answers, best_noise, set_noise, train
 from pyro_dropout.training.history import History
@@ -43,7 +44,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
     hidden_layer_sizes: int | Sequence[int] | NDArray[np.integer] = (50,)
     _: KW_ONLY
     activation: str = "relu"
-    guide: str = "dropout"
+    guide: str = DEFAULT_GUIDE
     keep: float | Sequence[float] | Floats = 0.9
     members: int = 16
     length_scale: float = 1.0
@@ -160,8 +161,9 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
     Args:
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
         activation: their non-linearity, "relu" or "tanh".
-        guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout", "concrete"
-            (dropout that learns ``keep``), "multiplicative" (Gaussian dropout), "mean-field", ….
+        guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout-ensemble"
+            (several networks with dropout), "dropout" (one, in half the time), "concrete" (dropout that learns
+            ``keep``), "multiplicative" (Gaussian dropout), "mean-field", ….
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
         members: of an ensemble.

@@ -282,6 +282,7 @@ def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
     assert asked == [4, 4, 5]  # one to look at the data with
 
 
+@pytest.mark.deep
 def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
     guides = [lambda model, keep=keep: pd.AutoDropout(model, keep=keep) for keep in (0.5, 0.9)]
     found = pd.compare(linear_model(), [*guides, pd.AutoMeanField], line(), line(), seeds=1, **{**QUICK, "steps": 1})
@@ -358,6 +359,7 @@ def test_guides_are_ranked_by_their_distance_to_nuts() -> None:
     assert found.ranking == sorted(distances, key=lambda name: distances[name])
 
 
+@pytest.mark.deep
 def test_with_several_inputs_scores_are_drawn() -> None:
     x = torch.randn(30, 2)
     model = pd.BayesianNet(nn.Linear(2, 1))

@@ -102,6 +102,7 @@ def test_a_matrix_of_inputs_is_asked_about_beyond_the_data(tmp_path: Path) -> No
     assert "posteriors/mean-field.nc" in files
 
 
+@pytest.mark.deep
 def test_every_posterior_has_a_file_of_its_own(tmp_path: Path) -> None:
     guides = dict.fromkeys(["a b", "a-b", "A/B"], pd.AutoMeanField)
     found = pd.compare(line, guides, (X, Y), (X, Y), **{**QUICK, "steps": 1, "seeds": 1})

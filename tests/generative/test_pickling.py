@@ -103,6 +103,7 @@ def elsewhere(given: dict[str, Any], queue: Any) -> None:
     queue.put({name: [value.tolist() for value in answers(each)] for name, each in given.items()})
 
 
+@pytest.mark.deep
 def test_a_new_process_has_the_same() -> None:
     given = {name: make() for name, make in EVERYTHING.items()}
     context = multiprocessing.get_context("spawn")

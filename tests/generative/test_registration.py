@@ -42,6 +42,7 @@ def test_the_first_of_its_kind_has_the_plain_name() -> None:
     assert {"BayesianNet.1.weight", "Gaussian.log_tau", "AutoMeanField.0.weight.loc"} <= names
 
 
+@pytest.mark.deep
 def test_a_store_saved_by_one_script_is_found_by_another(tmp_path: Path) -> None:
     """The second script builds other objects first, and in another order."""
     script = """

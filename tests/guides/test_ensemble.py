@@ -151,7 +151,7 @@ def test_pyro_predictive_draws_from_all_members() -> None:
     [
         ({"members": 0}, "members must be a whole number of at least 1; got 0."),
         ({"anchored": "yes"}, "anchored must be 'auto', True or False; got 'yes'."),
-        ({"start": "zero"}, "start must be 'fresh' or 'module'; got 'zero'."),
+        ({"start": "zero"}, "start must be 'fresh', 'anchor' or 'module'; got 'zero'."),
         ({"guide": 3}, "guide must be a function"),
         ({"guide": lambda m: nn.Linear(1, 1)}, "it made Linear"),
         ({"seed": 1.5}, "seed must be a whole number"),

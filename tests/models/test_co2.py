@@ -44,9 +44,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pat
 def test_the_table_has_every_posterior_and_finite_numbers(found: tuple[dict[str, Any], Path]) -> None:
     (table,) = found[0]["tables"]
     names = [row["posterior"] for row in table["rows"]]
-    assert len(names) == len(set(names)) == 8 + 8 + 1 + 5  # MC dropout, standard dropout, the GP, other guides
+    # MC dropout, standard dropout, the GP, other guides and ensembles
+    assert len(names) == len(set(names)) == 8 + 8 + 1 + 5 + 2
     assert sum(name.startswith("MC") for name in names) == sum(name.startswith("standard") for name in names) == 8
-    assert set(co2.OTHERS) | {"GP"} <= set(names)
+    assert set(co2.OTHERS) | {"GP", *co2.SCALED} <= set(names)
     for row in table["rows"]:
         assert list(row)[1:5] == ["std on data", "at 2.5", "at 3.72", "at 10"]
         assert all(math.isfinite(value) for name, value in row.items() if name != "posterior")

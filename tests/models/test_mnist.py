@@ -44,7 +44,7 @@ def pair_of(script: ModuleType, arm: str, seed: int = 0) -> tuple[Any, Any]:
 
 def test_tables_are_whole_and_finite(script: ModuleType, run: tuple[Path, Any]) -> None:
     tables = run[1]["tables"]
-    assert [len(table["rows"]) for table in tables] == [3, len(script.ANGLES), 6, len(script.BUDGETS), 18]
+    assert [len(table["rows"]) for table in tables] == [3, len(script.ANGLES), 6, len(script.BUDGETS), 18, 5, 9]
     numbers = [v for table in tables for row in table["rows"] for v in row.values() if not isinstance(v, str)]
     assert len(numbers) > 300
     assert all(math.isfinite(number) for number in numbers)
@@ -55,11 +55,11 @@ def test_tables_are_whole_and_finite(script: ModuleType, run: tuple[Path, Any]) 
 
 def test_claims_and_figures_are_there(run: tuple[Path, Any]) -> None:
     folder, record = run
-    words = ["MC", "uncertainty", "what", "a", "adversarial"]
+    words = ["MC", "uncertainty", "what", "a", "adversarial", "a", "an"]
     assert [claim["claim"].split()[0] for claim in record["claims"]] == words
     assert {claim["verdict"] for claim in record["claims"]} <= set(VERDICTS)
     files = [figure["file"] for figure in record["figures"]]
-    assert files == ["rotated.png", "rejection.png", "cascade.png", "fgsm.png"]
+    assert files == ["rotated.png", "rejection.png", "cascade.png", "fgsm.png", "odd.png"]
     assert all(picture_size(folder / file)[2] > 10_000 for file in files)
 
 
@@ -68,6 +68,18 @@ def test_the_attack_at_zero_is_the_clean_image(run: tuple[Path, Any]) -> None:
     still = [row for row in rows if row["ε"] == 0]
     assert len(still) == 3
     assert all(row["misled"] == 0 and row["AUROC, MC entropy"] == 0.5 for row in still)
+
+
+def test_ensembles_stand_beside_a_network_and_dropout(script: ModuleType, run: tuple[Path, Any]) -> None:
+    scores, areas = run[1]["tables"][5]["rows"], run[1]["tables"][6]["rows"]
+    names = ["single network", "MC dropout, ip", "MC dropout, all", *script.ANCHORED]
+    assert [row["posterior"] for row in scores] == names
+    assert [row["runs"] for row in scores] == [2, 1, 1, 1, 1]
+    assert [row["posterior"] for row in areas] == [names[0], *(name for name in names[1:] for _ in range(2))]
+    kinds = [kind for kind in areas[0] if kind not in ("posterior", "by") and not kind.startswith("±")]
+    assert kinds == ["pixels shuffled", "patches shuffled", "turned by 90°"]
+    assert all(0 <= row[kind] <= 1 for row in areas for kind in kinds)
+    assert scores[3]["error %"] < 70  # it has learned something: chance is 90 %
 
 
 def test_costs_are_weights_times_places(script: ModuleType, run: tuple[Path, Any]) -> None:

@@ -30,7 +30,8 @@ def test_the_table_has_every_posterior_and_finite_numbers(found: tuple[dict[str,
     (table,) = found[0]["tables"]
     names = [row["posterior"] for row in table["rows"]]
     dropout = ["MC dropout, λ = 5e-07", "MC dropout, λ = 5e-06", "MC dropout, λ = 0.05"]
-    assert names == [*dropout, "concrete", "multiplicative", "mean field", "row mixture", "low rank", "GP"]
+    others = ["concrete", "multiplicative", "mean field", "row mixture", "low rank"]
+    assert names == [*dropout, *others, *solar.SCALED, "GP"]
     for row in table["rows"]:
         assert all(math.isfinite(value) for name, value in row.items() if name != "posterior")
         assert 0 <= row["in ±2 std of f"] <= row["in ±2σ"] <= 1  # the noise can only add
@@ -40,7 +41,7 @@ def test_the_table_has_every_posterior_and_finite_numbers(found: tuple[dict[str,
 def test_the_claims_name_their_numbers_and_the_figures_show_something(found: tuple[dict[str, Any], Path]) -> None:
     rows = {row["posterior"]: row for row in found[0]["tables"][0]["rows"]}
     claims = found[0]["claims"]
-    assert len({each["claim"] for each in claims}) == 4
+    assert len({each["claim"] for each in claims}) == 5
     assert f"GP: {rows['GP']['in ±2σ']:.2f}" in claims[1]["number"]
     assert (claims[1]["verdict"] == "holds") == (rows["GP"]["in ±2σ"] > 0.995)
     assert [each["file"] for each in found[0]["figures"]] == ["solar.png", "solar_guides.png"]
@@ -64,6 +65,21 @@ def test_every_weight_and_bias_has_the_weight_decay_of_its_replica(decay: float)
     for name, loc in locs.items():  # minus the ELBO is Nτ times eq. 3, whose λ‖M‖² has the gradient 2λM
         assert torch.allclose(loc.grad, 2 * N * solar.TAU * decay * loc, rtol=1e-5), name
     assert type(guide.posterior("0.weight")).__name__ == "Delta"  # the only input is never dropped
+
+
+@pytest.mark.parametrize(("name", "variance"), [("2/fan-in", 2 / 64), ("N(0, 2)", 2.0)])
+def test_the_ensembles_have_priors_of_their_own(name: str, variance: float) -> None:
+    data = solar.solar()
+    net = solar.model(64, solar.LAMBDAS[0], N).net
+    (scaled,) = (value for key, value in solar.SCALED.items() if name in key)
+    how = {"members": 2, "steps": 2, "compile": False, "progress": False, "seed": 0}
+    model, ensemble = solar.anchored_ensemble(net, data.x, data.y, scaled=scaled, tau=100.0, **how)
+    scales = {name: scale.item() ** 2 for name, scale in model.prior.scales(net).items()}
+    later = {name for name in scales if name.endswith("weight") and name != "0.weight"}
+    assert len(later) == 5
+    assert scales == pytest.approx({name: variance if name in later else 1.0 for name in scales})
+    assert ensemble.anchored
+    assert ensemble.points
 
 
 def test_what_measures_the_noise_was_neither_learned_nor_in_a_gap() -> None:
@@ -139,9 +155,11 @@ def row(error: float, held: float, ratio: float = 2.0) -> dict[str, float]:
 
 
 def test_each_rule_says_no_to_its_opposite() -> None:
-    def passed(gp: Any, *dropout: Any) -> list[list[bool]]:
-        return [[rule(each[column]) for each in rows] for _, rows, column, rule, _ in solar.judged(gp, dropout, 0.9)]
+    def passed(gp: Any, *dropout: Any, ensemble: float = 0.95) -> list[list[bool]]:
+        judged = solar.judged(gp, dropout, [row(0.3, ensemble)], 0.9)
+        return [[rule(each[column]) for each in rows] for _, rows, column, rule, _ in judged]
 
-    assert passed(row(0.3, 1.0), row(0.4, 0.8)) == [[True, True], [True], [True], [True]]
-    assert passed(row(0.5, 0.95), row(0.4, 0.95, 1.0)) == [[False, True], [False], [False], [False]]
-    assert passed(row(0.3, 1.0), row(0.4, 0.8), row(9.0, 0.95, 1.0))[2:] == [[True, False], [True, False]]
+    assert passed(row(0.3, 1.0), row(0.4, 0.8)) == [[True, True], [True], [True], [True], [True]]
+    assert passed(row(0.5, 0.95), row(0.4, 0.95, 1.0)) == [[False, True], [False], [False], [False], [True]]
+    assert passed(row(0.3, 1.0), row(0.4, 0.8), row(9.0, 0.95, 1.0))[2:4] == [[True, False], [True, False]]
+    assert [passed(row(0.3, 1.0), row(0.4, 0.8), ensemble=held)[4] for held in (0.89, 0.91)] == [[False], [True]]

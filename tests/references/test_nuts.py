@@ -104,6 +104,7 @@ def test_chains_that_disagree_are_told_with_what_to_do() -> None:
     assert "max_tree_depth" in told[0]
 
 
+@pytest.mark.deep
 def test_trajectories_that_are_lost_are_told_with_what_to_do() -> None:
     def funnel(x: Tensor, y: Tensor | None = None) -> Tensor:
         width = pyro.sample("width", dist.Normal(0.0, 3.0))

@@ -170,6 +170,7 @@ def test_settings_changed_between_steps_are_seen() -> None:
     assert len(svi._programs) == 1
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("traced")
 def test_other_optimisers_run_beside_compiled_gradients() -> None:
     model, x, y = problem()

@@ -1,8 +1,8 @@
 """One member's problem: the model with its priors moved to the member's anchors, and its data perturbed.
 
-The anchor of a Gaussian prior N(μ, σ²) is a standard normal number r for every element: the prior becomes
-N(μ + σr, σ²), whose mean is a draw of the prior. Any other prior is moved in unconstrained space, by the distance of
-a draw from its median: exact for priors that are Gaussian there (LogNormal), and a heuristic elsewhere.
+A Gaussian prior N(μ, σ²) becomes N(μ + σr, σ²), whose mean is a draw of the prior. Any other prior is moved in
+unconstrained space, by the distance of a draw from its median: exact for priors that are Gaussian there (LogNormal),
+and a heuristic elsewhere.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -24,6 +24,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.guides.anchors import anchor_seed, anchors, centres, gaussian_at, is_gaussian
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Distribution, Message, Trace
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from pyro_dropout.guides.ensemble import Ensemble
 
 _LOG_ROOT_2PI = 0.9189385332046727
-_DRAWS = 4001  # of a prior that is not Gaussian, for its median in unconstrained space
 
 
 @dataclass
@@ -130,19 +130,13 @@ def plates_of(msg: Message) -> list[CondIndepStackFrame]:
     return [frame for frame in msg["cond_indep_stack"] if frame.vectorized]
 
 
-def is_gaussian(p: Distribution) -> bool:
-    """Whether a distribution is Gaussian."""
-    return isinstance(base_distribution(p), Normal | MultivariateNormal)
-
-
 def moved(p: Distribution, anchor: Tensor) -> Distribution:
     """Return a prior moved to an anchor."""
     base = base_distribution(p)
     if isinstance(base, MultivariateNormal):
-        loc = base.loc + (base._unbroadcasted_scale_tril @ anchor.unsqueeze(-1)).squeeze(-1)
-        made = dist.MultivariateNormal(loc, scale_tril=base.scale_tril, validate_args=False)
+        made = dist.MultivariateNormal(gaussian_at(p, anchor), scale_tril=base.scale_tril, validate_args=False)
     elif isinstance(base, Normal):
-        made = dist.Normal(base.loc + base.scale * anchor, base.scale, validate_args=False)
+        made = dist.Normal(gaussian_at(p, anchor), base.scale, validate_args=False)
     else:
         map_to = biject_to(p.support)
         free = AffineTransform(anchor, 1.0, event_dim=map_to.domain.event_dim)
@@ -251,7 +245,7 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
     with torch.no_grad(), quietly(call.model, template), poutine.block():
         guide_trace = some.of(poutine.trace(template).get_trace)
         trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
-        centres = {name: _centre(template, name) for name in template._sites}
+        middles = centres(template)
     observed = observed_sites(trace)
     if not observed:
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
@@ -264,48 +258,21 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
             key, size = _elements(name, site, batch, count)
             sizes[key] = size
     rows = []
+    device = next(template.parameters()).device
     for seed in seeds:
-        with seeded(seed ^ 1, torch.device("cpu")):
-            anchors = {name: _anchor(template, name, centre) for name, centre in centres.items()}
+        with seeded(anchor_seed(seed), device):
+            own = anchors(template, middles)
             noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
             weights = {}
             for key, size in sizes.items():
                 drawn = torch.empty(size, dtype=torch.float64).exponential_()
                 weights[key] = (drawn * (size / drawn.sum())).to(call.dtype)
-        rows.append({"anchors": anchors, "noise": noise, "weights": weights})
-    device = next(template.parameters()).device
+        rows.append({"anchors": own, "noise": noise, "weights": weights})
     stacked = {
         part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
         for part in ("anchors", "noise", "weights")
     }
     return Perturbation(**stacked)
-
-
-def prior_of(template: "SiteGuide", name: str) -> Distribution:
-    """Return the prior of a site, its plates at full size, as it was when the guide read the model."""
-    site = template._sites[name]
-    fn = template.prototype_trace.nodes[name]["fn"]
-    lead = site.start.shape[: site.start.dim() - site.free_dim]
-    return fn if fn.batch_shape == lead or not site.plates else fn.expand(lead)
-
-
-def _centre(template: "SiteGuide", name: str) -> Tensor | None:
-    """Return the median of a prior in unconstrained space; None for a Gaussian, which needs none."""
-    fn = prior_of(template, name)
-    if is_gaussian(fn):
-        return None
-    free = biject_to(fn.support).inv(fn.sample((_DRAWS,)))
-    found: Tensor = free.median(0).values
-    return found
-
-
-def _anchor(template: "SiteGuide", name: str, centre: Tensor | None) -> Tensor:
-    fn = prior_of(template, name)
-    like = template._sites[name].start
-    if centre is None:
-        return torch.randn(fn.batch_shape + fn.event_shape, dtype=like.dtype)
-    found: Tensor = (biject_to(fn.support).inv(fn.sample()) - centre).cpu()
-    return found
 
 
 def _whole(site: Message, batch: int, count: int) -> torch.Size:

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.guides.anchors import is_gaussian, prior_of
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.training.ensemble.anchoring import is_gaussian, perturbation, prior_of
+from pyro_dropout.training.ensemble.anchoring import perturbation
 from pyro_dropout.training.fleet.replicas import Replica
 
 Problem = dict[str, dict[str, Tensor]]  # anchors and noise by site, with the replicas in front

@@ -76,6 +76,7 @@ def test_several_outputs_and_classes() -> None:
         assert np.isfinite(float(az.loo(data).elpd_loo if hasattr(az.loo(data), "elpd_loo") else az.loo(data).elpd))
 
 
+@pytest.mark.deep
 @quietly
 def test_chains_of_fleets_and_samplers(tmp_path: Path) -> None:
     def build(seed: int) -> Any:

@@ -200,7 +200,7 @@ def told_apart(x: Tensor, y: Tensor, beta: float) -> None:
     thresholded(x, y, 1.0 if isinstance(beta, float) else 0.0)
 
 
-@pytest.mark.parametrize("program", [thresholded, told_apart])
+@pytest.mark.parametrize("program", [thresholded, pytest.param(told_apart, marks=pytest.mark.deep)])
 def test_a_float_that_the_model_looks_at_is_part_of_the_program(program: Any, as_traced: Any) -> None:
     x = torch.randn(5, 3)
     svi = pd.SVI(program, pd.AutoMeanField(program), pyro.optim.Adam({"lr": 0.0}), pd.ELBO(per_example=False), True)
@@ -245,6 +245,7 @@ def test_what_cannot_be_looked_into_runs_eagerly_and_is_named(batch: Any, word: 
         pd.SVI(program, svi.guide, svi.optim, pd.ELBO(per_example=False), compile=True).step(batch(0))
 
 
+@pytest.mark.deep
 def test_shapes_that_never_stop_changing_end_in_eager_steps(as_traced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pyro_dropout.training.svi._MOST", 3)
     svi = pd.SVI(on_batches, pd.AutoMeanField(on_batches), pyro.optim.Adam({"lr": 0.0}))

@@ -89,6 +89,7 @@ def test_a_state_that_was_set_is_taken_up() -> None:
     assert not same(compiled_[0], run([True] * 3, OPTIMISERS["adam"]())[0])
 
 
+@pytest.mark.deep
 def test_a_state_with_another_rate_and_other_betas_is_taken_up() -> None:
     _, state = run([False] * 3, pyro.optim.Adam({"lr": 0.2, "betas": (0.5, 0.6)}))
     eager = run([False] * 3, OPTIMISERS["adam"](), state)
@@ -96,6 +97,7 @@ def test_a_state_with_another_rate_and_other_betas_is_taken_up() -> None:
     assert same(run([True] * 3, OPTIMISERS["adam"](), state)[0], eager[0])
 
 
+@pytest.mark.deep
 def test_a_rate_that_is_changed_between_steps_is_seen() -> None:
     found = []
     for way in (True, False):

@@ -69,6 +69,7 @@ def test_a_global_tensor_that_is_rebound() -> None:
     assert svi._built == 1
 
 
+@pytest.mark.deep
 def test_a_variable_of_an_enclosing_function() -> None:
     target, tau = torch.zeros(1), 1.0
 
@@ -84,6 +85,7 @@ def test_a_variable_of_an_enclosing_function() -> None:
     assert svi._built == 2  # one for each value of tau
 
 
+@pytest.mark.deep
 def test_a_tensor_that_changes_its_shape() -> None:
     target = torch.zeros(1)
 
@@ -133,6 +135,7 @@ def test_numbers_that_change(read: Any, change: Any) -> None:
     assert one == pytest.approx(other, rel=1e-5)
 
 
+@pytest.mark.deep
 def test_attributes_of_modules_and_objects() -> None:
     class Holder:
         tau = 1.0

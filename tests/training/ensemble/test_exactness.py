@@ -73,6 +73,7 @@ def test_any_pyro_model_with_gaussian_priors() -> None:
     assert distance(ensemble.draws_at(torch.arange(1000))["w"], mean, covariance) < 4
 
 
+@pytest.mark.deep
 def test_bootstrapped_coin_flips_are_beta() -> None:
     """With a flat prior the Bayesian bootstrap of k heads in n flips is Beta(k, n - k), as Rubin shows."""
     y = (torch.arange(20) < 6).double().unsqueeze(-1)

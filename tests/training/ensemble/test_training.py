@@ -132,6 +132,7 @@ def test_a_learned_precision_is_that_of_the_data() -> None:
     assert model.likelihood.tau.item() == pytest.approx(1 / 0.09, rel=0.15)
 
 
+@pytest.mark.deep
 def test_noise_that_depends_on_the_input_is_found() -> None:
     torch.manual_seed(0)
     x = torch.rand(600, 1, dtype=torch.float64) * 2 - 1

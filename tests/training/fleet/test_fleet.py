@@ -217,6 +217,7 @@ def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path
         trained(tmp_path, 60, keep=0.7)
 
 
+@pytest.mark.deep
 def test_an_update_brings_its_own_learning_rate() -> None:
     x, y = data()
     how: Any = {"steps": 3, "seed": 1, **QUIET}

@@ -208,6 +208,7 @@ def test_deterministic_sites_of_a_guide_count_nothing() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.deep
 def test_an_auxiliary_point_has_its_density() -> None:
     def guide() -> None:
         q = normal("u", 1)
@@ -220,7 +221,7 @@ def test_an_auxiliary_point_has_its_density() -> None:
     alike(mixed, guide)
 
 
-@pytest.mark.parametrize("has_path", [True, False])
+@pytest.mark.parametrize("has_path", [True, pytest.param(False, marks=pytest.mark.deep)])
 def test_a_factor_of_the_guide(has_path: bool) -> None:
     def guide() -> None:
         q = normal("m", 1)
@@ -272,7 +273,9 @@ def test_continuous_draws_without_a_path_have_it_too() -> None:
 
 
 @pytest.mark.parametrize("per_example", [pytest.param(True, marks=pytest.mark.deep), False])
-@pytest.mark.parametrize("kind", [pd.RowMixture, "learned", "plated"])
+@pytest.mark.parametrize(
+    "kind", [pd.RowMixture, *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("learned", "plated"))]
+)
 def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) -> None:
     """Against the expectation, which is a sum over the labels of two rows."""
     x, y = torch.randn(5, 2), torch.randn(5, 1)
@@ -327,6 +330,7 @@ def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) ->
 # --- where a formula does not hold ------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_guide_that_draws_in_another_order() -> None:
     """The prior of b is made from c, and c from b: KL(q(b)‖p(b|c)) at the c that was drawn is not what is expected."""
 

@@ -1,0 +1,250 @@
+"""Images that are not digits, and how well each posterior of a classifier tells them from digits.
+
+Pixels or patches are shuffled within each image, so that an odd image has the brightness of an ordinary one; and whole
+digits are turned by 90°, which leaves a few of them digits (0 and 8).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from experiments.band_plots import curve_panels
+from experiments.detection import auroc
+from experiments.experiment import VERDICTS, Experiment, Verdict
+from experiments.standard_error import standard_error
+from pyro_dropout.judging.scores.class_calibration import ece
+from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Rows = list[dict[str, Any]]
+_PATCH = 7  # pixels along a side: 16 patches in an image of 28
+_CLEAR = 2.0  # standard errors from which a difference counts
+_ROUNDING = 1e-6  # nats; the mutual information of a single network is zero up to this
+
+
+def odd_images(images: Tensor, seed: int = 0) -> dict[str, Tensor]:
+    """Return images that are not digits, made from digits, by the name of what was done to them.
+
+    Args:
+        images: (N, channels, height, width), as wide as high; the sides are multiples of 7.
+        seed: of the shuffling; every image is shuffled in its own way.
+
+    Example:
+        >>> import torch
+        >>> from experiments.odd_images import odd_images
+        >>> odd = odd_images(torch.rand(3, 1, 28, 28))
+        >>> list(odd), odd["pixels shuffled"].shape
+        (['pixels shuffled', 'patches shuffled', 'turned by 90°'], torch.Size([3, 1, 28, 28]))
+    """
+    if images.dim() != 4 or images.shape[-1] != images.shape[-2] or images.shape[-1] % _PATCH:
+        raise ShapeError(
+            "images must have shape (N, channels, side, side), the side a multiple of"
+            f" {_PATCH}; got {tuple(images.shape)}."
+        )
+    random = torch.Generator().manual_seed(seed)
+    turned = torch.rot90(images, 1, (-2, -1)).contiguous()
+    return {
+        "pixels shuffled": _shuffled(images, 1, random),
+        "patches shuffled": _shuffled(images, _PATCH, random),
+        "turned by 90°": turned,
+    }
+
+
+def _shuffled(images: Tensor, size: int, random: torch.Generator) -> Tensor:
+    """Return the squares of ``size`` pixels of each image in a random order of its own."""
+    count, channels, height, width = images.shape
+    down, across = height // size, width // size
+    # (N, channels, down, size, across, size) -> (N, squares, channels, size, size)
+    squares = images.reshape(count, channels, down, size, across, size).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    order = torch.rand(count, down * across, generator=random).argsort(-1).to(images.device)
+    moved = squares[torch.arange(count, device=images.device)[:, None], order].unflatten(1, (down, across))
+    found: Tensor = moved.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
+    return found
+
+
+def score_table(answers: Mapping[str, Sequence[Prediction]], y: Tensor) -> Rows:
+    """Return the scores of posteriors on digits, means over training runs.
+
+    Args:
+        answers: the predictions of every training run, by the name of the posterior.
+        y: the classes, (N,).
+
+    Returns:
+        A row for each posterior: error in percent, log-likelihood in nats, and expected calibration error; standard
+        errors over images, or over training runs where they are larger.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.odd_images import score_table
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> answer = pd.predict(model, pd.Ensemble(model, members=3), torch.randn(10, 2))
+        >>> list(score_table({"ensemble": [answer]}, torch.zeros(10, dtype=torch.long))[0])
+        ['posterior', 'runs', 'error %', '± error', 'log p', '± log p', 'ECE']
+    """
+    rows: Rows = []
+    for name, runs in answers.items():
+        wrong = torch.stack([100 * (run.probs.argmax(-1) != y).double() for run in runs])
+        log_p = torch.stack([run.log_prob(y).double() for run in runs])
+        row: dict[str, Any] = {"posterior": name, "runs": len(runs)}
+        for title, each in (("error %", wrong), ("log p", log_p)):
+            row |= {title: each.mean().item(), f"± {title.removesuffix(' %')}": _error(each)}
+        rows.append(row | {"ECE": sum(ece(run, y) for run in runs) / len(runs)})
+    return rows
+
+
+def _error(values: Tensor) -> float:
+    """Return the standard error of a mean over images, or over runs if that is larger; values are (runs, N)."""
+    by_image = standard_error(values.mean(0)).item()
+    return by_image if len(values) < 2 else max(by_image, standard_error(values.mean(1)).item())
+
+
+def detection_table(
+    digits: Mapping[str, Sequence[Prediction]], odd: Mapping[str, Mapping[str, Sequence[Prediction]]]
+) -> Rows:
+    """Return how well uncertainties tell odd images from digits, means over training runs.
+
+    Args:
+        digits: predictions of digits in every training run, by the name of the posterior.
+        odd: the same for odd images, by their name.
+
+    Returns:
+        A row for each posterior and uncertainty: the AUROC against each kind of odd images, with its standard error
+        over images, or over training runs where it is larger. A posterior of one draw has no mutual information.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.odd_images import detection_table
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> ensemble = pd.Ensemble(model, members=3)
+        >>> near, far = (pd.predict(model, ensemble, scale * torch.randn(10, 2)) for scale in (1, 9))
+        >>> [row["by"] for row in detection_table({"ensemble": [near]}, {"far": {"ensemble": [far]}})]
+        ['entropy', 'mutual information']
+    """
+    rows: Rows = []
+    for name, runs in digits.items():
+        for by in ("entropy", "mutual_information"):
+            if by == "mutual_information" and all(float(run.mutual_information.max()) < _ROUNDING for run in runs):
+                continue
+            row: dict[str, Any] = {"posterior": name, "by": by.replace("_", " ")}
+            for kind, others in odd.items():
+                found = [auroc(getattr(a, by), getattr(b, by)) for a, b in zip(others[name], runs, strict=True)]
+                values = torch.tensor([each.value for each in found])
+                errors = [max(each.error for each in found)]
+                errors += [standard_error(values).item()] if len(values) > 1 else []
+                row |= {kind: values.mean().item(), f"± {kind}": max(errors)}
+            rows.append(row)
+    return rows
+
+
+def verdict_of_detection(rows: Rows, kinds: Sequence[str], better: str, than: str) -> tuple[Verdict, str]:
+    """Judge whether one posterior tells odd images from digits better than another, by their entropy.
+
+    Args:
+        rows: of ``detection_table``.
+        kinds: of odd images.
+        better: the posterior that should be better.
+        than: the other one.
+
+    Returns:
+        The verdict, "holds" if the AUROC is clearly higher for all kinds; and the differences in words.
+
+    Example:
+        >>> from experiments.odd_images import verdict_of_detection
+        >>> areas = {"a": 0.8, "b": 0.9}
+        >>> rows = [{"posterior": k, "by": "entropy", "noise": a, "± noise": 0.01} for k, a in areas.items()]
+        >>> verdict_of_detection(rows, ["noise"], "b", "a")
+        ('holds', 'AUROC by entropy, noise: 0.800 to 0.900, +0.100 ± 0.014')
+    """
+    by_name = {row["posterior"]: row for row in rows if row["by"] == "entropy"}
+    one, other = by_name[better], by_name[than]
+    clear, said = [], []
+    for kind in kinds:
+        gain, error = one[kind] - other[kind], (one[f"± {kind}"] ** 2 + other[f"± {kind}"] ** 2) ** 0.5
+        clear.append(gain > _CLEAR * error)
+        said.append(f"{kind}: {other[kind]:.3f} to {one[kind]:.3f}, {gain:+.3f} ± {error:.3f}")
+    return VERDICTS[(not all(clear)) + (not any(clear))], "AUROC by entropy, " + "; ".join(said)
+
+
+def entropy_figure(
+    digits: Mapping[str, Sequence[Prediction]], odd: Mapping[str, Mapping[str, Sequence[Prediction]]]
+) -> "Figure":
+    """Draw the share of images whose entropy is below a value, a panel for each posterior (its first run).
+
+    Args:
+        digits: as in ``detection_table``.
+        odd: as in ``detection_table``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.odd_images import entropy_figure
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 3), likelihood=pd.Categorical())
+        >>> answer = pd.predict(model, pd.Ensemble(model, members=3), torch.randn(10, 2))
+        >>> figure = entropy_figure({"ensemble": [answer]}, {"far": {"ensemble": [answer]}})
+        >>> figure.axes[0].get_title()
+        'ensemble'
+    """
+    at = torch.linspace(0, 2.3, 200, dtype=torch.float64)  # log 10 is the largest entropy of ten classes
+    panels = {}
+    for name, runs in digits.items():
+        sets = {"digits": runs[0]} | {kind: others[name][0] for kind, others in odd.items()}
+        panels[name] = {
+            kind: (at, torch.searchsorted(run.entropy.double().sort().values.cpu(), at) / len(run.entropy))
+            for kind, run in sets.items()
+        }
+    how: dict[str, Any] = {"xlabel": "entropy of the prediction (nats)", "ylabel": "share of images below"}
+    return curve_panels(panels, columns=3, size=(3.6, 2.9), share=True, **how)
+
+
+def judge_detection(
+    experiment: Experiment,
+    posteriors: Mapping[str, Sequence[tuple[Any, Any]]],
+    x: Tensor,
+    y: Tensor,
+    *,
+    better: Sequence[str],
+    **how: Any,
+) -> None:
+    """Record the scores of posteriors on digits, how well each detects odd images, and whether some are better.
+
+    Args:
+        experiment: where tables, figure and verdicts go.
+        posteriors: training runs, each a model and its posterior, by the posterior's name.
+        x: digits, (N, channels, side, side).
+        y: their classes, (N,).
+        better: the posteriors that should detect odd images better than the first one, a single network.
+        how: options of ``predict``.
+
+    Example:
+        >>> import tempfile, torch, pyro_dropout as pd
+        >>> from experiments.experiment import Experiment
+        >>> from experiments.odd_images import judge_detection
+        >>> experiment = Experiment("noise", "Is noise detected?")
+        >>> _ = experiment.start(["--quiet", "--out", tempfile.mkdtemp()])
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(49, 2))
+        >>> model = pd.BayesianNet(net, likelihood=pd.Categorical())
+        >>> runs = {f"{m} members": [(model, pd.Ensemble(model, members=m))] for m in (1, 4)}
+        >>> x, y = torch.randn(20, 1, 7, 7), torch.arange(20) % 2
+        >>> judge_detection(experiment, runs, x, y, better=["4 members"])  # doctest: +ELLIPSIS
+        <BLANKLINE>
+        Posteriors of one network...
+    """
+
+    def asked(images: Tensor) -> dict[str, list[Prediction]]:
+        options = {"seed": experiment.args.seed, **how}
+        return {name: [predict(*run, images, **options) for run in runs] for name, runs in posteriors.items()}
+
+    digits, odd = asked(x), {kind: asked(each) for kind, each in odd_images(x, experiment.args.seed).items()}
+    note = f"{len(x)} images; log p in nats; standard errors over images, or over training runs where larger."
+    experiment.table("Posteriors of one network", score_table(digits, y), note)
+    rows = detection_table(digits, odd)
+    experiment.table("AUROC of images that are not digits", rows, "Against the test digits, by the uncertainty named.")
+    for name in better:
+        verdict, said = verdict_of_detection(rows, list(odd), name, next(iter(posteriors)))
+        experiment.claim(f"{name} detects images that are not digits better than a single network", verdict, said)
+    experiment.figure("odd", entropy_figure(digits, odd), "Entropy of the predictions for digits and for other images.")
