@@ -39,8 +39,7 @@ def beliefs(
     """
     if decay is not None:
         length = pd.implied_length_scale(1 - drop, 1.0, decay, points)
-    known = 1.0 if length is None else length
-    prior = pd.Prior(length_scale=known, bias_length_scale=known, width_scaled=tau is not None)
+    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
     return prior, pd.Gaussian(tau or 1.0, learn=decay is None and tau is None)
 
 

@@ -30,7 +30,7 @@ def test_a_run_continues_from_records_with_the_same_options(tmp_path: Path) -> N
     ran, records = collected(tmp_path)
     assert ran == []
     assert records == json.loads((tmp_path / "records.json").read_text("utf-8"))
-    assert records[1] == TASKS[1] | {"score": 2, "steps": 100, "seed": 0, "members": 16, "fold_members": 3}
+    assert records[1] == TASKS[1] | {"score": 2, "steps": 100, "seed": 0, "members": 16, "fold_members": 4}
     ran, records = collected(tmp_path, "--members", "5")  # which a single network does not have
     assert ran == ["ensemble"]
     assert [record.get("members") for record in records] == [None, 5]

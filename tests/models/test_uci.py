@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.experiment import Experiment
+from experiments.regression_grids import ENSEMBLES
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
