@@ -38,11 +38,9 @@ def model(x, y, width, **setting):
 
 def guide(model, kind, drop):
     """Return q(w), for an ensemble that of a member; dropout of nothing is a point."""
-    return (
-        pd.AutoMeanField(model, init_scale=0.02)
-        if kind.endswith("mean-field")
-        else pd.AutoDropout(model, keep=1 - drop)
-    )
+    if kind.endswith("mean-field"):
+        return pd.AutoMeanField(model, init_scale=0.02)
+    return pd.AutoDropout(model, keep=1 - drop)
 
 
 # --- holes ------------------------------------------------------------------------------------------------------------

@@ -24,23 +24,22 @@ DEEPER = {"drop": (0.002, 0.005, 0.02, 0.05)}  # with 2 hidden layers, for guide
 
 
 def beliefs(
-    points: int, drop: float, decay: float | None = None, length: float | None = None, tau: float | None = None
+    points: int, drop: float, decay: float | None = None, length: float = 1.0, tau: float | None = None
 ) -> tuple[pd.Prior, pd.Gaussian]:
     """Return prior and noise on standardised data, from a weight decay, a length-scale, or a length-scale and τ.
 
-    Without a weight decay and without τ, τ is learned. With both given, as for anchored points, the functions of the
-    prior have about the size of the data: later layers are N(0, 1/fan_in).
+    Without a weight decay and without τ, τ is learned. With τ given, as for anchored points, the functions of the prior
+    have about the size of the data: later layers are N(0, 1/fan_in).
 
     Example:
         >>> from experiments.regression_grids import beliefs
         >>> prior, noise = beliefs(100, drop=0.0, length=2.0, tau=30.0)
-        >>> prior.length_scale, noise.tau.item()
-        (2.0, 30.0)
+        >>> prior.length_scale, round(noise.tau.item())
+        (2.0, 30)
     """
     if decay is not None:
         length = pd.implied_length_scale(1 - drop, 1.0, decay, points)
-    known = 1.0 if length is None else length
-    prior = pd.Prior(length_scale=known, bias_length_scale=known, width_scaled=tau is not None)
+    prior = pd.Prior(length_scale=length, bias_length_scale=length, width_scaled=tau is not None)
     return prior, pd.Gaussian(tau or 1.0, learn=decay is None and tau is None)
 
 

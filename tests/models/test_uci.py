@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.experiment import Experiment
+from experiments.regression_grids import GRIDS
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
@@ -58,19 +59,7 @@ def test_the_weight_decay_is_that_of_the_objective(script: ModuleType) -> None:
         torch.testing.assert_close(state.loc.grad, 2 * 40 * decay * state.loc.detach())
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "dropout",
-        "multiplicative",
-        "concrete",
-        "mean-field",
-        "row-mixture",
-        "low-rank",
-        "ensemble",
-        "ensemble of dropout",
-    ],
-)
+@pytest.mark.parametrize("kind", [kind for kind in GRIDS if kind != "heteroscedastic"])
 def test_every_kind_has_its_guide(script: ModuleType, kind: str) -> None:
     grid = {key: values[0] for key, values in script.GRIDS[kind].items()}
     x, y = torch.randn(20, 3), torch.randn(20, 1)
