@@ -41,8 +41,8 @@ RESUME_HELP = (
 )
 
 _WHY = (
-    "The default guide: several networks with dropout predicted better than one on 7 of 9 test tables, and worse on none."
-    " --guide dropout trains one, in half the time."
+    "The default guide: several networks with dropout predicted better than one on 7 of 9 test tables, and worse on"
+    " none. --guide dropout trains one, in half the time."
 )
 
 
