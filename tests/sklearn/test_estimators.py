@@ -57,7 +57,15 @@ SMALL: Any = {"hidden_layer_sizes": (), "max_steps": 5, "learning_rate": 0.2, "s
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("estimator", [DropoutRegressor(**SMALL, tau=1.0), DropoutClassifier(**SMALL)])
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        DropoutRegressor(**SMALL, guide="dropout", tau=1.0),
+        DropoutClassifier(**SMALL, guide="dropout"),
+        pytest.param(DropoutRegressor(**SMALL, tau=1.0), marks=pytest.mark.deep),
+        pytest.param(DropoutClassifier(**SMALL), marks=pytest.mark.deep),
+    ],
+)
 def test_scikit_learn_checks_pass(estimator: Any) -> None:
     results = check_estimator(estimator, on_skip=None)
     assert len(results) > 45
