@@ -48,11 +48,11 @@ def short_form(monkeypatch: pytest.MonkeyPatch) -> Any:
     torch.set_default_dtype(torch.float32)
 
 
-def test_there_are_six_in_reading_order() -> None:
-    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{number}_" for number in range(1, 7)]
+def test_there_are_seven_in_reading_order() -> None:
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"0{number}_" for number in range(1, 8)]
 
 
-LONGEST = ("02", "06")  # ten seconds each even in short form
+LONGEST = ("02", "06", "07")  # ten seconds each even in short form
 BRIEF = [pytest.param(p, marks=[pytest.mark.deep] * p.stem.startswith(LONGEST)) for p in NOTEBOOKS]
 
 

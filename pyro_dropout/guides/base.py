@@ -28,6 +28,7 @@ from pyro_dropout.guides.pyro_distribution import pyro_distribution
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
 from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.functional_normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
@@ -206,8 +207,9 @@ class SiteGuide(Marginals):
             return dist.Delta(state.loc, event_dim=state.loc.dim() if site.plain else site.free_dim)
         if site.plain:
             return gaussian(state.loc, state.log_scale)
-        q: SiteDistribution = dist.Normal(state.loc, state.log_scale.exp(), validate_args=False).to_event(site.free_dim)
-        return q
+        q = Normal(state.loc, state.log_scale.exp(), validate_args=False)
+        made: SiteDistribution = q.to_event(site.free_dim)  # type: ignore[no-untyped-call]
+        return made
 
     def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
         if site.kind == "bias":

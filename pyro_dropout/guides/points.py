@@ -6,6 +6,8 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, SiteGuide, trained
+from pyro_dropout.guides.dependent_widths import dependent_width
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel
 
 
@@ -21,6 +23,21 @@ class Points(SiteGuide):
     def __init__(self, model: PyroModel, *, init: Init = "module", init_loc_fn: InitLoc | None = None) -> None:
         super().__init__(model, bias="map", other="map", init=init, init_loc_fn=init_loc_fn)
         self._start()
+
+    def _setup_prototype(self, *args: object, **kwargs: object) -> None:
+        super()._setup_prototype(*args, **kwargs)
+        if hasattr(self.model, "sample_sites"):
+            return  # a network, whose priors are fixed
+        found = dependent_width(self.model, self.prototype_trace, args, kwargs)
+        if found is not None:
+            self.prototype_trace = None
+            site, other = found
+            raise PyroDropoutError(
+                f"the width of site {site!r} depends on {other!r}, another latent site, so the density of points grows"
+                f" without bound where the width is zero. Sample a standard normal and scale it, as in {site} = mu +"
+                f" {other} * z (pyro.infer.reparam.LocScaleReparam), or give the ensemble members with a width, such as"
+                " AutoMeanField."
+            )
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """The value itself."""

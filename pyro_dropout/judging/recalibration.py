@@ -155,7 +155,9 @@ def reweighted(prediction: Prediction, likelihood: Likelihood, samples: Tensor) 
     running = Running(points)
     for piece in prediction.pieces():
         running.add(0, count, piece, block_sums(likelihood, samples[:, piece]))
-    return Prediction(likelihood, running.sums, count, prediction.like, samples, None)
+    made = Prediction(likelihood, running.sums, count, prediction.like, samples, None)
+    made.members = prediction.members
+    return made
 
 
 def _check_outputs(prediction: Prediction, name: str) -> None:

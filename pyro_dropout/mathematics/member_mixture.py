@@ -9,7 +9,7 @@ from pyro.distributions import Delta, TorchDistribution
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.errors import SingularError
+from pyro_dropout.mathematics.errors import PyroDropoutError, SingularError
 from pyro_dropout.protocols import Distribution
 
 
@@ -42,27 +42,38 @@ class MemberMixture(TorchDistribution):
     @property
     def mean(self) -> Tensor:
         """The mean of the members' means."""
-        return torch.stack([part.mean for part in self.parts]).mean(0)
+        return self._each("mean").mean(0)
 
     @property
     def variance(self) -> Tensor:
         """The mean of the members' variances, plus the variance of their means."""
-        means = torch.stack([part.mean for part in self.parts])
-        return torch.stack([part.variance for part in self.parts]).mean(0) + means.var(0, unbiased=False)
+        return self._each("variance").mean(0) + self._each("mean").var(0, unbiased=False)
+
+    def _each(self, moment: str) -> Tensor:
+        """Return a moment of each member, (M, ...)."""
+        try:
+            return torch.stack([getattr(part, moment) for part in self.parts])
+        except NotImplementedError:
+            raise PyroDropoutError(
+                f"a {type(self.parts[0]).__name__}, the posterior of a constrained site, has no formula for its"
+                f" {moment}; take it from draws, posterior(name).sample((1000,))."
+            ) from None
 
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw from members, each as often as any other, in random order."""
-        count = Size(sample_shape).numel()
-        numbers = balanced(len(self.parts), count)
-        drawn = torch.stack([self.parts[m].sample() for m in numbers.tolist()])
-        return drawn.reshape(Size(sample_shape) + self.event_shape)
+        numbers = balanced(len(self.parts), Size(sample_shape).numel())
+        counts = numbers.bincount(minlength=len(self.parts)).tolist()
+        drawn = torch.cat([part.sample((count,)) for part, count in zip(self.parts, counts, strict=True) if count])
+        order = numbers.argsort().argsort().to(drawn.device)  # the draws of each member, at its places
+        return drawn[order].reshape(Size(sample_shape) + self.event_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of the mixture."""
         if any(isinstance(part, Delta) for part in self.parts):
             raise SingularError("an ensemble of points has no density; give it members that have one.")
         lead = value.dim() - len(self.event_shape)
-        each = torch.stack([part.log_prob(value).flatten(lead).sum(-1) for part in self.parts])
+        found = [part.log_prob(value) for part in self.parts]
+        each = torch.stack([one.reshape(*one.shape[:lead], -1).sum(-1) for one in found])
         return torch.logsumexp(each, 0) - math.log(len(self.parts))
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:

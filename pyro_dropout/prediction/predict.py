@@ -93,8 +93,14 @@ def predict(
     check_seed(seed)
     check_flag("compile", compile)
     _check_posterior(posterior)
-    if isinstance(posterior, Ensemble) and posterior.points:
-        samples = min(samples, posterior.members)  # more would repeat functions, some of them oftener than others
+    if isinstance(posterior, Ensemble):
+        if method == "standard" and posterior.members > 1:
+            raise PyroDropoutError(
+                "method='standard' predicts with the mean weights, but the members of an ensemble are different"
+                " networks, and the mean of their weights is none of them; use method='mc'."
+            )
+        if posterior.points:
+            samples = min(samples, posterior.members)  # more would repeat functions, some of them oftener than others
     asked = Request(
         1 if method == "standard" else samples, method, shared, seed, keep_samples, compile, chunk, progress
     )
@@ -104,13 +110,21 @@ def predict(
                 raise PyroDropoutError(
                     f"{name}=True is for networks: here any other Pyro model is run once for each draw. Leave it out."
                 )
-        return predict_sites(call, posterior, asked)
+        found = predict_sites(call, posterior, asked)
+        for each in found.values() if isinstance(found, dict) else [found]:
+            each.members = _members(posterior, samples)
+        return found
     if distributed:
         answer = predict_together(model, posterior, x, asked, shard)
     else:
         answer = predict_network(model, posterior, x, asked)
-    answer.members = posterior.members if isinstance(posterior, Ensemble) else None
+    answer.members = _members(posterior, samples)
     return answer
+
+
+def _members(posterior: object, samples: int) -> int | None:
+    """Return how many members of an ensemble a prediction was made with; None if it is not of an ensemble."""
+    return min(posterior.members, samples) if isinstance(posterior, Ensemble) else None
 
 
 def _points_of(model: Predictor, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:

@@ -111,6 +111,8 @@ class Prediction:
         """
         if self.members is None:
             raise PyroDropoutError("error_over_members is for predictions of an Ensemble; this one has no members.")
+        if self.members == 1:
+            raise PyroDropoutError("one member does not say how far others would be; predict with at least two.")
         return (self.epistemic / self.members).sqrt()
 
     @property

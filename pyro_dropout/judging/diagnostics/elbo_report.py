@@ -15,6 +15,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.inference_data import asked
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.divergence import Method
@@ -80,7 +81,8 @@ def elbo_report(
 
     Args:
         model: a network of this package, or any Pyro model.
-        guide: a guide of this package or of Pyro.
+        guide: a guide of this package or of Pyro, or an ``Ensemble``: the bound is that of the mixture, with the
+            model's own prior; where members have no density, the objective is the mean of their objectives.
         args: the model's own arguments, (x, y) of a network: all data.
         samples: draws of the weights for the expected log-likelihood, and for KL terms without a formula.
         seed: makes the draws reproducible, and leaves torch's random state unchanged.
@@ -115,7 +117,11 @@ def elbo_report(
         with evaluating(model, guide):
             first = int(torch.randint(2**62, ())) if seed is None else seed + 1  # not the seed of the draws above
             seeds = range(first, first + samples)
-            found = _divergences(checked_call(call).to(device), guide, methods, seeds, device)
+            whole_call = checked_call(call).to(device)
+            if isinstance(guide, Ensemble):
+                found = [_of_members(whole_call, guide, seeds, device)]
+            else:
+                found = _divergences(whole_call, guide, methods, seeds, device)
         squared_error = _squared_error(surprises) + _squared_error(found[-1])
     large_k, exact = found[0], found[1] if len(found) > 1 else None
     nll, divergence = float(surprises.mean()), float(large_k.mean())
@@ -131,6 +137,15 @@ def elbo_report(
         defined=whole is not None,
         why=draws.why,
     )
+
+
+def _of_members(call: ModelCall, ensemble: Ensemble, seeds: range, device: torch.device) -> Tensor:
+    """Return the large-K form of KL(q‖p), a mean over members: one number if it has a formula, or one for each seed."""
+    each = []
+    for member in range(ensemble.members):
+        with ensemble.as_member(member) as guide:
+            each.append(_divergences(call, guide, ["large_k"], seeds, device)[0])
+    return torch.stack(each).mean(0)
 
 
 def _divergences(

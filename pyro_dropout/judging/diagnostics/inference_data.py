@@ -11,6 +11,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, Container, Variable, container, pareto_smooth
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.prediction.draws.joint_draws import SAMPLED, JointDraws, joint_draws
@@ -156,6 +157,11 @@ def with_density(call: ModelCall, posterior: object, samples: int, seed: int | N
         raise PyroDropoutError(
             f"posterior must be a guide here: {draws.why} Importance ratios p(y, w)/q(w) need"
             " that density; exact draws need no such check."
+        )
+    if isinstance(posterior, Ensemble):
+        raise SingularError(
+            f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Give it members with a density, such as"
+            " Ensemble(model, AutoMeanField), or compare predictive scores, which need no density."
         )
     raise SingularError(
         f"log q(w) and p(y, w)/q(w) do not exist: {draws.why} Use a guide with scale > 0 and"

@@ -10,9 +10,10 @@ import warnings
 import torch
 from torch import Tensor
 
-from pyro_dropout.judging.diagnostics.arviz_export import efficiency_of, loo_results, pareto_smooth
+from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.judging.diagnostics.arviz_export import FEWEST, efficiency_of, loo_results, pareto_smooth
 from pyro_dropout.judging.diagnostics.inference_data import asked, check_one, with_density
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.draws.joint_draws import JointDraws, joint_draws
 from pyro_dropout.protocols import PyroModel
 
@@ -101,6 +102,11 @@ def loo(
         draws, log_q = with_density(call, posterior, samples, seed)
         base = (draws.log_joint - log_q).flatten()
     else:
+        if isinstance(posterior, Ensemble) and posterior.points and posterior.members < FEWEST:
+            raise RangeError(
+                f"an ensemble of {posterior.members} points has as many different draws, and a tail needs {FEWEST}; add"
+                " members, or score data that were held back."
+            )
         draws = joint_draws(call, posterior, samples, seed)
         base = torch.zeros_like(draws.log_joint).flatten()
     each = _points(draws, site)

@@ -17,11 +17,12 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
 from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, simulate_sites, site_values
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions, latent_draws
 from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
 from pyro_dropout.training.fit import place_of
@@ -181,6 +182,11 @@ def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: 
     if not callable(posterior) and not isinstance(posterior, Posterior):
         raise PyroDropoutError(
             f"fit must return a posterior, a guide or something with sample_weights(n); got {type(posterior).__name__}."
+        )
+    if isinstance(posterior, Ensemble) and posterior.points and posterior.members < samples:
+        raise RangeError(
+            f"an ensemble of {posterior.members} points has as many different draws; ranks among {samples} would repeat"
+            f" them, and could not be uniform. Give sbc(..., samples={posterior.members}), or more members."
         )
     with evaluating(call.model, posterior):
         if not network:

@@ -34,7 +34,8 @@ def of_members(ensemble: Ensemble, numbers: Tensor) -> tuple[Weights, Tensor | N
 def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tuple[Weights, Tensor | None, str]:
     """Return ``samples`` draws of a guide, called as the model is, with their log density or why there is none."""
     if isinstance(posterior, Ensemble):
-        return of_members(posterior, posterior.order(samples))
+        # Points that are repeated would pass for independent draws.
+        return of_members(posterior, posterior.order(min(samples, posterior.members) if posterior.points else samples))
     if not callable(posterior):
         if not isinstance(posterior, Posterior):
             raise PyroDropoutError(

@@ -44,15 +44,17 @@ class Perturbation:
         anchors: by latent site: standard normal numbers for Gaussian priors, and distances in unconstrained space.
         noise: by observed Gaussian site: standard normal numbers, one for each of all data.
         weights: by plate (or site, outside all plates): the weight of each of all its elements.
+        widths: by observed Gaussian site whose width is latent: the weight of each target in the width's likelihood.
     """
 
     anchors: dict[str, Tensor] = field(default_factory=dict)
     noise: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
+    widths: dict[str, Tensor] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return all tensors, as a tree."""
-        return {"anchors": self.anchors, "noise": self.noise, "weights": self.weights}
+        return {"anchors": self.anchors, "noise": self.noise, "weights": self.weights, "widths": self.widths}
 
 
 class Anchoring(Messenger):
@@ -62,6 +64,7 @@ class Anchoring(Messenger):
         anchors: of one member, by site.
         noise: of one member, by site.
         weights: of one member, by plate or site.
+        widths: of one member, by site.
         rows: which of all data the mini-batch holds; None for all.
         free: constrained sites that the guide has as points: their density is that of unconstrained space, where
             their anchors are.
@@ -72,12 +75,13 @@ class Anchoring(Messenger):
         anchors: Mapping[str, Tensor],
         noise: Mapping[str, Tensor],
         weights: Mapping[str, Tensor],
+        widths: Mapping[str, Tensor],
         rows: Tensor | None,
         free: Collection[str] = (),
     ) -> None:
         super().__init__()
-        self._anchors, self._noise, self._weights, self._rows = anchors, noise, weights, rows
-        self._free = free
+        self._anchors, self._noise, self._weights, self._widths = anchors, noise, weights, widths
+        self._rows, self._free = rows, free
         self._shown: dict[str, Tensor] = {}
 
     def _pyro_post_sample(self, msg: Message) -> None:
@@ -93,7 +97,9 @@ class Anchoring(Messenger):
                 prior = moved(fn, self._here(self._anchors[name], msg, fn.event_dim, rows=False))
                 msg["fn"] = FreeDensity(prior, fn.support) if name in self._free else prior
         elif name in self._noise:
-            msg["fn"] = perturbed(fn, self._here(self._noise[name], msg, fn.event_dim))
+            own = self._widths.get(name)
+            weight = None if own is None else self._here(own, msg, fn.event_dim)
+            msg["fn"] = perturbed(fn, self._here(self._noise[name], msg, fn.event_dim), weight)
         else:
             plate = next((frame for frame in plates_of(msg) if frame.name in self._weights), None)
             if plate is not None:  # a factor outside all plates of data is part of the prior
@@ -170,12 +176,14 @@ class FreeDensity(dist.TorchDistribution):
 class PerturbedNormal(dist.Normal):
     """A Gaussian of a target plus noise of its own width: the mean is trained on the sum, the width on the target.
 
-    A width that is trained on the sum would find its own noise in it and grow without end.
+    A width that is trained on the sum would find its own noise in it and grow without end. Where the width is latent,
+    ``weight`` has a random weight of each target in its likelihood (the Bayesian bootstrap), so that members differ in
+    it as the posterior does.
     """
 
-    def __init__(self, loc: Tensor, scale: Tensor, noise: Tensor) -> None:
+    def __init__(self, loc: Tensor, scale: Tensor, noise: Tensor, weight: Tensor | None = None) -> None:
         super().__init__(loc, scale, validate_args=False)
-        self.noise = noise
+        self.noise, self.weight = noise, weight
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of value + width · noise; its gradient in the width is that at the value itself."""
@@ -184,6 +192,7 @@ class PerturbedNormal(dist.Normal):
         found: Tensor = -0.5 * miss.square() - width.log() - _LOG_ROOT_2PI
         if self.scale.requires_grad:
             own = -self.scale.log() - 0.5 * ((value - self.loc.detach()) / self.scale).square()
+            own = own if self.weight is None else self.weight * own
             found = found + own - own.detach()
         return found
 
@@ -191,9 +200,9 @@ class PerturbedNormal(dist.Normal):
 class PerturbedMultivariateNormal(dist.MultivariateNormal):
     """The same for a Gaussian with a full covariance."""
 
-    def __init__(self, of: MultivariateNormal, noise: Tensor) -> None:
+    def __init__(self, of: MultivariateNormal, noise: Tensor, weight: Tensor | None = None) -> None:
         super().__init__(of.loc, scale_tril=of.scale_tril, validate_args=False)
-        self.noise = noise
+        self.noise, self.weight = noise, weight
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of value + L · noise; its gradient in L is that at the value itself."""
@@ -203,17 +212,18 @@ class PerturbedMultivariateNormal(dist.MultivariateNormal):
         if self.scale_tril.requires_grad:
             held = dist.MultivariateNormal(self.loc.detach(), scale_tril=self.scale_tril, validate_args=False)
             own = held.log_prob(value)
+            own = own if self.weight is None else self.weight[..., 0] * own
             found = found + own - own.detach()
         return found
 
 
-def perturbed(p: Distribution, noise: Tensor) -> Distribution:
-    """Return a Gaussian likelihood of targets that have noise added."""
+def perturbed(p: Distribution, noise: Tensor, weight: Tensor | None) -> Distribution:
+    """Return a Gaussian likelihood of targets that have noise added, and weights if the width is latent."""
     base = base_distribution(p)
     made: Distribution = (
-        PerturbedMultivariateNormal(base, noise)
+        PerturbedMultivariateNormal(base, noise, weight)
         if isinstance(base, MultivariateNormal)
-        else PerturbedNormal(base.loc, base.scale, noise)
+        else PerturbedNormal(base.loc, base.scale, noise, weight)
     )
     return made.to_event(p.event_dim - made.event_dim) if p.event_dim > made.event_dim else made
 
@@ -242,16 +252,26 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
     """
     count = call.count or 1
     some = call.at(slice(0, batch)) if batch < count else call
-    with torch.no_grad(), quietly(call.model, template), poutine.block():
-        guide_trace = some.of(poutine.trace(template).get_trace)
-        trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
-        middles = centres(template)
+    with quietly(call.model, template), poutine.block():
+        with torch.no_grad():
+            guide_trace = some.of(poutine.trace(template).get_trace)
+            middles = centres(template)
+        latent = [node for _, node in guide_trace.iter_stochastic_nodes() if node["value"].is_floating_point()]
+        for node in latent:
+            node["value"] = node["value"].detach().requires_grad_()
+        with torch.enable_grad():
+            trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
     observed = observed_sites(trace)
     if not observed:
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
     for name, site in observed.items():
         _check_plates(name, site, batch, count)
     shapes = {name: _whole(site, batch, count) for name, site in observed.items() if is_gaussian(site["fn"])}
+    uncertain = {
+        name: _one_for_each(shape, observed[name]["fn"])
+        for name, shape in shapes.items()
+        if _depends(observed[name]["fn"], [node["value"] for node in latent])
+    }
     sizes: dict[str, int] = {}
     for name, site in observed.items():
         if name not in shapes:
@@ -263,16 +283,35 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
         with seeded(anchor_seed(seed), device):
             own = anchors(template, middles)
             noise = {name: torch.randn(shape, dtype=observed[name]["value"].dtype) for name, shape in shapes.items()}
-            weights = {}
-            for key, size in sizes.items():
-                drawn = torch.empty(size, dtype=torch.float64).exponential_()
-                weights[key] = (drawn * (size / drawn.sum())).to(call.dtype)
-        rows.append({"anchors": own, "noise": noise, "weights": weights})
+            weights = {key: _weights(torch.Size([size])).to(call.dtype) for key, size in sizes.items()}
+            widths = {name: _weights(shape).to(call.dtype) for name, shape in uncertain.items()}
+        rows.append({"anchors": own, "noise": noise, "weights": weights, "widths": widths})
     stacked = {
         part: {name: torch.stack([row[part][name] for row in rows]).to(device) for name in rows[0][part]}
-        for part in ("anchors", "noise", "weights")
+        for part in ("anchors", "noise", "weights", "widths")
     }
     return Perturbation(**stacked)
+
+
+def _weights(shape: torch.Size) -> Tensor:
+    """Draw weights of the Bayesian bootstrap, whose mean is one."""
+    drawn = torch.empty(shape, dtype=torch.float64).exponential_()
+    return drawn / drawn.mean()
+
+
+def _depends(p: Distribution, latent: list[Tensor]) -> bool:
+    """Whether the width of a Gaussian depends on latent values."""
+    base = base_distribution(p)
+    width = base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
+    if not width.requires_grad:
+        return False
+    slopes = torch.autograd.grad(width.sum(), latent, allow_unused=True, retain_graph=True)
+    return any(slope is not None and bool((slope != 0).any()) for slope in slopes)
+
+
+def _one_for_each(shape: torch.Size, p: Distribution) -> torch.Size:
+    """Return the shape of one number for each target; with a full covariance, for each vector of them."""
+    return torch.Size([*shape[:-1], 1]) if isinstance(base_distribution(p), MultivariateNormal) else shape
 
 
 def _whole(site: Message, batch: int, count: int) -> torch.Size:
