@@ -75,6 +75,13 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
         pyro.param(full)
 
 
+def forget(parameters: Iterable[Tensor]) -> None:
+    """Remove parameters from Pyro's store."""
+    held, store = {id(value) for value in parameters}, pyro.get_param_store()
+    for name in [name for name, value in store._params.items() if id(value) in held]:
+        del store[name]
+
+
 def tell_again(full: str, value: Tensor) -> None:
     """Report a parameter that is registered already, under its name in the store, to the handlers of ``pyro.param``."""
     if pyro.settings.get("module_local_params"):

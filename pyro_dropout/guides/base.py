@@ -110,7 +110,7 @@ class SiteGuide(Marginals):
 
     biases: tuple[Bias, ...] = ("map", "gaussian")
     drops = False  # whether the guide differs from a Gaussian only at weights
-    is_member = False  # whether an ensemble has lent it its parameters, and registers them itself
+    is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
 
     def __init__(
         self,

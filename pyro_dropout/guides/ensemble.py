@@ -5,35 +5,30 @@ randomised maximum a posteriori (Pearce et al. 2018). In a linear-Gaussian model
 posterior. Elsewhere they disagree where there are no data, as the posterior does.
 """
 
-import copy
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Self
 
-import pyro.poutine as poutine
 import torch
 from pyro.distributions import Delta
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import TransformedDistribution
 
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.mean_field import AutoMeanField
-from pyro_dropout.guides.member_starts import Start, all_equal, at_anchors, started
+from pyro_dropout.guides.member_starts import Start
 from pyro_dropout.guides.points import Points
+from pyro_dropout.guides.stacked_members import StackedMembers
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.mathematics.member_mixture import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
 from pyro_dropout.registry import guide
-
-_BAR = "|"  # stands for the dot in the name of a member's parameter: torch allows none
 
 
 @guide(
@@ -47,7 +42,7 @@ _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allo
 )
 @guide(
     "dropout-ensemble",
-    make=lambda model, keep, members=16: Ensemble(model, lambda each: AutoDropout(each, keep=keep), members),
+    make=lambda model, keep, members=16: Ensemble(model, functools.partial(AutoDropout, keep=keep), members),
     density=False,
     order=9,
     options=("members",),
@@ -61,7 +56,7 @@ _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allo
     options=("members",),
     per_site=False,
 )
-class Ensemble(nn.Module):
+class Ensemble(StackedMembers):
     """M members of one kind, each trained from its own start; the posterior is their equal mixture.
 
     Train it with ``pd.fit(model, ensemble, x, y, ...)``, as any guide: all members are one computation. What they
@@ -77,11 +72,14 @@ class Ensemble(nn.Module):
         start: where members start: "fresh", each from a new initialisation of the network's layers (in a model that is
             not a network, from draws of the prior); "anchor", each point at its anchor, if the prior's draws are
             networks from which training can start; or "module", all from where the guide starts.
+        group: how many members are trained at a time; by default all. Groups are trained one after another, so that
+            gradients and the optimiser's state exist for one group only.
         seed: for starts, anchors and perturbations; drawn from torch's generator by default.
 
     Attributes:
-        members: how many members there are.
+        members: how many members there are; those that have diverged do not count.
         anchored: whether they are anchored.
+        group: how many are trained at a time; None for all.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -96,10 +94,6 @@ class Ensemble(nn.Module):
         True
     """
 
-    seeds: Tensor
-    trained: Tensor
-    learned_buffers = ("seeds", "trained")  # a file brings its own
-
     def __init__(
         self,
         model: PyroModel,
@@ -108,9 +102,9 @@ class Ensemble(nn.Module):
         anchored: bool | Literal["auto"] = "auto",
         *,
         start: Start = "fresh",
+        group: int | None = None,
         seed: int | None = None,
     ) -> None:
-        super().__init__()
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {type(model).__name__}.")
         if guide is not None and not callable(guide):
@@ -121,125 +115,22 @@ class Ensemble(nn.Module):
         check_count("members", members)
         check_choice("anchored", anchored, ("auto", True, False))
         check_choice("start", start, ("fresh", "anchor", "module"))
+        if group is not None:
+            check_count("group", group)
         check_seed(seed)
-        self._model, self._make, self.start = (model,), (Points if guide is None else guide,), start
-        self.anchored: bool = guide is None if anchored == "auto" else bool(anchored)
-        template = self._make[0](model)
+        make = Points if guide is None else guide
+        template = make(model)
         if not isinstance(template, SiteGuide):
             raise PyroDropoutError(
                 f"guide must make a guide of this package, such as AutoDropout; it made {type(template).__name__}."
             )
-        if start == "anchor" and not (self.anchored and isinstance(template, Points)):
+        anchored = guide is None if anchored == "auto" else anchored
+        if start == "anchor" and not (anchored and isinstance(template, Points)):
             raise PyroDropoutError("only anchored points can start at their anchors; take start='fresh'.")
-        self._template = (template,)
-        source = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed % 2**63)
-        self.register_buffer("seeds", torch.randint(2**62, (members,), generator=source))
-        self.register_buffer("trained", torch.zeros((), dtype=torch.int64))
-        self._source = source
-        if self.known:
-            self._add(self.seeds.tolist())
+        super().__init__(model, make, template, start, anchored, members, seed)
+        self.group = group
 
-    # --- members ------------------------------------------------------------------------------------------------------
-
-    @property
-    def template(self) -> SiteGuide:
-        """The guide of one member; which one, changes."""
-        return self._template[0]
-
-    @property
-    def members(self) -> int:
-        """How many members there are."""
-        return len(self.seeds)
-
-    @property
-    def known(self) -> bool:
-        """Whether the sites of the model are known."""
-        return self.template.prototype_trace is not None
-
-    @property
-    def points(self) -> bool:
-        """Whether the members are points."""
-        return isinstance(self.template, Points)
-
-    def meet(self, call: ModelCall) -> None:
-        """Read a model that names its sites only when it runs, and make the members."""
-        if not self.known:
-            with forked(), poutine.block():
-                call.of(self.template)
-            self._add(self.seeds.tolist())
-
-    def _add(self, seeds: list[int]) -> None:
-        """Append members that start from these seeds."""
-        with forked():
-            if self.start == "anchor":
-                rows = at_anchors(self.template, seeds)
-            else:
-                some = seeds[:1] if self.start == "module" else seeds
-                rows = [started(self._model[0], self._make[0], self.template, self.start, seed) for seed in some]
-        if not self.anchored and self.points and len(seeds) > 1 and all_equal(rows):
-            raise PyroDropoutError(
-                "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"
-                " them be anchored, or give layers with reset_parameters and start='fresh'."
-            )
-        for name, parameter in self.template.named_parameters():
-            added = torch.stack([row[name] for row in rows]).to(parameter)
-            added = added.expand(len(seeds), *parameter.shape)
-            key = name.replace(".", _BAR)
-            before = self._parameters.get(key)
-            whole = added if before is None else torch.cat([before.detach(), added])
-            self.register_parameter(key, nn.Parameter(whole.clone()))
-
-    def stacked(self) -> dict[str, Tensor]:
-        """Return the parameters of all members, (M, ...), by their names in a member's guide."""
-        self._check_known()
-        return {name.replace(_BAR, "."): value for name, value in self._parameters.items() if value is not None}
-
-    def tell(self) -> dict[str, Tensor]:
-        """Register the parameters of all members with Pyro, and return them."""
-        self._check_known()
-        named = {name.replace(_BAR, ".").replace("/", "."): v for name, v in self._parameters.items() if v is not None}
-        tell_pyro(self, named, type(self).__name__)
-        return self.stacked()
-
-    def _check_known(self) -> None:
-        if not self.known:
-            raise PyroDropoutError(
-                "the ensemble has not seen its model's sites yet: fit it, or call it once with the model's arguments."
-            )
-
-    @contextmanager
-    def as_member(self, member: int, detached: bool = True) -> Iterator[SiteGuide]:
-        """Within this context, ``template`` is the guide of one member."""
-        own, template = self.stacked(), self.template
-        places = [
-            (module._parameters, key, own[".".join(filter(None, (path, key)))])
-            for path, module in template.named_modules()
-            for key, value in module._parameters.items()
-            if value is not None
-        ]
-        kept = [holder[key] for holder, key, _ in places]
-        before = template.is_member
-        template.is_member = True
-        try:
-            for holder, key, value in places:
-                holder[key] = value.detach()[member] if detached else value[member]
-            yield template
-        finally:
-            template.is_member = before
-            for (holder, key, _), value in zip(places, kept, strict=True):
-                holder[key] = value
-
-    def part(self, members: slice) -> "Ensemble":
-        """Return an ensemble of some of the members, with copies of their parameters."""
-        made = copy.copy(self)
-        made._parameters = {
-            key: None if value is None else nn.Parameter(value.detach()[members].clone())
-            for key, value in self._parameters.items()
-        }
-        made._buffers = {**self._buffers, "seeds": self.seeds[members], "trained": torch.zeros_like(self.trained)}
-        return made
-
-    def more(self, members: int) -> "Ensemble":
+    def more(self, members: int) -> Self:
         """Add members; the next ``fit`` trains only them. Returns the ensemble itself.
 
         Args:
@@ -257,42 +148,30 @@ class Ensemble(nn.Module):
             (8, True)
         """
         check_count("members", members)
-        seeds = torch.randint(2**62, (members,), generator=self._source).to(self.seeds)
+        seeds = self._new_seeds(members)
         if self.known:
             self._add(seeds.tolist())
-        self.seeds = torch.cat([self.seeds, seeds])
+        self.seeds = torch.cat([self.seeds, seeds.to(self.seeds)])
+        self.lost = torch.cat([self.lost, torch.zeros_like(self.lost[:1]).expand(members)])
         return self
-
-    def to_train(self) -> "Ensemble":
-        """Return the members that the next training is for: those that ``more`` added, or else all."""
-        done = int(self.trained)
-        return self.part(slice(done, None)) if 0 < done < self.members else self
-
-    def take_back(self, part: "Ensemble") -> None:
-        """Take what ``to_train`` gave, after training; all members count as trained."""
-        if part is not self:
-            with torch.no_grad():
-                for key, value in part._parameters.items():
-                    mine = self._parameters[key]
-                    if value is not None and mine is not None:
-                        mine[-len(value) :] = value
-        self.trained.fill_(self.members)
 
     # --- the posterior ------------------------------------------------------------------------------------------------
 
     def order(self, n: int) -> Tensor:
         """Return the member numbers of n draws, in random order: each member as often as any other, or once more."""
         check_count("n", n)
+        self.check_usable()
         return balanced(self.members, n)
 
     def draws_at(self, numbers: Tensor) -> Weights:
         """Return one draw from each of these members, {name: (len(numbers), ...)}."""
-        self._check_known()
-        listed = numbers.tolist()
-        if any(not 0 <= m < self.members for m in listed):
-            raise RangeError(f"numbers must lie between 0 and {self.members - 1}; got {listed[:8]}.")
+        self.check_usable()
+        listed, count = numbers.tolist(), self.members
+        if any(not 0 <= m < count for m in listed):
+            raise RangeError(f"numbers must lie between 0 and {count - 1}; got {listed[:8]}.")
         if self.points:
-            return {name: value[numbers.to(value.device)] for name, value in self._values().items()}
+            rows = self.numbered(numbers)
+            return {name: value[rows.to(value.device)] for name, value in self._values().items()}
         found: dict[str, list[Tensor]] = {}
         drawn: dict[int, Weights] = {}
         for member in sorted(set(listed)):
@@ -306,7 +185,7 @@ class Ensemble(nn.Module):
         return {name: torch.stack(values) for name, values in found.items()}
 
     def _values(self) -> Weights:
-        """Return the points of all members, in the model's own space."""
+        """Return the points of all rows, in the model's own space."""
         own = self.stacked()
         found = {}
         for site in self.template._sites.values():
@@ -321,7 +200,8 @@ class Ensemble(nn.Module):
     def mean(self) -> Weights:
         """Return E[w] of every site, the mean over members."""
         if self.points:
-            return {name: value.mean(0) for name, value in self._values().items()}
+            return {name: value.mean(0) for name, value in self.draws_at(torch.arange(self.members)).items()}
+        self.check_usable()
         means = []
         for member in range(self.members):
             with self.as_member(member) as guide:
@@ -330,6 +210,7 @@ class Ensemble(nn.Module):
 
     def posterior(self, name: str) -> MemberMixture:
         """Return the posterior of one site: the mixture of all members."""
+        self.check_usable()
         parts = []
         for member in range(self.members):
             with self.as_member(member) as guide:
@@ -350,7 +231,7 @@ class Ensemble(nn.Module):
         return torch.logsumexp(torch.stack(each), 0) - math.log(self.members)
 
     def _check_density(self) -> None:
-        self._check_known()
+        self.check_usable()
         with self.as_member(0) as guide:
             for site in guide._sites.values():
                 q: Distribution = guide.posterior(site.name)
@@ -378,27 +259,10 @@ class Ensemble(nn.Module):
                     " knows neither the anchors nor the perturbed targets."
                 )
             self.tell()
+        self.check_usable()
         with self.as_member(int(torch.randint(self.members, ())), detached=False) as guide:
             found: Weights = guide(*args, **kwargs)
         return found
-
-    # --- as a module --------------------------------------------------------------------------------------------------
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Ensemble":
-        self.template._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Ensemble":
-        made = copy.copy(self)
-        memo[id(self)] = made
-        model = memo.get(id(self._model[0]), self._model[0])
-        made._model, made._template = (model,), (copy.deepcopy(self.template, memo),)
-        made._parameters = copy.deepcopy(self._parameters, memo)
-        made._buffers = copy.deepcopy(self._buffers, memo)
-        made._source = torch.Generator()
-        made._source.set_state(self._source.get_state())
-        return made
 
     def __repr__(self) -> str:
         kind = "points" if self.points else type(self.template).__name__

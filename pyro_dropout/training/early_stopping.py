@@ -71,18 +71,19 @@ class Watch:
 
     def _of_sites(self) -> Tensor:
         """Return minus the log predictive density of the observed sites, and the number of points, (2,)."""
-        found: dict[str, list[Tensor]] = {}
-        for _ in range(_DRAWS):
-            with poutine.block():
-                guide_trace = self.call.of(poutine.trace(self.guide).get_trace)
-            drawn = {name: site["value"] for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
-            for name, site in observed_sites(trace_of(self.call, drawn), drawn).items():
-                found.setdefault(name, []).append(point_log_likelihood(site))
+        each = torch.stack([self._log_densities(self.guide) for _ in range(_DRAWS)])
+        density = torch.logsumexp(each, 0) - math.log(_DRAWS)
+        return torch.stack([-density.sum(), density.new_tensor(len(density))])
+
+    def _log_densities(self, guide: PyroModel) -> Tensor:
+        """Return the log density of every point of the observed sites at one draw of a guide."""
+        with poutine.block():
+            guide_trace = self.call.of(poutine.trace(guide).get_trace)
+        drawn = {name: site["value"] for name, site in guide_trace.nodes.items() if site["type"] == "sample"}
+        found = observed_sites(trace_of(self.call, drawn), drawn)
         if not found:
             raise PyroDropoutError("validation must hold data: the model observes nothing with these arguments.")
-        each = [torch.logsumexp(torch.stack(part), 0) - math.log(_DRAWS) for part in found.values()]
-        points = each[0].new_tensor(sum(part.numel() for part in each))
-        return torch.stack([-torch.stack([part.sum() for part in each]).sum(), points])
+        return torch.cat([point_log_likelihood(site).reshape(-1) for site in found.values()])
 
     def ahead(self, done: int) -> int:
         """Return how many steps to take before the next check; steps in blocks of twenty do not stop for it."""

@@ -1,38 +1,29 @@
 """Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is not finite."""
 
-import contextlib
+import functools
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pyro
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
-from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
+from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
-from pyro_dropout.training.compile.functional import (
-    Buffers,
-    Loss,
-    Parameters,
-    loss_and_gradients,
-    make_gradients,
-    unvalidated,
-)
-from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
-from pyro_dropout.training.distributed.process_group import ALONE, Group, join
+from pyro_dropout.training.compile.functional import Loss
+from pyro_dropout.training.distributed.process_group import ALONE, join
 from pyro_dropout.training.distributed.torchrun import local_device
-from pyro_dropout.training.early_stopping import Watch
-from pyro_dropout.training.ensemble.members import EnsembleWatch, enlist
+from pyro_dropout.training.ensemble.roster import Roster, check_members
 from pyro_dropout.training.history import History
-from pyro_dropout.training.loop import loop
+from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
 from pyro_dropout.training.out_of_memory import explained
@@ -45,8 +36,8 @@ from pyro_dropout.training.preflight import (
     check_shared,
     check_validation,
 )
-from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile, check_compile
+from pyro_dropout.training.training_task import TrainingTask
 
 
 def fit(
@@ -92,7 +83,7 @@ def fit(
         optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
             Adam, AdamW and SGD are part of the compiled step, from zero state; any other runs outside it.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
-        clip_norm: the largest norm of the gradient; None for no limit.
+        clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
         compile: "auto", True or False, as in ``SVI``.
         progress: show a progress bar with the loss and the speed.
@@ -110,7 +101,8 @@ def fit(
         distributed: whether this is one of several processes that torchrun has started for one run, on one machine
             or many. Each makes the same call with all of the data, and computes its share of every batch;
             ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
-            the checkpoints, and steps run eagerly.
+            the checkpoints, and steps run eagerly. The members of an ensemble are shared out instead of the data:
+            each process trains some of them on all batches.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -135,11 +127,12 @@ def fit(
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
     check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, None if isinstance(guide, Ensemble) else clip_norm)
+    if isinstance(guide, Ensemble):
+        update, clip_norm = check_members(guide, update, clip_norm, distributed)
     group = ALONE
-    if distributed and isinstance(guide, Ensemble):
-        raise PyroDropoutError("an ensemble is trained in one process: leave out distributed=True, and torchrun.")
     if distributed:
-        check_shared(call)
+        if not isinstance(guide, Ensemble):  # whose members are shared out, and not the data
+            check_shared(call)
         device = local_device(device, place_of([model, guide]))
         group = join(device)
     if seed is not None:
@@ -153,38 +146,51 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
     facts: Record = {"batch": batch, "seed": seed}
-    members = enlist(guide, call, batch, loss, clip_norm, checkpoint) if isinstance(guide, Ensemble) else None
-    if members is None:
-        task = TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call)
-    else:
-        guide, facts = members.part, facts | members.facts()
-        task = TrainingTask(guide, members.loss, members.call)
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
     if distributed:
-        check_parallel(group, batch, compile)
         facts["world"] = group.world
-        seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
-        group.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(checkpoint)})
+    every = check_every or max(1, total // 50)
 
-    def train() -> History:
-        run = task.run_on(group, update, batch, seed) if distributed else task.run(update, batch, compile)
-        watcher = Watch if members is None else EnsembleWatch
-        every = check_every or max(1, total // 50)
-        watch = None if held_out is None else watcher(held_out, guide, run, patience, every, seed, group)
+    def train(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
+        ranks = group if distributed else None
+        if ranks is not None:
+            seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
+            ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
+        run = task.start(update, batch, compile, seed, ranks)
+        watch = None if held_out is None else task.watch(held_out, run, patience, every, seed, group)
         keeper = None
-        if checkpoint is not None:
+        if where is not None:
             same = facts | task.facts() | ({} if watch is None else {"validation": watch.facts()})
-            keeper = Keeper(checkpoint, run, model, guide, same, watch, group)
-        return loop(run, total, progress, watch=watch, blame=task.blame, keeper=keeper, group=group)
+            keeper = Keeper(where, run, model, task.kept, same, watch, group)
+        over_ranks = functools.partial(task.over_ranks, group=group)
+        return loop(
+            run,
+            total,
+            progress,
+            watch=watch,
+            blame=task.blame,
+            keeper=keeper,
+            group=group,
+            over_ranks=over_ranks,
+            bar=bar,
+        )
+
+    def attempt(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
+        work = functools.partial(train, task, where, bar)
+        return explained(work, task.try_step, batch, task.less) if takes(model, "num_data") else work()
 
     with warnings.catch_warnings():
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
-        history = explained(train, task.try_step, batch) if takes(model, "num_data") else train()
-    if members is not None:
-        members.finish()
-    return history
+        if not isinstance(guide, Ensemble):
+            return attempt(TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call), checkpoint)
+        ranks = group if distributed else None
+        roster = Roster(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
+        facts |= roster.facts()
+        bars = progress_bar(total * roster.turns, progress and group.first) if roster.turns > 1 else nullcontext()
+        with bars as bar:
+            return roster.train(lambda members: attempt(members, members.checkpoint, bar))
 
 
 def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.device:
@@ -208,74 +214,3 @@ def _update(
             " to it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
         )
     return optim
-
-
-@dataclass
-class TrainingTask:
-    """A model call, a guide and a loss: what a training run fits."""
-
-    guide: PyroModel
-    loss: Loss
-    call: ModelCall
-
-    @property
-    def parts(self) -> tuple[PyroModel, PyroModel, Loss]:
-        """Model, guide and loss."""
-        return self.call.model, self.guide, self.loss
-
-    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> TrainingRun:
-        """Return a training run of the guide's and the model's parameters, ready to start."""
-        whole = batch == (self.call.count or 1)
-        first = self.call if whole else self.call.at(slice(0, batch))
-        parameters = Parameters(*self.parts, first.args, first.kwargs)
-        batches = None
-        if not whole:
-            device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
-            batches = Batches(batch, torch.arange(self.call.count or 1, device=device))
-        gradients_of = make_gradients(*self.parts, parameters, self._arguments)
-        buffers = Buffers(self.call.model, self.guide).values
-        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            return make_run(gradients_of, parameters, update, inputs=(buffers,), batches=batches, compile=compile)
-
-    def run_on(self, group: Group, update: Update | torch.optim.Optimizer, batch: int, seed: int | None) -> TrainingRun:
-        """Return a training run on several ranks: each draws its own masks, and all draw the same batches."""
-        base = group.one_seed(seed)
-        torch.manual_seed(base)
-        run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
-        torch.manual_seed(group.seed(base))
-        return run
-
-    def _arguments(self, *index: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
-        call = self.call.at(index[0]) if index else self.call
-        return call.args, call.kwargs
-
-    def try_step(self, points: int) -> None:
-        """Take the gradient of the first ``points`` points and discard it, to see whether it fits into memory."""
-        count, device = self.call.count or 1, next(self.call.leaves()).device
-        batch = self.call.at(torch.arange(points, device=device) % count)
-        parameters = Parameters(*self.parts, batch.args, batch.kwargs)
-        moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
-        with quietly(self.call.model, self.guide):
-            loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
-        del moments
-
-    def facts(self) -> Record:
-        """Return what must be the same when the training is resumed."""
-        leaves = list(self.call.leaves())
-        names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]
-        return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {"loss": told_loss(self.loss)}
-
-    def blame(self) -> str:
-        """Name a site whose term is not finite at the published parameters; "" if there is none."""
-        if not isinstance(self.loss, ELBO):
-            return ""
-        # Parameters that are not finite spoil running means, and some distributions reject them.
-        with (
-            torch.no_grad(),
-            unvalidated(),
-            quietly(self.call.model, self.guide),
-            contextlib.suppress(RuntimeError, ValueError),
-        ):
-            terms = self.loss.by_site(self.call.model, self.guide, *self.call.args, **self.call.kwargs)
-            return next((name for name, term in terms.items() if not bool(torch.isfinite(term).all())), "")
-        return ""

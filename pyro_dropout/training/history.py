@@ -29,7 +29,8 @@ class History:
     """The record of a training run.
 
     Attributes:
-        losses: -ELBO at every step, before that step: (steps,), or (steps, replicas) of a fleet.
+        losses: -ELBO at every step, before that step: (steps,), or (steps, replicas) of a fleet. Of an ensemble, the
+            mean over the members whose loss is finite.
         steps: how many steps were taken.
         seconds: how long they took, without compilation.
         compile_seconds: how long compilation took.
@@ -37,6 +38,7 @@ class History:
         matmul_precision: torch's setting at the time, ``torch.get_float32_matmul_precision()``.
         validation: (step, -log p(y|w) per point on the validation set), where one was given.
         best_step: the step whose parameters were kept, where a validation set was given.
+        member_losses: the losses of each trained member of an ensemble, (steps, members).
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -53,6 +55,7 @@ class History:
     matmul_precision: str = "highest"
     validation: list[tuple[int, float]] = field(default_factory=list)
     best_step: int | None = None
+    member_losses: Tensor | None = None
 
     def __repr__(self) -> str:
         how = "compiled" if self.compiled else "eager"
@@ -67,8 +70,9 @@ class History:
 
     @property
     def diverged(self) -> Tensor:
-        """Whether any loss was not finite: one answer, or one for each replica."""
-        return ~torch.isfinite(self.losses).all(0)
+        """Whether any loss was not finite: one answer, or one for each replica or trained member."""
+        losses = self.losses if self.member_losses is None else self.member_losses
+        return ~torch.isfinite(losses).all(0)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Plot the loss against the step, raw and smoothed; returns matplotlib's axes."""

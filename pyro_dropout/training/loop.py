@@ -1,11 +1,13 @@
 """The loop around the training steps: progress, early stopping, checkpoints, and a stop when the loss is not finite."""
 
+import contextlib
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,12 +30,15 @@ def loop(
     blame: Callable[[], str] = str,
     keeper: Keeper | None = None,
     group: Group = ALONE,
+    over_ranks: Callable[[Tensor], Tensor] | None = None,
+    bar: Any = None,
 ) -> History:
-    """Take ``total`` steps of a run, with a progress bar.
+    """Take ``total`` steps of a run, with a progress bar: its own, or one that several runs share.
 
     ``blame`` names a site whose term is not finite at the parameters that were published last; "" if there is none.
     The ranks of a group agree on whatever depends on a clock or a signal, because the others would wait for a rank that
-    left alone.
+    left alone. ``over_ranks`` makes the losses of some steps from those that each of them has computed; by default
+    their mean.
     """
     ledger = Ledger(total)
     if keeper is not None:
@@ -43,12 +48,11 @@ def loop(
     good = run.snapshot()
     seen, shown, started = done, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
-    with (
-        _Interruption(run, keeper) as interruption,
-        tqdm(total=total, initial=done, disable=not (progress and group.first), unit="step", smoothing=0.1) as bar,
-    ):
+    shown_bar = progress_bar(total, progress and group.first, done) if bar is None else _at_step(bar, done)
+    with _Interruption(run, keeper) as interruption, shown_bar as bar:
         while done < total and not stopped:
-            ledger.enter(group.mean(run.advance(min(total - done, CHAIN if watch is None else watch.ahead(done)))))
+            losses = run.advance(min(total - done, CHAIN if watch is None else watch.ahead(done)))
+            ledger.enter(group.mean(losses) if over_ranks is None else over_ranks(losses))
             taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
             # Reading a loss waits for the device, so it is done twice a second and not at every step.
@@ -81,6 +85,21 @@ def loop(
     how = (run.compile_seconds, run.compiled, torch.get_float32_matmul_precision())
     checks = () if watch is None else (watch.seen, watch.best_step)
     return History(ledger.losses.cpu(), done, seconds, *how, *checks)
+
+
+def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractContextManager[Any]:
+    """Return a bar of ``total`` steps, of which some are done already."""
+    bar: contextlib.AbstractContextManager[Any] = tqdm(
+        total=total, initial=done, disable=not shown, unit="step", smoothing=0.1
+    )
+    return bar
+
+
+def _at_step(bar: Any, done: int) -> contextlib.AbstractContextManager[Any]:
+    """Return a bar that others use too, after some steps that were not taken now; leaving it does not close it."""
+    if not bar.disable:
+        bar.initial, bar.n, bar.last_print_n = bar.initial + done, bar.n + done, bar.last_print_n + done
+    return contextlib.nullcontext(bar)
 
 
 def _stop_if_diverged(

@@ -10,6 +10,8 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 
 Result = TypeVar("Result")
 
+LESS = "a smaller network, fewer particles (ELBO(num_particles=...))"  # of what memory is needed for
+
 
 class OutOfMemoryError(PyroDropoutError):
     """A training step needs more memory than the device has; the message names a mini-batch that fits.
@@ -39,13 +41,14 @@ def unless_out_of_memory(work: Callable[[], Result]) -> Result | None:
     return None
 
 
-def explained(work: Callable[[], Result], step: Callable[[int], object], points: int) -> Result:
+def explained(work: Callable[[], Result], step: Callable[[int], object], points: int, less: str = LESS) -> Result:
     """Run ``work``; torch's out-of-memory error becomes one that names a mini-batch that fits.
 
     Args:
         work: takes steps of some points each.
         step: takes the gradient of some points and discards it, to try how many fit.
         points: how many points a step of ``work`` has.
+        less: what to do if not even a single point fits.
     """
     try:
         return work()
@@ -54,10 +57,7 @@ def explained(work: Callable[[], Result], step: Callable[[int], object], points:
     # The failed step's memory is free only here, where the error is no longer referenced.
     found = _largest(step, points)
     if found is None:
-        advice = (
-            f", and even in one of a single point: {said}. Use a smaller network, fewer particles"
-            " (ELBO(num_particles=...)), or another device."
-        )
+        advice = f", and even in one of a single point: {said}. Use {less}, or another device."
     else:
         advice = f". A step of {found} was tried and fits: give fit(batch_size={found})."
     raise OutOfMemoryError(f"memory runs out in a step of {points} points{advice}")

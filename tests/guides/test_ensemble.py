@@ -1,6 +1,7 @@
 """An ensemble as a posterior: the mixture of its members."""
 
 import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,7 @@ def test_pyro_predictive_draws_from_all_members() -> None:
         ({"guide": 3}, "guide must be a function"),
         ({"guide": lambda m: nn.Linear(1, 1)}, "it made Linear"),
         ({"seed": 1.5}, "seed must be a whole number"),
+        ({"group": 0}, "group must be a whole number of at least 1; got 0."),
     ],
 )
 def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
@@ -171,7 +173,8 @@ def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
     ensemble = pd.Ensemble(plain, members=3)
     with pytest.raises(pd.PyroDropoutError, match="has not seen"):
         ensemble.sample_weights(1)
-    assert ensemble(torch.ones(4, 2), torch.ones(4))["w"].shape == (2,)
+    trace = pyro.poutine.trace(ensemble).get_trace(torch.ones(4, 2), torch.ones(4))  # which must not see the meeting
+    assert trace.nodes["w"]["value"].shape == (2,)
     assert ensemble.sample_weights(6)["w"].shape == (6, 2)
 
 
@@ -184,3 +187,95 @@ def test_a_comparison_knows_an_ensemble_in_each_of_its_seeds() -> None:
     assert found.cell(found.rows[0], "elbo") == found.cell(found.rows[0], "khat") == "undefined, σ = 0"
     assert found.rows[0].answer is not None
     assert len(found.rows[0].answer.samples) == 3
+
+
+# --- settings of members ----------------------------------------------------------------------------------------------
+
+
+def rarely_or_nearly_always(m: Any) -> pd.AutoDropout:
+    """Drops all rows, or none: which, is drawn anew for every member."""
+    return pd.AutoDropout(m, keep=1e-7 if torch.rand(()) < 0.5 else 1 - 1e-7)
+
+
+def test_members_have_settings_of_their_own() -> None:
+    """In the loss, in draws and in files: the first member's would be wrong for the others without a word."""
+    net, x = model(), torch.randn(20, 2)
+    ensemble = pd.Ensemble(net, rarely_or_nearly_always, members=6, seed=3)
+    keep = ensemble.settings()["states.0/weight.keep"]
+    assert 0 < (keep < 0.5).sum() < 6
+    drawn = ensemble.draws_at(torch.arange(6))["0.weight"].flatten(1).abs().sum(1)
+    assert torch.equal(drawn > 0, keep > 0.5)
+    history = pd.fit(net, ensemble, x, x[:, :1], steps=1, compile=False, progress=False, loss=pd.ELBO())
+    assert history.member_losses is not None
+    again = pd.Ensemble(net, rarely_or_nearly_always, members=6, seed=3)
+    for m in range(6):
+        with again.as_member(m) as guide:
+            loss = pd.ELBO().loss(net, guide, x, x[:, :1], 20)
+            assert history.member_losses[0, m].item() == pytest.approx(loss, rel=1e-5)
+
+
+def test_members_must_not_differ_in_kind() -> None:
+    def sometimes(m: Any) -> pd.AutoDropout:
+        return pd.AutoDropout(m, keep=1.0 if torch.rand(()) < 0.5 else 0.5)  # a point, where nothing is dropped
+
+    with pytest.raises(pd.PyroDropoutError, match=r"differ in numbers only.*0\.weight.*keep of 1"):
+        pd.Ensemble(model(), sometimes, members=9, seed=0)
+
+    def plain(x: Tensor) -> None:
+        pyro.sample("w", pyro.distributions.Normal(torch.zeros(2, 2), 1.0).to_event(2))
+        pyro.sample("y", pyro.distributions.Normal(0.0, 1.0), obs=x)
+
+    with pytest.raises(pd.PyroDropoutError, match=r"different settings \(states\.w\.keep\).*must have the same"):
+        pd.Ensemble(plain, lambda m: pd.AutoDropout(m, keep=float(torch.rand(()))), members=2)(torch.ones(()))
+
+
+def test_a_file_knows_the_settings_of_members(tmp_path: Path) -> None:
+    net = model()
+    ensembles = [pd.Ensemble(net, lambda m, k=keep: pd.AutoDropout(m, keep=k), members=2) for keep in (0.9, 0.5)]
+    pd.save(tmp_path / "posterior.safetensors", net, ensembles[0])
+    with pytest.raises(pd.PyroDropoutError, match=r"keep: 2 numbers in the file, 2 numbers here"):
+        pd.load(tmp_path / "posterior.safetensors", net, ensembles[1])
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+def mean_field(m: Any) -> pd.AutoMeanField:
+    return pd.AutoMeanField(m)
+
+
+@pytest.mark.parametrize("guide", [None, pytest.param(mean_field, marks=pytest.mark.deep)])
+def test_a_trained_ensemble_can_be_pickled(guide: Any) -> None:
+    net, x = model(), torch.randn(6, 2)
+    ensemble = pd.Ensemble(net, guide, members=2)
+    quiet: Any = {"steps": 1, "compile": False, "progress": False}
+    pd.fit(net, ensemble, x, x[:, :1], **quiet)
+    twin_net, twin = pickle.loads(pickle.dumps((net, ensemble)))
+    answers = [pd.predict(m, e, x, samples=2, seed=0).mean for m, e in ((net, ensemble), (twin_net, twin))]
+    assert torch.equal(*answers)
+    assert torch.equal(ensemble.more(1).seeds, twin.more(1).seeds)
+    torch.testing.assert_close(twin.stacked(), ensemble.stacked())
+    pd.fit(twin_net, twin, x, x[:, :1], **quiet)
+    assert twin.members == 3
+    assert copy.copy(twin).members == 3
+
+
+def test_a_guide_without_a_name_cannot_be_pickled() -> None:
+    ensemble = pd.Ensemble(model(), lambda m: pd.AutoMeanField(m), members=2)
+    with pytest.raises(pd.PyroDropoutError, match="guide of Ensemble cannot be pickled"):
+        pickle.dumps(ensemble)
+    assert copy.deepcopy(ensemble).members == 2
+
+
+def test_one_member_is_an_ensemble_too() -> None:
+    net, x = model(), torch.randn(6, 2)
+    answer = pd.predict(net, pd.Ensemble(net, members=1), x)
+    assert torch.equal(answer.epistemic, torch.zeros(6, 1))
+
+
+def test_growing_leaves_nothing_of_the_old_size_in_the_store() -> None:
+    ensemble = pd.Ensemble(model(), members=2)
+    ensemble.tell()
+    ensemble.more(1).more(1).tell()
+    told = {name: len(value) for name, value in pyro.get_param_store().items() if "0.weight" in name}
+    assert told == {"Ensemble.states.0.weight.loc": 4}

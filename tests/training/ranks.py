@@ -298,6 +298,73 @@ def fleets(folder: Path) -> dict[str, Any]:
     return found
 
 
+def ensemble_of(case: str, distributed: bool, folder: Path | None = None, steps: int = 20) -> dict[str, Any]:
+    """An ensemble of points, of which nothing is random but the order of the data; every rank builds another one."""
+    options: dict[str, Any] = {
+        "shared": {"learn": True, "batch_size": 7, "clip_norm": 5.0},  # three members and two, with one τ
+        "apart": {"batch_size": 7},
+        "compiled": {"batch_size": 7, "compile": distributed},
+        "groups": {"members": 3, "group": 1},  # of the third, the second rank has none
+        "few": {"members": 1, "learn": True},
+        "validation": {"learn": True, "validation": wave(9, torch.float64), "patience": 2, "check_every": 3, "lr": 0.3},
+        "lost": {"learn": True, "members": 4},
+    }.get(case, {})
+    torch.manual_seed(100 + (here() if distributed else 0))
+    layers = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    model = pd.BayesianNet(layers, likelihood=pd.Gaussian(10.0, learn=options.pop("learn", False))).double()
+    ensemble = pd.Ensemble(model, members=options.pop("members", 5), group=options.pop("group", None))
+    if case == "lost":
+        with torch.no_grad():
+            next(iter(ensemble.parameters()))[3] = float("nan")  # on the last rank
+    how = None if folder is None else pd.Checkpoint(folder, every=5, seconds=1e9)
+    x, y = wave(24, torch.float64)
+    asked = {**QUIET, "steps": steps, "seed": SEED, "compile": False, "checkpoint": how, **options}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        history = pd.fit(model, ensemble, x, y, distributed=distributed, **asked)
+        if case == "more":
+            pd.fit(model, ensemble.more(3), x, y, distributed=distributed, **asked)
+    assert history.member_losses is not None
+    seen = {name: value.tolist() for name, value in ensemble.stacked().items()}
+    seen["tau"] = [p.tolist() for p in model.likelihood.parameters()]
+    return {
+        "seen": seen,
+        "losses": history.losses.tolist(),
+        "each": history.member_losses.tolist(),
+        "validation": [list(pair) for pair in history.validation],
+        "said": [str(each.message) for each in said if "members" in str(each.message)],
+        "members": ensemble.members,
+        "hash": hash_of(model, ensemble),
+    }
+
+
+ENSEMBLES = ("shared", "apart", "compiled", "groups", "few", "validation", "lost", "more")
+
+
+def ensembles(folder: Path) -> dict[str, Any]:
+    """Members shared out in every way; trainings that are taken up again; members that draw."""
+    found: dict[str, Any] = {case: ensemble_of(case, True) for case in ENSEMBLES}
+    for case in ("shared", "groups", "validation"):
+        ensemble_of(case, True, folder / case, steps=10)
+        found[f"{case} resumed"] = ensemble_of(case, True, folder / case)
+    x, y = wave(24)
+    model = network()
+    dropout = pd.Ensemble(model, pd.AutoDropout, members=3)
+    history = pd.fit(model, dropout, x, y, steps=5, seed=SEED, distributed=True, **QUIET)
+    found["dropout"] = {"hash": hash_of(model, dropout), "losses": history.losses.tolist()}
+    broken = y.clone()
+    broken[0] = float("nan")
+    try:
+        pd.fit(model, dropout, x, broken, steps=5, distributed=True, **QUIET)
+    except pd.DivergedError as stop:
+        found["diverged"] = {"said": [str(stop), *stop.__notes__], "hash": hash_of(model, dropout)}
+    try:
+        pd.fit(model, dropout, x, y, steps=5, distributed=True, compile=True, progress=False)
+    except pd.PyroDropoutError as mistake:
+        found["compile"] = str(mistake)
+    return found
+
+
 def dropout_line() -> tuple[Any, Any]:
     """A linear function without bias, dropped as a whole or not."""
     torch.manual_seed(0)
@@ -375,7 +442,7 @@ def commands(folder: Path) -> dict[str, Any]:
 # --- all together -----------------------------------------------------------------------------------------------------
 
 WITHOUT_FOLDER = {each.__name__: each for each in (exactness, long_run, seeds, masks, mistakes, predictions)}
-WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, commands)}
+WITH_FOLDER = {each.__name__: each for each in (checkpoints, elastic, fleets, ensembles, commands)}
 
 
 def main() -> None:

@@ -18,6 +18,8 @@ from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.runner import TrainingRun
 
+State = tuple[dict[str, Tensor], Record]  # tensors by name, and the rest, which JSON can hold
+
 _NAME = re.compile(r"step-(\d+)\.safetensors")
 
 
@@ -63,24 +65,23 @@ class Checkpoint:
         check_count("keep", self.keep)
 
 
-def last_facts(checkpoint: str | Path | Checkpoint) -> Record | None:
-    """Return what the last readable checkpoint in a folder says of its training run; None if there is none."""
-    folder = Path(checkpoint.folder if isinstance(checkpoint, Checkpoint) else checkpoint)
+def last_facts(folder: Path) -> tuple[Record, int]:
+    """Return what the last readable checkpoint in a folder says of its training run, and its step; {} and 0 if none."""
     files = sorted(path for path in folder.glob("step-*.safetensors") if _NAME.fullmatch(path.name))
     for path in reversed(files):
         try:
-            found: Record = read_facts(path).get("facts", {})
-            return found
+            found = read_facts(path)
+            return found.get("facts", {}), found.get("step", 0)
         except DamagedFileError:
             continue
-    return None
+    return {}, 0
 
 
 @runtime_checkable
 class Resumable(Protocol):
     """A part of a training run with a state: tensors by name, and the rest, which JSON can hold."""
 
-    def state(self) -> tuple[dict[str, Tensor], Record]:
+    def state(self) -> State:
         """Return the state."""
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
@@ -138,21 +139,25 @@ class Keeper:
         if step == self.step:
             return
         states = _random_states(self.run.t.device, self._group)
-        written = self._group.first and self._written(step, losses, states)
+        state = self.run.state()  # on all ranks: some of it may be held by others
+        watched = None if self.watch is None else self.watch.state()
+        written = self._group.first and self._written(step, losses, states, state, watched)
         self._time = time.monotonic()
         if self._group.any(written)[0]:
             self.step = step
 
-    def _written(self, step: int, losses: Tensor, states: dict[str, Tensor]) -> bool:
+    def _written(
+        self, step: int, losses: Tensor, states: dict[str, Tensor], state: State, watched: State | None
+    ) -> bool:
         """Write a checkpoint and return whether that succeeded."""
-        tensors, rest = self.run.state()
+        tensors, rest = state
         found = {f"run.{name}": value for name, value in tensors.items()}
         found |= {f"rng.{name}": value for name, value in states.items()}
         found |= tensors_of(self.model, self.guide)
         found["losses"] = losses
         facts = {"kind": "training", "step": step, "facts": self.facts, "run": rest}
-        if self.watch is not None:
-            kept, facts["watch"] = self.watch.state()
+        if watched is not None:
+            kept, facts["watch"] = watched
             found |= {f"watch.{name}": value for name, value in kept.items()}
         path = self.folder / f"step-{step:012d}.safetensors"
         try:

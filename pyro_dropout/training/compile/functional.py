@@ -69,7 +69,8 @@ class Parameters:
     def tell(self, number: int) -> Tensor:
         """Report a parameter to Pyro's handlers, and return the tensor that is in its place now."""
         name = self.names[number]
-        here = next((holder[key] for holder, key in self._places[name]), self.by_name[name])
+        stored = pyro.get_param_store()._params.get(name, self.by_name[name])
+        here = next((holder[key] for holder, key in self._places[name]), stored)
         tell_again(name, here)
         return here
 

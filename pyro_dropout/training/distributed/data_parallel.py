@@ -6,6 +6,8 @@ s_r, L_r = (N / s_r) Σ_{i in share} -log p(y_i | w) + KL. PyTorch's Distributed
 of the whole batch with one KL, even if B is not a multiple of R.
 """
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from pyro import poutine
@@ -120,17 +122,23 @@ def parallel_run(
     model, guide, _ = parts
     share = group.share(batch)
     parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
-    modules = [part for part in (model, guide) if isinstance(part, nn.Module)]
-    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
     # Without their names, which depend on what a process has built before.
     shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
-    others = [list(tensor.shape) for tensor in tensors.values()]
-    group.check_same({"the trained parameters": shapes, "the tensors of model and guide": others})
-    group.copy_from_first([*tensors.values(), *(t for t in parameters.by_name.values() if id(t) not in tensors)])
+    group.check_same({"the trained parameters": shapes})
+    start_alike(group, (model, guide), parameters.by_name.values())
     batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
     gradients_of = SharedGradients(group, parts, parameters, x, y, batch)
     buffers = (Buffers(model, guide).values,)
     return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False)
+
+
+def start_alike(group: Group, parts: Iterable[object], others: Iterable[Tensor] = ()) -> None:
+    """Give all ranks the tensors of the first: those of modules, and others; raise unless they have the same shapes."""
+    modules = [part for part in parts if isinstance(part, nn.Module)]
+    tensors = {id(t): t for module in modules for t in (*module.parameters(), *module.buffers())}
+    tensors |= {id(tensor): tensor for tensor in others}
+    group.check_same({"the tensors of model and guide": [list(tensor.shape) for tensor in tensors.values()]})
+    group.copy_from_first(list(tensors.values()))
 
 
 def check_parallel(group: Group, batch: int, compile: Compile) -> None:

@@ -230,7 +230,8 @@ def perturbed(p: Distribution, noise: Tensor, weight: Tensor | None) -> Distribu
 
 def free_points(ensemble: "Ensemble") -> frozenset[str]:
     """Return the constrained sites that a member has as points."""
-    with torch.no_grad(), ensemble.as_member(0) as guide:
+    guide = ensemble.template
+    with torch.no_grad():
         return frozenset(
             site.name
             for site in guide._sites.values()

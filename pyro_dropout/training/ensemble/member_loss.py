@@ -1,24 +1,30 @@
 """The loss of all members of an ensemble: one member's loss and gradients as a graph, mapped over the members."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from pyro import poutine
 from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Tree
-from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients
+from pyro_dropout.training.compile.functional import Buffers, Parameters, loss_and_gradients, unvalidated
 from pyro_dropout.training.compile.program import traced
 from pyro_dropout.training.ensemble.anchoring import Anchoring, Perturbation, free_points
+from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.fleet.replicas import check_pure
 from pyro_dropout.training.loss.attempt import is_traced, untraced
+from pyro_dropout.training.out_of_memory import unless_out_of_memory
 
 if TYPE_CHECKING:
     from pyro_dropout.guides.ensemble import Ensemble
+
+Result = TypeVar("Result")
 
 ROWS = "rows_of_the_batch"  # the keyword under which a mini-batch says which of all data it holds
 
@@ -61,15 +67,25 @@ class _Graph:
     names: list[str | None]
     buffers: Buffers
 
+    def settings(self, ensemble: "Ensemble") -> tuple[list[Tensor], list[int | None]]:
+        """Return all settings, and for each 0 if members have their own."""
+        own = {f"guide.{name}": value for name, value in ensemble.settings().items()}
+        mine = [own.get(name) for name in self.buffers.names]
+        values = [value if each is None else each for each, value in zip(mine, self.buffers.values, strict=True)]
+        return values, [None if each is None else 0 for each in mine]
+
 
 class EnsembleLoss:
     """The mean loss of all members; each member's parameters have the gradient of its own loss.
+
+    What members share has the mean gradient of those whose loss is finite: one that diverges does not harm the others.
 
     Args:
         inner: the loss of a member.
         perturbation: the members' anchors and perturbed data; None if they are not anchored.
         clip_norm: the largest norm of a member's gradient.
-        at_once: how many members are computed at once; None for all.
+        at_once: how many members are computed at once; None for all. It is halved whenever memory runs out.
+        share: which of the members these are, of those that all ranks train together; None for all.
     """
 
     def __init__(
@@ -78,38 +94,83 @@ class EnsembleLoss:
         perturbation: Perturbation | None = None,
         clip_norm: float | None = None,
         at_once: int | None = None,
+        share: Share | None = None,
     ) -> None:
-        self.inner, self.clip_norm, self.at_once = inner, clip_norm, at_once
+        self.inner, self.clip_norm, self.at_once, self._share = inner, clip_norm, at_once, share
         self.extras = None if perturbation is None else perturbation.tensors()
         self._graphs: dict[Any, _Graph] = {}
 
     def differentiable_loss(self, model: PyroModel, ensemble: "Ensemble", *args: Tree, **kwargs: Tree) -> Tensor:
         """Return the mean loss as a tensor with the members' gradients."""
-        stacked = ensemble.tell()
-        leaves, shape = tree_flatten((args, kwargs))
-        graph = self._graph_of(model, ensemble, leaves, shape)
-        values = [graph.parameters.tell(k) if name is None else stacked[name] for k, name in enumerate(graph.names)]
-        extras = [] if self.extras is None else tree_flatten(self.extras)[0]
-        others = [*graph.buffers.values, *(leaf for leaf in leaves if isinstance(leaf, Tensor))]
-        dims = [None if name is None else 0 for name in graph.names] + [0] * len(extras) + [None] * len(others)
-        mapped = vmap(graph.run, in_dims=tuple(dims), randomness="different", chunk_size=self.at_once)
-        with torch.no_grad():
-            losses, *slopes = mapped(*(value.detach() for value in values), *extras, *others)
-            slopes = self._clipped(slopes, graph.names)
-        # A function of the parameters with these gradients: a tracer and DDP differentiate it as any other loss.
+        graph, values, losses, slopes = self._computed(model, ensemble, ensemble.tell(), (args, kwargs))
+        slopes = _averaged(graph, losses, slopes)
+        # A function of the parameters with these gradients, which can be differentiated as any other loss.
         value: Tensor = losses.mean()
         for held, slope in zip(values, slopes, strict=True):
             value = value + (slope * (held - held.detach())).sum()
         return value
 
-    def _clipped(self, slopes: list[Tensor], names: list[str | None]) -> list[Tensor]:
-        """Shrink each member's gradient to the largest norm; average the gradients of what members share."""
-        if self.clip_norm is not None:
-            squares = [slope.flatten(1).square().sum(1) for slope in slopes]
-            norms = torch.stack(squares).sum(0).sqrt()
-            shrink = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
-            slopes = [slope * shrink.reshape(-1, *[1] * (slope.dim() - 1)) for slope in slopes]
-        return [slope.mean(0) if name is None else slope for slope, name in zip(slopes, names, strict=True)]
+    def gradients(
+        self,
+        model: PyroModel,
+        ensemble: "Ensemble",
+        parameters: Parameters,
+        values: list[Tensor],
+        arguments: tuple[Sequence[Tree], dict[str, Tree]],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss of each member, and the gradients at ``values`` in the order of ``parameters``."""
+        leaves = [value.detach().requires_grad_() for value in values]
+        with unvalidated(), poutine.block(), parameters.replaced(leaves):
+            graph, held, losses, slopes = self._computed(model, ensemble, ensemble.stacked(), arguments)
+        slopes = _averaged(graph, losses, slopes, self._share)
+        place = {id(value): k for k, value in enumerate(held)}
+        order = [place[id(leaf)] for leaf in leaves]
+        parameters.unused = {k for k, number in enumerate(order) if number in graph.parameters.unused}
+        return losses, [slopes[number] for number in order]
+
+    def _computed(
+        self,
+        model: PyroModel,
+        ensemble: "Ensemble",
+        stacked: dict[str, Tensor],
+        arguments: tuple[Sequence[Tree], dict[str, Tree]],
+    ) -> tuple[_Graph, list[Tensor], Tensor, list[Tensor]]:
+        """Return the graph of a member, the parameters as they are held now, and each member's loss and gradients."""
+        leaves, shape = tree_flatten(arguments)
+        graph = self._graph_of(model, ensemble, leaves, shape)
+        values = [graph.parameters.tell(k) if name is None else stacked[name] for k, name in enumerate(graph.names)]
+        extras = [] if self.extras is None else tree_flatten(self.extras)[0]
+        settings, by_member = graph.settings(ensemble)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        inputs = [*(value.detach() for value in values), *extras, *settings, *tensors]
+        own = (None if name is None else 0 for name in graph.names)
+        dims = (*own, *[0] * len(extras), *by_member, *[None] * len(tensors))
+
+        def mapped() -> list[Tensor]:
+            run = vmap(graph.run, in_dims=dims, randomness="different", chunk_size=self.at_once)
+            return list(run(*inputs))
+
+        with torch.no_grad():
+            losses, *slopes = mapped() if is_traced() else self.within_memory(mapped, ensemble.rows)
+            return graph, values, losses, self._clipped(slopes)
+
+    def within_memory(self, work: Callable[[], Result], members: int) -> Result:
+        """Run ``work``; whenever memory runs out, compute half as many of the members at once, and run it again."""
+        while (self.at_once or members) > 1:
+            found = unless_out_of_memory(work)
+            if found is not None:
+                return found
+            self.at_once = -(-(self.at_once or members) // 2)
+        return work()
+
+    def _clipped(self, slopes: list[Tensor]) -> list[Tensor]:
+        """Shrink each member's gradient to the largest norm."""
+        if self.clip_norm is None:
+            return slopes
+        squares = [slope.reshape(len(slope), -1).square().sum(1) for slope in slopes]
+        norms = torch.stack(squares).sum(0).sqrt()
+        shrink = (self.clip_norm / (norms + 1e-6)).clamp(max=1.0)
+        return [slope * shrink.reshape(_column(slope)) for slope in slopes]
 
     def _graph_of(self, model: PyroModel, ensemble: "Ensemble", leaves: list[Tree], shape: TreeSpec) -> _Graph:
         kinds = [(tuple(v.shape), v.dtype, v.device) if isinstance(v, Tensor) else v for v in leaves]
@@ -128,8 +189,13 @@ class EnsembleLoss:
         first = None if self.extras is None else {k: {n: t[0] for n, t in p.items()} for k, p in self.extras.items()}
         extras, spec = tree_flatten(first or {})
         args, kwargs = tree_unflatten(leaves, shape)
-        parameters = Parameters(model, template, MemberLoss(self.inner, first, free), args, kwargs)
         own = {id(value): name for name, value in template.named_parameters()}
+        template.is_member = False  # so that it registers its parameters, by which they are found
+        try:
+            parameters = Parameters(model, template, MemberLoss(self.inner, first, free), args, kwargs)
+        finally:
+            template.is_member = True
+        forget(template.parameters())  # it is the ensemble's that are trained
         names = [own.get(id(value)) for value in parameters.by_name.values()]
         buffers = Buffers(model, template)
         counts = (len(names), len(extras), len(buffers.values), len(places))
@@ -148,6 +214,25 @@ class EnsembleLoss:
             graph = traced(solo, example)
         check_pure(graph)
         return _Graph(graph, parameters, names, buffers)
+
+
+def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share | None = None) -> list[Tensor]:
+    """Average the gradients of what members share, over those members for which they and the loss are finite."""
+    common = [slope for slope, name in zip(slopes, graph.names, strict=True) if name is None]
+    if not common:
+        return slopes
+    finite = torch.stack([losses.isfinite(), *(s.reshape(len(s), -1).isfinite().all(1) for s in common)]).all(0)
+    sums = [torch.where(finite.reshape(_column(slope)), slope, 0.0).sum(0) for slope in common]
+    count = finite.sum().to(common[0])
+    if share is not None:
+        *sums, count = share.totals([*sums, count])
+    means = iter([each / count.clamp(min=1.0) for each in sums])
+    return [next(means) if name is None else slope for slope, name in zip(slopes, graph.names, strict=True)]
+
+
+def _column(slope: Tensor) -> tuple[int, ...]:
+    """Return the shape of one number for each member, beside its gradient."""
+    return (-1, *[1] * (slope.dim() - 1))
 
 
 def _split(inputs: Sequence[Tensor], counts: Sequence[int]) -> Iterator[list[Tensor]]:

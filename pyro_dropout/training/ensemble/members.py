@@ -1,96 +1,205 @@
-"""What ``fit`` does differently for an ensemble: its loss, its seeds after an interruption, and early stopping."""
+"""Members that are trained together: their training run, and what becomes of what they learn."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.registration import forget
+from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, last_facts
-from pyro_dropout.training.early_stopping import Watch
-from pyro_dropout.training.ensemble.anchoring import perturbation
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Record
+from pyro_dropout.training.checkpoints.fingerprint import told_loss
+from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
+from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
+from pyro_dropout.training.distributed.process_group import Group
+from pyro_dropout.training.ensemble.early_stopping import EnsembleWatch
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
-from pyro_dropout.training.loss.elbo import ELBO
-
-_AT_ONCE = 2**24  # outputs that early stopping computes at once
+from pyro_dropout.training.ensemble.members_run import MembersRun
+from pyro_dropout.training.ensemble.share import Share
+from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.out_of_memory import LESS
+from pyro_dropout.training.runner import Batches, TrainingRun, make_run
+from pyro_dropout.training.svi import Compile
+from pyro_dropout.training.training_task import TrainingTask
 
 
 @dataclass
-class Members:
-    """The members that a training is for.
+class Members(TrainingTask):
+    """Members of an ensemble that are trained together, on one rank or on several.
 
     Attributes:
+        guide: the members of this rank; the ensemble itself if they are all of it.
         whole: the ensemble.
-        part: the members that are trained: those that were added last, or else all.
-        loss: their loss.
-        call: the model call, which says which of all data a mini-batch holds.
+        rows: where the members of all ranks are in it.
+        share: which of them are this rank's.
+        rest: those and the members whose turn is later, which a checkpoint holds too.
+        turn: how many groups were trained before.
+        turns: how many groups there are.
+        base: the seed of the order of the data; None to draw it from torch's generator.
+        checkpoint: where checkpoints are written.
+        finished: whether the last of them is from the end of the training.
     """
 
-    whole: Ensemble
-    part: Ensemble
+    guide: Ensemble
     loss: EnsembleLoss
-    call: ModelCall
+    whole: Ensemble
+    rows: slice
+    share: Share
+    rest: Ensemble
+    turn: int = 0
+    turns: int = 1
+    base: int | None = None
+    checkpoint: str | Path | Checkpoint | None = None
+    finished: bool = False
+    _by_member: list[bool] = field(default_factory=list)  # for each parameter, whether every member has its own
 
-    def finish(self) -> None:
-        """Put what was learned into the ensemble."""
-        self.whole.take_back(self.part)
+    @property
+    def less(self) -> str:
+        """What to do if not even a step of a single point fits into memory."""
+        return f"fewer members at a time (Ensemble(group=...)), {LESS}"
 
-    def facts(self) -> dict[str, object]:
+    @property
+    def kept(self) -> Ensemble:
+        """The members that are written to checkpoints."""
+        return self.rest
+
+    def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
-        return {"members": self.part.seeds.tolist(), "anchored": self.part.anchored}
+        return super().facts() | {"loss": told_loss(self.loss.inner), "clip_norm": self.loss.clip_norm}
 
+    # --- the training run ---------------------------------------------------------------------------------------------
 
-def enlist(
-    ensemble: Ensemble,
-    call: ModelCall,
-    batch: int,
-    loss: object,
-    clip_norm: float | None,
-    checkpoint: str | Path | Checkpoint | None,
-) -> Members:
-    """Return the members to train, with their loss.
+    def start(
+        self,
+        update: Update | torch.optim.Optimizer,
+        batch: int,
+        compile: Compile,
+        seed: int | None = None,
+        group: Group | None = None,
+    ) -> TrainingRun:
+        """Return the training run of this rank's members, ready to start."""
+        ranks, rows = self.share.group, self.guide.rows
+        parameters = self.loss.within_memory(lambda: self._parameters(batch), rows)
+        own = {id(value) for value in self.guide.stacked().values()}
+        self._by_member = [id(value) in own for value in parameters.by_name.values()]
+        shared = [name for name, each in zip(parameters.names, self._by_member, strict=True) if not each]
+        self._check_shared(shared, compile)
+        if self.finished or (shared and ranks.world > 1):
+            compile = False  # no step is left, or gradients are exchanged at every step
+        if ranks.world > 1:
+            ranks.copy_from_first([parameters.by_name[name] for name in shared])
+        if self.base is not None:  # all ranks and all groups see the data in the same order
+            torch.manual_seed(self.base)
+        batches = self._batches(batch)
+        run = self.loss.within_memory(lambda: self._made(parameters, update, batches, compile), rows)
+        if ranks.any(not run.compiled)[0] and isinstance(run, MembersRun):
+            run.run_eagerly()
+        if self.base is not None:  # and each draws its own masks
+            torch.manual_seed(ranks.seed(self.base, self.turn))
+        return run
 
-    Args:
-        ensemble: the ensemble.
-        call: the model with all data.
-        batch: points in a mini-batch.
-        loss: the loss of a member; None for the default.
-        clip_norm: the largest norm of a member's gradient.
-        checkpoint: where the training may have been interrupted; its members' seeds are used again.
-    """
-    ensemble.meet(call)
-    part = ensemble.to_train()
-    seeds = (last_facts(checkpoint) or {}).get("members") if checkpoint is not None else None
-    if isinstance(seeds, list) and len(seeds) == part.members:
-        part.seeds.copy_(torch.tensor(seeds))
-        ensemble.seeds[-len(seeds) :] = part.seeds
-    inner = (ELBO(per_example=False) if part.points else ELBO(per_example="auto")) if loss is None else loss
-    problem = perturbation(part.template, part.seeds.tolist(), call, batch) if part.anchored else None
-    count = call.count or 1
-    if part.anchored and batch < count:
-        device = next(leaf for leaf in call.leaves() if leaf.dim()).device
-        call = replace(call, kwargs={**call.kwargs, ROWS: torch.arange(count, device=device)})
-    return Members(ensemble, part, EnsembleLoss(inner, problem, clip_norm), call)
+    def _made(
+        self,
+        parameters: Parameters,
+        update: Update | torch.optim.Optimizer,
+        batches: Batches | None,
+        compile: Compile,
+    ) -> TrainingRun:
+        model, guide, loss = self.call.model, self.guide, self.loss
+        places = Buffers(model, guide)
 
+        def gradients_of(values: list[Tensor], buffers: list[Tensor], *index: Tensor) -> tuple[Tensor, list[Tensor]]:
+            with places.replaced(buffers):
+                return loss.gradients(model, guide, parameters, values, self._arguments(*index))
 
-class EnsembleWatch(Watch):
-    """Early stopping by the log density of held-out targets under the mixture of all members."""
+        with quietly(model, guide):
+            if isinstance(update, torch.optim.Optimizer):
+                inputs = (places.values,)
+                return make_run(gradients_of, parameters, update, inputs=inputs, batches=batches, compile=compile)
+            return MembersRun(
+                loss,
+                self.share,
+                self._by_member,
+                make_step(gradients_of, parameters, update),
+                parameters.values,
+                update,
+                write=parameters.write,
+                inputs=(places.values,),
+                batches=batches,
+                compile=compile,
+            )
 
-    def _of_network(self) -> Tensor:
-        """Return minus the log density of the targets under the mixture, and their number, (2,)."""
-        assert isinstance(self.guide, Ensemble)
-        ensemble, model = self.guide, self.call.model
-        likelihood, (inputs, targets) = likelihood_of(model), self.call.args
-        weights = ensemble.draws_at(torch.arange(ensemble.members))
-        rows = max(1, _AT_ONCE // (ensemble.members * 64))
-        total = torch.zeros((), dtype=torch.float64, device=inputs.device)
-        for x, y in zip(inputs.split(rows), targets.split(rows), strict=True):
-            f = model.evaluate(weights, x).reshape(ensemble.members, len(x), -1)
-            checked = likelihood.checked(f, y)
-            each = likelihood.distribution(f).log_prob(checked)
-            total -= (torch.logsumexp(each.double(), 0) - math.log(ensemble.members)).sum()
-        return torch.stack([total, total.new_tensor(len(inputs))])
+    def _check_shared(self, shared: list[str], compile: Compile) -> None:
+        """Raise an error if members share a parameter that cannot be trained in this way."""
+        if shared and self.turns > 1:
+            raise PyroDropoutError(
+                f"members share the trained parameter {shared[0]!r}, which groups that are trained one after another"
+                " cannot: each would leave it to the next. Train all members at once (group=None), or fix it."
+            )
+        if shared and self.share.group.world > 1 and compile is True:
+            raise PyroDropoutError(
+                f"compile=True and distributed=True cannot be combined here: members share {shared[0]!r}, whose"
+                " gradients the processes exchange at every step. Leave compile at 'auto'."
+            )
+
+    def watch(
+        self, call: ModelCall, run: TrainingRun, patience: int, every: int, seed: int | None, group: Group
+    ) -> EnsembleWatch:
+        """Return what stops the training early, by the held-out data of ``call``; groups cannot stop together."""
+        if self.turns > 1:
+            raise PyroDropoutError(
+                f"validation stops all members together, but they are trained in {self.turns} groups, one after"
+                " another. Leave out validation, or train them at once (group=None)."
+            )
+        made = EnsembleWatch(call, self.guide, run, patience, every, seed, group)
+        made.all_members, made.idle, made.whole, made.own = self.share.members, self.share.idle, self._whole, self._own
+        return made
+
+    def _whole(self, values: list[Tensor]) -> list[Tensor]:
+        """Return parameters of all ranks' members, from those of this rank's."""
+        return [self.share.whole(v) if each else v for v, each in zip(values, self._by_member, strict=bool(values))]
+
+    def _own(self, values: list[Tensor]) -> list[Tensor]:
+        """Return parameters of this rank's members, from those of all ranks'."""
+        return [v[self.share.own] if each else v for v, each in zip(values, self._by_member, strict=bool(values))]
+
+    def _some(self, points: int) -> ModelCall:
+        """Return the call with the first points; members' data are perturbed by row."""
+        found = super()._some(points)
+        if not self.guide.anchored:
+            return found
+        rows = torch.arange(points, device=next(found.leaves()).device) % (self.call.count or 1)
+        return replace(found, kwargs={**found.kwargs, ROWS: rows})
+
+    def over_ranks(self, losses: Tensor, group: Group) -> Tensor:
+        """Return the losses of some steps and all ranks' members, (steps, members)."""
+        return losses if group.world == 1 else self.share.whole(losses.T.contiguous()).T
+
+    # --- afterwards ---------------------------------------------------------------------------------------------------
+
+    def finish(self, losses: Tensor | None = None, together: bool = True) -> None:
+        """Put what was learned into the ensemble, and note which members have diverged.
+
+        Args:
+            losses: the members' losses at the parameters that were kept; None if training was interrupted.
+            together: whether all ranks do this; otherwise only what this rank's members have learned is known.
+        """
+        rows = self.rows
+        if self.guide is not self.whole:
+            forget(self.guide.parameters())
+            if not together:
+                own = self.share.own
+                rows = slice(rows.start + own.start, rows.start + own.stop)
+            if together or not self.share.idle:
+                with torch.no_grad():
+                    for name, value in self.guide.stacked().items():
+                        learned = self.share.whole(value.detach()) if together else value
+                        self.whole.stacked()[name][rows] = learned
+        good = self.whole.part(rows, copied=False).finite()
+        if losses is not None:
+            good &= losses.isfinite().to(good)
+        self.whole.lost[rows] = ~good

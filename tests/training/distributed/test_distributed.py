@@ -17,10 +17,20 @@ import pyro_dropout as pd
 from pyro_dropout.prediction.sharded import Shards
 from pyro_dropout.training.distributed.process_group import Group, join
 from pyro_dropout.training.distributed.torchrun import local_device
-from tests.training.ranks import WITHOUT_NOISE, dropout_line, fleet_of, line, line_data, wave, without_noise
+from tests.training.ranks import (
+    ENSEMBLES,
+    WITHOUT_NOISE,
+    dropout_line,
+    ensemble_of,
+    fleet_of,
+    line,
+    line_data,
+    wave,
+    without_noise,
+)
 
 ROOT = Path(__file__).parents[3]
-CASES = ("exactness", "long_run", "masks", "mistakes", "checkpoints", "fleets", "predictions", "commands")
+CASES = ("exactness", "long_run", "masks", "mistakes", "checkpoints", "fleets", "ensembles", "predictions", "commands")
 Found = dict[str, list[Any]]
 
 
@@ -272,6 +282,36 @@ def test_a_fleet_goes_on_and_bears_losses(found: Found) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("case", ENSEMBLES)
+def test_an_ensemble_is_shared_out_and_comes_back(found: Found, case: str) -> None:
+    """Every rank has the members that one process would have: only sums over members are rounded differently."""
+    first, second = (each[case] for each in found["ensembles"])
+    alone = ensemble_of(case, distributed=False)
+    assert first["hash"] == second["hash"]
+    for name in ("losses", "each", "validation"):
+        torch.testing.assert_close(first[name], alone[name], rtol=1e-11, atol=1e-11, equal_nan=True)
+    for name, value in alone["seen"].items():
+        torch.testing.assert_close(first["seen"][name], value, rtol=1e-11, atol=1e-11, equal_nan=True)
+    assert first["members"] == alone["members"]
+    assert first["said"] == second["said"] == alone["said"]
+    if case in ("shared", "few", "validation", "lost"):
+        assert first["seen"]["tau"] != [torch.tensor(10.0, dtype=torch.float64).log().item()]  # it was trained
+
+
+@pytest.mark.deep
+def test_an_ensemble_goes_on_and_bears_mistakes(found: Found) -> None:
+    first, second = found["ensembles"]
+    for case in ("shared", "groups", "validation"):
+        assert first[f"{case} resumed"]["hash"] == second[f"{case} resumed"]["hash"] == first[case]["hash"]
+    assert first["dropout"] == second["dropout"]
+    for each in (first, second):
+        assert each["diverged"]["hash"] == first["dropout"]["hash"]  # where they were before
+        assert each["diverged"]["said"][0].startswith("the loss is nan at step 1")
+        assert "members 0 to 2 so far. The next fit" in each["diverged"]["said"][1]
+        assert "members share 'Gaussian" in each["compile"]
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("shard", ["points", "samples"])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
@@ -347,7 +387,7 @@ def test_torchrun_starts_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.deep
 def test_three_ranks_too(tmp_path: Path) -> None:
-    found = ranks(tmp_path, "exactness", "long_run", "checkpoints", "predictions", "fleets", processes=3)
+    found = ranks(tmp_path, "exactness", "long_run", "checkpoints", "predictions", "fleets", "ensembles", processes=3)
     for case in WITHOUT_NOISE:
         alone = without_noise(case, distributed=False)
         assert len({each[case]["hash"] for each in found["exactness"]}) == 1
@@ -358,3 +398,7 @@ def test_three_ranks_too(tmp_path: Path) -> None:
     assert ends["cut"] == ends["terminated"] == ends["interrupted"] == ends["whole"]
     assert found["predictions"][0] == found["predictions"][1] == found["predictions"][2]
     assert found["fleets"][2]["longer"] == found["fleets"][0]["five"]
+    for case in ENSEMBLES:
+        each, alone = found["ensembles"], ensemble_of(case, distributed=False)
+        assert len({one[case]["hash"] for one in each}) == 1
+        torch.testing.assert_close(each[2][case]["losses"], alone["losses"], rtol=1e-11, atol=1e-11)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training.ensemble.members import enlist
+from pyro_dropout.training.ensemble.members import Members
+from pyro_dropout.training.ensemble.roster import Roster
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 GUIDES: dict[str, Any] = {
@@ -43,6 +44,10 @@ def data(points: int = 24) -> tuple[Tensor, Tensor]:
     return x, x.prod(1, keepdim=True)
 
 
+def enlisted(ensemble: pd.Ensemble, call: ModelCall, batch: int, **options: Any) -> Members:
+    return Roster(ensemble, call, batch, **options).members()
+
+
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_batches_add_up_to_the_whole(name: str) -> None:
     """Noise and weights belong to data points: the mean loss of disjoint mini-batches is the loss of all data."""
@@ -52,18 +57,18 @@ def test_batches_add_up_to_the_whole(name: str) -> None:
     model = pd.BayesianNet(net(outputs), pd.Prior(), likelihood)
     ensemble = pd.Ensemble(model, members=3)
     call = ModelCall(model, (x, y, len(x)))
-    whole = enlist(ensemble, call, len(x), None, None, None)
-    parts = enlist(ensemble, call, 8, None, None, None)
+    whole = enlisted(ensemble, call, len(x))
+    parts = enlisted(ensemble, call, 8)
     rows = torch.arange(len(x)).reshape(3, 8)
     batches = [parts.call.at(row) for row in rows]
-    each = [parts.loss.differentiable_loss(model, parts.part, *one.args, **one.kwargs) for one in batches]
-    full = whole.loss.differentiable_loss(model, whole.part, *whole.call.args, **whole.call.kwargs)
+    each = [parts.loss.differentiable_loss(model, parts.guide, *one.args, **one.kwargs) for one in batches]
+    full = whole.loss.differentiable_loss(model, whole.guide, *whole.call.args, **whole.call.kwargs)
     torch.testing.assert_close(torch.stack(each).mean(), full, rtol=1e-9, atol=1e-9)
     # Other rows are other noise.
     moved = parts.call.at(torch.arange(8))
     swapped = (moved.args[0], moved.args[1], moved.args[2])
     kwargs = dict.fromkeys(moved.kwargs, torch.arange(8, 16))
-    assert parts.loss.differentiable_loss(model, parts.part, *swapped, **kwargs) != each[0]
+    assert parts.loss.differentiable_loss(model, parts.guide, *swapped, **kwargs) != each[0]
 
 
 def test_a_subsampled_plate_sees_its_own_noise() -> None:
@@ -78,7 +83,7 @@ def test_a_subsampled_plate_sees_its_own_noise() -> None:
     ensemble = pd.Ensemble(model, members=3)
     call = ModelCall(model, (x, y, len(x)))
     ensemble.meet(call)
-    whole = enlist(ensemble, call, len(x), None, None, None)
+    whole = enlisted(ensemble, call, len(x))
     full = whole.loss.differentiable_loss(model, ensemble, *call.args)
     rows = torch.randperm(len(x)).reshape(3, 8)
     each = [whole.loss.differentiable_loss(model, ensemble, x, y, 8, row) for row in rows]
@@ -105,7 +110,7 @@ def test_a_member_minimises_its_own_objective() -> None:
     x, y = data(10)
     model = pd.BayesianNet(net(), pd.Prior(length_scale=0.5), pd.Gaussian(4.0))
     ensemble = pd.Ensemble(model, members=2)
-    made = enlist(ensemble, ModelCall(model, (x, y, len(x))), len(x), None, None, None)
+    made = enlisted(ensemble, ModelCall(model, (x, y, len(x))), len(x))
     extras = made.loss.extras
     assert extras is not None
     losses = []
@@ -219,13 +224,6 @@ def test_plates_of_the_size_of_a_batch_are_refused() -> None:
     pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, batch_size=6, **QUIET)
 
 
-def test_several_processes_are_refused() -> None:
-    x, y = data()
-    model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))
-    with pytest.raises(pd.PyroDropoutError, match="in one process"):
-        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=2, distributed=True, **QUIET)
-
-
 def test_data_that_cannot_be_weighted_are_refused() -> None:
     def model(y: Tensor) -> None:
         rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
@@ -242,7 +240,7 @@ def test_clipping_is_for_each_member() -> None:
     ensemble = pd.Ensemble(model, members=2, start="module")
     with torch.no_grad():
         next(iter(ensemble.parameters()))[1] *= 1000
-    made = enlist(ensemble, ModelCall(model, (x, y, len(x))), len(x), None, 1.0, None)
+    made = enlisted(ensemble, ModelCall(model, (x, y, len(x))), len(x), clip_norm=1.0)
     loss = made.loss.differentiable_loss(model, ensemble, *made.call.args)
     slopes = torch.autograd.grad(loss, list(ensemble.parameters()))
     norms = torch.stack([slope.flatten(1).square().sum(1) for slope in slopes]).sum(0).sqrt()

@@ -1,0 +1,251 @@
+"""The members of an ensemble: their parameters and settings, stacked, and one guide that can stand for any of them.
+
+Members are numbered, and a member that has diverged has no number: its row is kept, and nothing reads it.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_dropout.generative.by_name import check_named
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.registration import forget, tell_pyro
+from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.member_starts import Make, Start, all_equal, at_anchors, check_alike, started
+from pyro_dropout.guides.points import Points
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel
+
+_BAR = "|"  # stands for the dot in the name of a member's parameter: torch allows none
+
+
+class StackedMembers(nn.Module):
+    """Members of one kind, a row of every tensor for each.
+
+    Args:
+        model: the model.
+        make: makes a member's guide from it.
+        template: a guide that it has made.
+        start: where members start.
+        anchored: whether members are anchored.
+        members: how many there are.
+        seed: of their seeds; None to draw one.
+    """
+
+    seeds: Tensor
+    lost: Tensor
+    trained: Tensor
+    learned_buffers = ("seeds", "lost", "trained")  # a file brings its own
+
+    def __init__(
+        self,
+        model: PyroModel,
+        make: Make,
+        template: SiteGuide,
+        start: Start,
+        anchored: bool,
+        members: int,
+        seed: int | None,
+    ) -> None:
+        super().__init__()
+        self._model, self._make, self._template = (model,), (make,), (template,)
+        self.start, self.anchored = start, anchored
+        template.is_member = True
+        self._source = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed % 2**63)
+        self.register_buffer("seeds", self._new_seeds(members))
+        self.register_buffer("lost", torch.zeros(members, dtype=torch.bool))
+        self.register_buffer("trained", torch.zeros((), dtype=torch.int64))
+        if self.known:
+            self._add(self.seeds.tolist())
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    @property
+    def template(self) -> SiteGuide:
+        """The guide of one member; which one, changes."""
+        return self._template[0]
+
+    @property
+    def rows(self) -> int:
+        """How many members there are, with those that have diverged."""
+        return len(self.seeds)
+
+    @property
+    def members(self) -> int:
+        """How many members there are; those that have diverged do not count."""
+        return self.rows - int(self.lost.sum())
+
+    @property
+    def known(self) -> bool:
+        """Whether the sites of the model are known."""
+        return self.template.prototype_trace is not None
+
+    @property
+    def points(self) -> bool:
+        """Whether the members are points."""
+        return isinstance(self.template, Points)
+
+    def stacked(self) -> dict[str, Tensor]:
+        """Return the parameters of all rows, (rows, ...), by their names in a member's guide."""
+        self.check_known()
+        return {_name(key): value for key, value in self._parameters.items() if value is not None}
+
+    def settings(self) -> dict[str, Tensor]:
+        """Return the settings of all rows, such as keep, (rows, ...), by their names in a member's guide."""
+        own = ((key, value) for key, value in self._buffers.items() if key not in self.learned_buffers)
+        return {_name(key): value for key, value in own if value is not None}
+
+    def finite(self) -> Tensor:
+        """Return for each row whether all its parameters are finite."""
+        each = [value.detach().reshape(self.rows, -1).isfinite().all(1) for value in self.stacked().values()]
+        return torch.stack(each).all(0)
+
+    def numbered(self, numbers: Tensor) -> Tensor:
+        """Return the rows of the members with these numbers."""
+        self.check_usable()
+        return (~self.lost).nonzero().flatten().cpu()[numbers.cpu()]
+
+    def check_known(self) -> None:
+        """Raise an error unless the sites of the model are known."""
+        if not self.known:
+            raise PyroDropoutError(
+                "the ensemble has not seen its model's sites yet: fit it, or call it once with the model's arguments."
+            )
+
+    def check_usable(self) -> None:
+        """Raise an error unless the sites of the model are known, and there is a member that has not diverged."""
+        self.check_known()
+        if not self.members:
+            raise PyroDropoutError(
+                f"all {self.rows} members have diverged: their parameters are not finite. Make the ensemble anew, and"
+                " lower the learning rate or clip gradients (clip_norm=...)."
+            )
+
+    # --- adding members -----------------------------------------------------------------------------------------------
+
+    def meet(self, call: ModelCall) -> None:
+        """Read a model that names its sites only when it runs, and make the members."""
+        if self.known:
+            return
+        with forked(), poutine.block():
+            call.of(self.template)
+            if not self.points:
+                other = self._make[0](self._model[0])
+                other.is_member = True
+                call.of(other)
+                check_alike(self.template, other, settings=True)
+        self._add(self.seeds.tolist())
+
+    def _new_seeds(self, count: int) -> Tensor:
+        return torch.randint(2**62, (count,), generator=self._source)
+
+    def _add(self, seeds: list[int]) -> None:
+        """Append the tensors of members that start from these seeds."""
+        template = self.template
+        with forked():
+            if self.start == "anchor":
+                rows = at_anchors(template, seeds)
+            else:
+                rows = [started(self._model[0], self._make[0], template, self.start, seed) for seed in seeds]
+        if not self.anchored and self.points and len(seeds) > 1 and all_equal(rows):
+            raise PyroDropoutError(
+                "all members start at the same point and nothing else tells them apart, so they would stay equal. Let"
+                " them be anchored, or give layers with reset_parameters and start='fresh'."
+            )
+        trained = dict(template.named_parameters())
+        forget(self.parameters())  # those that are made below take their names in Pyro's store
+        for name, like in (*trained.items(), *template.named_buffers()):
+            key, added = name.replace(".", _BAR), torch.stack([row[name] for row in rows]).to(like)
+            before = self._parameters.get(key) if name in trained else self._buffers.get(key)
+            whole = added if before is None else torch.cat([before.detach(), added])
+            if name in trained:
+                self.register_parameter(key, nn.Parameter(whole))
+            else:
+                self.register_buffer(key, whole)
+
+    # --- one of them, and some of them --------------------------------------------------------------------------------
+
+    @contextmanager
+    def as_member(self, member: int, detached: bool = True) -> Iterator[SiteGuide]:
+        """Within this context, ``template`` is the guide of one member."""
+        own, template = {**self.stacked(), **self.settings()}, self.template
+        row = int(self.numbered(torch.tensor(member)))
+        places = [
+            (holder, key, own[".".join(filter(None, (path, key)))])
+            for path, module in template.named_modules()
+            for holder in (module._parameters, module._buffers)
+            for key, value in holder.items()
+            if value is not None
+        ]
+        kept = [holder[key] for holder, key, _ in places]
+        try:
+            for holder, key, value in places:
+                holder[key] = value.detach()[row] if detached else value[row]
+            yield template
+        finally:
+            for (holder, key, _), value in zip(places, kept, strict=True):
+                holder[key] = value
+
+    def part(self, rows: slice, copied: bool = True) -> Self:
+        """Return an ensemble of some of the rows: with copies of their tensors, or with the same memory."""
+
+        def taken(value: Tensor) -> Tensor:
+            return value.detach()[rows].clone() if copied else value.detach()[rows]
+
+        made = copy.copy(self)
+        made._parameters = {k: None if v is None else nn.Parameter(taken(v)) for k, v in self._parameters.items()}
+        made._buffers = {k: None if v is None else taken(v) for k, v in self._buffers.items() if k != "trained"}
+        made._buffers["trained"] = torch.zeros_like(self.trained)
+        return made
+
+    def to_train(self) -> slice:
+        """Return the rows that the next training is for: those that ``more`` added, or else all."""
+        done = int(self.trained)
+        return slice(done if done < self.rows else 0, self.rows)
+
+    def tell(self) -> dict[str, Tensor]:
+        """Register the parameters of all rows with Pyro, and return them."""
+        named = {name.replace("/", "."): value for name, value in self.stacked().items()}
+        tell_pyro(self, named, type(self).__name__)
+        return self.stacked()
+
+    # --- as a module --------------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self.template._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def __copy__(self) -> Self:
+        made = type(self).__new__(type(self))
+        made.__dict__.update(self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        made = copy.copy(self)
+        memo[id(self)] = made
+        model = memo.get(id(self._model[0]), self._model[0])
+        made._model, made._template = (model,), (copy.deepcopy(self.template, memo),)
+        made._parameters = copy.deepcopy(self._parameters, memo)
+        made._buffers = copy.deepcopy(self._buffers, memo)
+        made._source = torch.Generator()
+        made._source.set_state(self._source.get_state())
+        return made
+
+    def __getstate__(self) -> dict[str, object]:
+        # A model that is a function is needed no more once its sites are known, and often cannot be pickled.
+        check_named(type(self).__name__, guide=self._make[0])
+        for parameter in self.parameters():
+            parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
+        model = self._model[0] if isinstance(self._model[0], nn.Module) or not self.known else None
+        return {**self.__dict__, "_model": (model,)}
+
+
+def _name(key: str) -> str:
+    return key.replace(_BAR, ".")

@@ -1,0 +1,140 @@
+"""What a training run fits: a model call, a guide and a loss."""
+
+import contextlib
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.protocols import PyroModel, Record
+from pyro_dropout.training.checkpoints.fingerprint import told_loss
+from pyro_dropout.training.checkpoints.tensor_file import digest
+from pyro_dropout.training.compile.functional import (
+    Buffers,
+    Loss,
+    Parameters,
+    loss_and_gradients,
+    make_gradients,
+    unvalidated,
+)
+from pyro_dropout.training.distributed.data_parallel import check_parallel, parallel_run
+from pyro_dropout.training.distributed.process_group import Group
+from pyro_dropout.training.early_stopping import Watch
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.out_of_memory import LESS
+from pyro_dropout.training.runner import Batches, TrainingRun, make_run
+from pyro_dropout.training.svi import Compile
+
+
+@dataclass
+class TrainingTask:
+    """A model call, a guide and a loss: what a training run fits."""
+
+    guide: PyroModel
+    loss: Loss
+    call: ModelCall
+
+    @property
+    def parts(self) -> tuple[PyroModel, PyroModel, Loss]:
+        """Model, guide and loss."""
+        return self.call.model, self.guide, self.loss
+
+    @property
+    def less(self) -> str:
+        """What to do if not even a step of a single point fits into memory."""
+        return LESS
+
+    @property
+    def kept(self) -> object:
+        """The guide that is written to checkpoints."""
+        return self.guide
+
+    def start(
+        self,
+        update: Update | torch.optim.Optimizer,
+        batch: int,
+        compile: Compile,
+        seed: int | None = None,
+        group: Group | None = None,
+    ) -> TrainingRun:
+        """Return a training run, ready to start: one of this process, or one of all ranks of a group."""
+        if group is None:
+            return self.run(update, batch, compile)
+        # Each rank draws its own masks, and all draw the same batches.
+        check_parallel(group, batch, compile)
+        base = group.one_seed(seed)
+        torch.manual_seed(base)
+        run = parallel_run(group, self.parts, self.call.args[0], self.call.args[1], update, batch)
+        torch.manual_seed(group.seed(base))
+        return run
+
+    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> TrainingRun:
+        """Return a training run of the guide's and the model's parameters in this process."""
+        parameters, batches = self._parameters(batch), self._batches(batch)
+        gradients_of = make_gradients(*self.parts, parameters, self._arguments)
+        buffers = Buffers(self.call.model, self.guide).values
+        with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
+            return make_run(gradients_of, parameters, update, inputs=(buffers,), batches=batches, compile=compile)
+
+    def _parameters(self, batch: int) -> Parameters:
+        first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))
+        return Parameters(*self.parts, first.args, first.kwargs)
+
+    def _batches(self, batch: int) -> Batches | None:
+        count = self.call.count or 1
+        if batch == count:
+            return None
+        device = next(leaf for leaf in self.call.leaves() if leaf.dim()).device
+        return Batches(batch, torch.arange(count, device=device))
+
+    def watch(
+        self, call: ModelCall, run: TrainingRun, patience: int, every: int, seed: int | None, group: Group
+    ) -> Watch:
+        """Return what stops the training early, by the held-out data of ``call``."""
+        return Watch(call, self.guide, run, patience, every, seed, group)
+
+    def over_ranks(self, losses: Tensor, group: Group) -> Tensor:
+        """Return the losses of some steps, from those that this rank has computed."""
+        return group.mean(losses)
+
+    def _arguments(self, *index: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
+        call = self.call.at(index[0]) if index else self.call
+        return call.args, call.kwargs
+
+    def _some(self, points: int) -> ModelCall:
+        """Return the call with the first points, repeated if there are fewer."""
+        count, device = self.call.count or 1, next(self.call.leaves()).device
+        return self.call.at(torch.arange(points, device=device) % count)
+
+    def try_step(self, points: int) -> None:
+        """Take the gradient of the first ``points`` points and discard it, to see whether it fits into memory."""
+        batch = self._some(points)
+        parameters = Parameters(*self.parts, batch.args, batch.kwargs)
+        moments = [torch.zeros_like(value) for value in parameters.values for _ in range(2)]  # as Adam has them
+        with quietly(self.call.model, self.guide):
+            loss_and_gradients(*self.parts, parameters, parameters.values, batch.args, batch.kwargs)
+        del moments
+
+    def facts(self) -> Record:
+        """Return what must be the same when the training is resumed."""
+        leaves = list(self.call.leaves())
+        names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]
+        return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {"loss": told_loss(self.loss)}
+
+    def blame(self) -> str:
+        """Name a site whose term is not finite at the published parameters; "" if there is none."""
+        if not isinstance(self.loss, ELBO):
+            return ""
+        # Parameters that are not finite spoil running means, and some distributions reject them.
+        with (
+            torch.no_grad(),
+            unvalidated(),
+            quietly(self.call.model, self.guide),
+            contextlib.suppress(RuntimeError, ValueError),
+        ):
+            terms = self.loss.by_site(self.call.model, self.guide, *self.call.args, **self.call.kwargs)
+            return next((name for name, term in terms.items() if not bool(torch.isfinite(term).all())), "")
+        return ""

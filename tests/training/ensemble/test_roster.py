@@ -1,0 +1,302 @@
+"""Groups, interruptions and members that diverge: all others are what they would have been."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training import loop
+from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
+from pyro_dropout.training.ensemble.members_run import MembersRun
+from pyro_dropout.training.optimisers import sgd
+from tests.training.ensemble.test_training import QUIET, data, enlisted
+
+X, Y = data()
+
+
+def line(learn: bool = False) -> pd.BayesianNet:
+    return pd.BayesianNet(nn.Linear(2, 1).double(), pd.Prior(), pd.Gaussian(4.0, learn=learn)).double()
+
+
+def trained(model: pd.BayesianNet, ensemble: pd.Ensemble, **options: Any) -> pd.History:
+    return pd.fit(model, ensemble, X, Y, **{**QUIET, "steps": 12, "lr": 0.05, **options})
+
+
+def values(ensemble: pd.Ensemble) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in ensemble.stacked().items()}
+
+
+def stop_at(step: int) -> Any:
+    """A schedule that is interrupted by the user."""
+
+    def schedule(t: Tensor) -> Tensor:
+        if int(t) == step:
+            raise KeyboardInterrupt
+        return torch.ones_like(t)
+
+    return schedule
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_groups_give_the_members_of_one_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three groups of at most two: the same members and losses, while no optimiser holds more than two of them."""
+    model, seen, bars = line(), [], []
+    first = MembersRun.__init__
+
+    def noted(self: MembersRun, loss: Any, share: Any, *rest: Any, **options: Any) -> None:
+        first(self, loss, share, *rest, **options)
+        seen.append(max(leaf.shape[0] for leaf in self.leaves))
+
+    def bar(*args: Any, **options: Any) -> Any:
+        bars.append(real(*args, **options))
+        return bars[-1]
+
+    real = loop.tqdm
+    monkeypatch.setattr(MembersRun, "__init__", noted)
+    monkeypatch.setattr(loop, "tqdm", bar)
+    found = {}
+    for group in (None, 2):
+        ensemble = pd.Ensemble(model, members=5, seed=3, group=group)
+        history = trained(model, ensemble, batch_size=8, seed=0, progress=True)
+        found[group] = {**values(ensemble), "losses": history.losses, "each": history.member_losses}
+    torch.testing.assert_close(found[2], found[None], rtol=1e-12, atol=1e-12)
+    assert found[2]["each"].shape == (12, 5)
+    assert seen == [5, 2, 2, 1]
+    assert [(each.n, each.total) for each in bars] == [(12, 12), (36, 36)]
+
+
+def test_groups_of_members_that_draw_have_their_own_noise() -> None:
+    model = line()
+    ensemble = pd.Ensemble(model, lambda m: pd.AutoDropout(m, keep=0.5), members=2, start="module", group=1)
+    trained(model, ensemble, seed=0)
+    own = values(ensemble)["states.weight.loc"]
+    assert not torch.equal(own[0], own[1])  # they start at the same point and see the same data
+
+
+@pytest.mark.parametrize("longer", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_resumed_groups_end_as_if_they_had_never_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: bool
+) -> None:
+    """Without a seed, in a process that has built another ensemble; and for more steps than before."""
+
+    def train(folder: str, steps: int, seed: int) -> dict[str, Tensor]:
+        torch.manual_seed(seed)
+        model = line()
+        ensemble = pd.Ensemble(model, members=4, group=2, start="fresh")
+        where = pd.Checkpoint(tmp_path / folder, every=5, seconds=1e9)
+        trained(model, ensemble, steps=steps, batch_size=8, checkpoint=where)
+        return values(ensemble)
+
+    write = Keeper.write
+
+    def cut(self: Keeper, step: int, losses: Tensor) -> None:
+        write(self, step, losses)
+        if self.folder.name == "group-001" and step == 20:
+            raise KeyboardInterrupt
+
+    steps = 30 if longer else 25
+    whole = train("whole", steps, seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Keeper, "write", cut)
+        with pytest.raises(KeyboardInterrupt):
+            train("parts", 25, seed=0)
+    if longer:
+        train("parts", 25, seed=1)
+    parts = train("parts", steps, seed=2)
+    assert all(torch.equal(parts[name], value) for name, value in whole.items())
+    with pytest.raises(pd.PyroDropoutError, match=r"in other groups\. Give the same group="):
+        trained(model := line(), pd.Ensemble(model, members=4), checkpoint=tmp_path / "parts")
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        ({"group": 2, "learn": True}, {}, r"members share the trained parameter '.*log_tau', which groups"),
+        (
+            {"group": 2},
+            {"validation": (X, Y)},
+            r"validation stops all members together, but they are trained in 2 groups",
+        ),
+        ({"group": 2}, {"optim": torch.optim.NAdam}, r"NAdam holds the parameters of all members"),
+        ({}, {"optim": torch.optim.Adafactor}, r"members do not depend on each other; got Adafactor"),
+        ({}, {"optim": pd.Update("u", 0.1, 0, lambda p, g, s, *n: (p, s), clip_norm=1.0, clip_each=True)}, "clip_each"),
+    ],
+)
+def test_what_groups_and_members_cannot_have_is_refused(
+    made: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    model = line(made.pop("learn", False))
+    ensemble = pd.Ensemble(model, members=4, **made)
+    if isinstance(options.get("optim"), type):
+        options = {"optim": options["optim"](ensemble.parameters())}
+    before = values(ensemble)
+    with pytest.raises(pd.PyroDropoutError, match=message):
+        trained(model, ensemble, **options)
+    assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
+
+
+# --- interruptions ----------------------------------------------------------------------------------------------------
+
+
+def test_an_interruption_leaves_what_new_members_have_learned() -> None:
+    model = line()
+    ensemble = pd.Ensemble(model, members=2)
+    trained(model, ensemble, steps=4)
+    ensemble.more(2)
+    before = values(ensemble)
+    with pytest.raises(KeyboardInterrupt) as stop:
+        trained(model, ensemble, schedule=stop_at(7))
+    after, twin = values(ensemble), pd.Ensemble(model, members=2)
+    twin.seeds.copy_(ensemble.seeds[2:])
+    for name, value in before.items():
+        assert torch.equal(after[name][:2], value[:2])
+        with torch.no_grad():
+            twin.stacked()[name].copy_(value[2:])
+    trained(model, twin, steps=7)
+    torch.testing.assert_close({name: value[2:] for name, value in after.items()}, values(twin))
+    assert stop.value.__notes__ == [
+        "The ensemble holds what was learned: members 2 to 3 so far. The next fit trains all of these."
+    ]
+    trained(model, ensemble, steps=3)  # goes on with the same members
+    for name, value in after.items():
+        assert torch.equal(values(ensemble)[name][:2], value[:2])
+        assert not torch.equal(values(ensemble)[name][2:], value[2:])
+
+
+def test_a_divergence_leaves_new_members_where_they_were() -> None:
+    model = line()
+    ensemble = pd.Ensemble(model, members=2)
+    trained(model, ensemble, steps=4)
+    before = values(ensemble.more(1))
+    broken = Y.clone()
+    broken[3] = torch.nan
+    with pytest.raises(pd.DivergedError) as stop:
+        pd.fit(model, ensemble, X, broken, steps=2, **QUIET)
+    assert "member 2 so far" in stop.value.__notes__[0]
+    assert all(torch.equal(value, before[name]) for name, value in values(ensemble).items())
+    assert ensemble.members == 3
+
+
+def test_an_interrupted_group_is_told_apart_from_the_others() -> None:
+    model = line()
+    ensemble = pd.Ensemble(model, members=3, group=1)
+    before, calls = values(ensemble), []
+
+    def schedule(t: Tensor) -> Tensor:
+        calls.append(int(t))
+        if calls.count(5) == 2:
+            raise KeyboardInterrupt
+        return torch.ones_like(t)
+
+    with pytest.raises(KeyboardInterrupt) as stop:
+        trained(model, ensemble, schedule=schedule)
+    assert "member 0 to the end, member 1 so far, member 2 not yet." in stop.value.__notes__[0]
+    moved = (values(ensemble)["states.weight.loc"] != before["states.weight.loc"]).flatten(1).any(1)
+    assert moved.tolist() == [True, True, False]
+    told = [name for name in pyro.get_param_store() if "weight" in name]
+    assert told == ["Ensemble.states.weight.loc"]  # and no part of it
+
+
+# --- members that diverge ---------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_diverges_harms_no_other(tmp_path: Path) -> None:
+    """With one learned τ for all: the others, τ and the answers are those of an ensemble without that member."""
+    models = [line(learn=True) for _ in range(2)]
+    whole, others = (pd.Ensemble(model, members=count, seed=5) for model, count in zip(models, (4, 3), strict=True))
+    with torch.no_grad():
+        for value in whole.parameters():
+            value[3] = 1e200  # whose square is not finite
+    with pytest.warns(UserWarning, match=r"1 of 4 members reached a loss that is not finite.* \(3\).*more\(1\)"):
+        history = trained(models[0], whole, clip_norm=50.0, batch_size=8, seed=0, validation=(X, Y))
+    again = trained(models[1], others, clip_norm=50.0, batch_size=8, seed=0, validation=(X, Y))
+    assert history.diverged.tolist() == [False, False, False, True]
+    torch.testing.assert_close(history.losses, again.losses)
+    torch.testing.assert_close(torch.tensor(history.validation), torch.tensor(again.validation))
+    torch.testing.assert_close(models[0].likelihood.tau, models[1].likelihood.tau)
+    assert models[0].likelihood.tau != 4
+    torch.testing.assert_close({name: value[:3] for name, value in values(whole).items()}, values(others))
+    assert whole.members == 3
+    answers = [pd.predict(model, e, X) for model, e in zip(models, (whole, others), strict=True)]
+    torch.testing.assert_close(answers[0].mean, answers[1].mean)
+    torch.testing.assert_close(answers[0].error_over_members, answers[1].error_over_members)
+    torch.testing.assert_close(whole.mean(), others.mean())
+    pd.save(tmp_path / "posterior", models[0], whole)
+    loaded = pd.Ensemble(models[0], members=4)
+    pd.load(tmp_path / "posterior", models[0], loaded)
+    assert loaded.members == 3
+    trained(models[0], whole.more(1), steps=2)
+    assert whole.members == 4
+    assert whole.sample_weights(4)["weight"].isfinite().all()
+
+
+def test_if_all_diverge_nothing_is_left_to_ask() -> None:
+    model = line()
+    ensemble = pd.Ensemble(model, members=2)
+    with torch.no_grad():
+        next(ensemble.parameters()).fill_(torch.nan)
+    with pytest.raises(pd.DivergedError, match="the loss is nan at step 1"):
+        trained(model, ensemble)
+    for ask in (ensemble.mean, lambda: ensemble.order(3), lambda: pd.predict(model, ensemble, X)):
+        with pytest.raises(pd.PyroDropoutError, match="all 2 members have diverged"):
+            ask()
+
+
+# --- one training after another ---------------------------------------------------------------------------------------
+
+
+def test_a_second_fit_goes_on_where_the_first_ended() -> None:
+    """Towards the same anchors: without an optimiser's memory, two trainings are one that is as long."""
+    model, found = line(), []
+    for parts in ((12,), (5, 7)):
+        ensemble = pd.Ensemble(model, members=2, seed=1)
+        for steps in parts:
+            trained(model, ensemble, steps=steps, optim=sgd(1e-3))
+        found.append(values(ensemble))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+
+
+def test_members_share_a_parameter_of_a_pyro_model() -> None:
+    """One that is in Pyro's store alone: it was not trained."""
+
+    def model(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+        width = pyro.param("width", torch.tensor(3.0, dtype=x.dtype), constraint=dist.constraints.positive)
+        with pyro.plate("points", len(x)):
+            pyro.sample("y", dist.Normal(x @ w, width), obs=y)
+
+    x = torch.randn(300, 2, dtype=torch.float64)
+    y = x.sum(1) + 0.5 * torch.randn(300, dtype=torch.float64)
+    pd.fit(model, pd.Ensemble(model, members=3), x, y, steps=300, lr=0.03, **QUIET)
+    assert pyro.param("width").item() == pytest.approx(0.5, rel=0.15)
+
+
+@pytest.mark.parametrize("learn", [False, True])
+def test_clipping_counts_what_members_share(learn: bool) -> None:
+    model = line(learn)
+    call = ModelCall(model, (X, Y, len(X)))
+    made = enlisted(pd.Ensemble(model, members=3), call, len(X), clip_norm=1e-3)
+    *_, slopes = made.loss._computed(model, made.guide, made.guide.stacked(), (call.args, {}))
+    assert len(slopes) == 2 + learn
+    norms = torch.stack([slope.reshape(3, -1).square().sum(1) for slope in slopes]).sum(0).sqrt()
+    torch.testing.assert_close(norms, torch.full((3,), 1e-3, dtype=torch.float64), rtol=2e-3, atol=0.0)
+
+
+def test_an_update_clips_each_member() -> None:
+    """By the norm of all members, as an update clips other guides, each would depend on the others."""
+    update, found = sgd(0.01, momentum=0.9), []
+    for options in ({"clip_norm": 1.0, "optim": "sgd", "lr": 0.01}, {"optim": replace(update, clip_norm=1.0)}):
+        model = line()
+        ensemble = pd.Ensemble(model, members=3, seed=2)
+        trained(model, ensemble, **options)
+        found.append(values(ensemble))
+    torch.testing.assert_close(found[0], found[1])
