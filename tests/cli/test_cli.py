@@ -216,7 +216,7 @@ def test_a_shell_can_ask_for_completions(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COMP_WORDS", "pyro-dropout fit data.csv --guide mean")
     monkeypatch.setenv("COMP_CWORD", "4")
     done = CliRunner().invoke(app, [], prog_name="pyro-dropout", complete_var="_PYRO_DROPOUT_COMPLETE")
-    assert done.stdout.split() == ["mean-field"]
+    assert done.stdout.split() == ["mean-field", "mean-field-ensemble"]
 
 
 def test_what_is_installed_is_told() -> None:

@@ -186,10 +186,11 @@ def test_every_guide_fits(guide: str) -> None:
 
 def test_keep_is_given_for_each_layer() -> None:
     X, y = plane()
-    _, guide = DropoutRegressor(**QUICK, keep=(1.0, 0.6), tau=1.0).fit(X, y).model_and_guide()
+    one: Any = QUICK | {"guide": "dropout", "tau": 1.0}
+    _, guide = DropoutRegressor(**one, keep=(1.0, 0.6)).fit(X, y).model_and_guide()
     assert isinstance(guide.posterior("0.weight"), pyro.distributions.Delta)
     assert guide.posterior("2.weight").keep.unique().item() == pytest.approx(0.6)
-    _, guide = DropoutRegressor(**QUICK, keep=0.6, tau=1.0).fit(X[:, :1], y).model_and_guide()
+    _, guide = DropoutRegressor(**one, keep=0.6).fit(X[:, :1], y).model_and_guide()
     assert isinstance(guide.posterior("0.weight"), pyro.distributions.Delta)  # the only input
 
 
