@@ -206,7 +206,9 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a record with a range of one end": (
         of_run(swapped('"ranges": [', '"ranges": [[1], ')), "run.json is damaged: the range of an input, [1], is",
     ),
-    "a record of another guide": (of_run(swapped('"dropout-ensemble"', '"mean-field"')), "belongs to another model or guide"),
+    "a record of another guide": (
+        of_run(swapped('"dropout-ensemble"', '"mean-field"')), "belongs to another model or guide",
+    ),
     "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
     "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),
     "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv' does not exist; give its"),
