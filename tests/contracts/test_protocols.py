@@ -32,7 +32,7 @@ def test_a_guide_is_a_posterior_with_a_mean(name: str) -> None:
     assert isinstance(guide, Posterior)
     assert isinstance(guide, HasMean)
     assert not isinstance(guide, FunctionPosterior)
-    assert isinstance(guide, HasDraws) == (name == "ensemble")  # it numbers its members
+    assert isinstance(guide, HasDraws) == ("ensemble" in name)  # it numbers its members
 
 
 @pytest.mark.filterwarnings("ignore:chains disagree")
