@@ -1,7 +1,7 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pyro
@@ -17,6 +17,7 @@ from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.generative.trial_run import can_run
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
@@ -49,6 +50,8 @@ class BayesianNet(nn.Module):
         >>> model(torch.zeros(5, 2)).shape
         torch.Size([5, 1])
     """
+
+    on_first_data: Callable[[nn.Module, Tensor], None] | None = None  # a check of the network that needs data
 
     def __init__(self, net: nn.Module, prior: Prior | None = None, likelihood: Likelihood | None = None) -> None:
         super().__init__()
@@ -91,6 +94,9 @@ class BayesianNet(nn.Module):
     def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
+        if self.on_first_data is not None and can_run(x):
+            self.on_first_data(self.net, x)
+            self.on_first_data = None
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
