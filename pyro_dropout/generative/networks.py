@@ -1,6 +1,7 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
 import re
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,18 +12,20 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.stateless import _reparametrize_module
 
-from pyro_dropout.generative.draws import one_for_each_point, sample_dimensions
+from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.generative.trial_run import can_run
+from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
+# The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
+_CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
@@ -101,6 +104,7 @@ class BayesianNet(nn.Module):
             dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
             f = self._run(weights, x)
+            self._check_points_first(weights, x)
             return f.reshape(*batch, -1, f.shape[-1])
         plain: Weights = {}
         batches: list[Size] = []
@@ -143,6 +147,16 @@ class BayesianNet(nn.Module):
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
             raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
         return f
+
+    def _check_points_first(self, weights: Weights, x: Tensor) -> None:
+        """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
+        key = (x.shape[1:], self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
+        known = _CHECKED.setdefault(self, set())
+        if key in known or not can_run(x):
+            return
+        with aside(self.net):
+            check_points_first(self._run, weights, x)
+        known.add(key)
 
     def _vectorised(self, weights: Weights, x: Tensor, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""

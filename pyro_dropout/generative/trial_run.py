@@ -25,6 +25,24 @@ def quietly(*roots: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def aside(*roots: object) -> Iterator[None]:
+    """Within this context ``roots`` have copies of their buffers, so that gradients of a run before it are still right.
+
+    No gradients are recorded, and random states are restored.
+    """
+    holders = [module._buffers for module in modules_of(*roots)]
+    kept = [dict(holder) for holder in holders]
+    with forked(), torch.no_grad():
+        try:
+            for holder in holders:
+                holder.update({key: None if value is None else value.clone() for key, value in holder.items()})
+            yield
+        finally:
+            for holder, values in zip(holders, kept, strict=True):
+                holder.update(values)
+
+
+@contextlib.contextmanager
 def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
     modules = list(modules_of(*roots))
