@@ -2,7 +2,7 @@
 
 import re
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyro
@@ -26,6 +26,7 @@ from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
+_SHOWN = 8  # the most names that a summary lists
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
@@ -34,9 +35,10 @@ class BayesianNet(nn.Module):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
     Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
-    trained too; buffers and ``train()``/``eval()`` work as in the network itself. A parameter shared by several
-    layers is one site. Leading sample dimensions of the weights give leading dimensions of the output, so particles and
-    posterior samples can be vectorised.
+    trained too; frozen ones (``requires_grad=False``) are neither random nor trained. ``repr`` lists all three. Buffers
+    and ``train()``/``eval()`` work as in the network itself. A parameter shared by several layers is one site. Leading
+    sample dimensions of the weights give leading dimensions of the output, so particles and posterior samples can be
+    vectorised.
 
     Args:
         net: the network; it maps x of shape (N, ...) to (N, D).
@@ -69,7 +71,7 @@ class BayesianNet(nn.Module):
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
-            raise PyroDropoutError("net has no parameter that is random under this prior; is everything hidden?")
+            raise PyroDropoutError(_why_nothing_is_random(net))
         for name, scale in self.prior.scales(net).items():
             self.register_buffer(_buffer(name), scale)
 
@@ -91,8 +93,18 @@ class BayesianNet(nn.Module):
         return weights
 
     def hidden_parameters(self) -> dict[str, Tensor]:
-        """Return the ordinary parameters of the network, which are trained and have no posterior."""
+        """Return the ordinary parameters of the network, which have no posterior; they are trained unless frozen."""
         return {name: value for name, value in self.net.named_parameters() if name not in self.sites}
+
+    def extra_repr(self) -> str:
+        """Return what is random, and what is not: a part of ``repr(model)``."""
+        hidden = self.hidden_parameters()
+        kinds = {
+            "random": list(self.sites),
+            "ordinary, trained": [name for name, value in hidden.items() if value.requires_grad],
+            "frozen (requires_grad=False)": [name for name, value in hidden.items() if not value.requires_grad],
+        }
+        return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
     def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
@@ -205,6 +217,22 @@ def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -
         first = str(cause).splitlines()[0]
         return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
     return None
+
+
+def _why_nothing_is_random(net: nn.Module) -> str:
+    flags = [parameter.requires_grad for parameter in net.parameters()]
+    if flags and not any(flags):
+        return (
+            f"all {len(flags)} parameters of net have requires_grad=False, so none is random. Write"
+            " net.requires_grad_(True), or Prior(include_frozen=True)."
+        )
+    return "net has no parameter that is random under this prior; is everything hidden?"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a line, the first few of them."""
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _buffer(name: str) -> str:

@@ -78,6 +78,8 @@ class Prior:
         bias_length_scale: l' of the biases, given the same way.
         width_scaled: whether weight layers after the first are N(0, 1/fan_in).
         hide: which parameters stay ordinary: a function of (name, module); by default, those of normalisation layers.
+        include_frozen: whether parameters with ``requires_grad=False`` are random too. By default they stay as they
+            are: ordinary and not trained, whatever ``hide`` says.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -93,6 +95,8 @@ class Prior:
         bias_length_scale: BySite = 1.0,
         width_scaled: bool = True,
         hide: Callable[[str, nn.Module], bool] | None = None,
+        *,
+        include_frozen: bool = False,
     ) -> None:
         for name, value in (("length_scale", length_scale), ("bias_length_scale", bias_length_scale)):
             if isinstance(value, Mapping):
@@ -101,12 +105,13 @@ class Prior:
             elif not _by_name(value):
                 check_positive(name, value)
         check_flag("width_scaled", width_scaled)
+        check_flag("include_frozen", include_frozen)
         if hide is not None and not callable(hide):
             raise PyroDropoutError(
                 f"hide must be a function of (name, module) that is true for parameters to leave out; got {hide!r}."
             )
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
-        self.width_scaled = width_scaled
+        self.width_scaled, self.include_frozen = width_scaled, include_frozen
         self.hide = in_normalisation if hide is None else hide
 
     def __getstate__(self) -> dict[str, object]:
@@ -121,7 +126,8 @@ class Prior:
                 owners.setdefault(id(parameter), []).append((f"{path}.{own}" if path else own, module))
         for name, parameter in net.named_parameters():
             users = owners[id(parameter)]
-            if any(self.hide(known, module) for known, module in users):
+            frozen = not parameter.requires_grad and not self.include_frozen
+            if frozen or any(self.hide(known, module) for known, module in users):
                 continue
             if parameter.dim() < 2:
                 yield Site(name, "bias", 0, 1, len(users))

@@ -47,7 +47,7 @@ def from_dropout(
     The model is the network without dropout; the guide drops the rows of every weight layer that follows a dropout
     layer, and treats all others as points. torch multiplies what it keeps by 1/keep; here that factor is folded
     into the weights, so predictions of the pair are those of stochastic forward passes through ``net``. The network is
-    copied.
+    copied. Frozen parameters (``requires_grad=False``) stay frozen, those that are dropped too.
 
     Args:
         net: the network; ``torch.fx`` must be able to trace it.
@@ -90,12 +90,18 @@ def from_dropout(
             clean.get_submodule(drop.layer).register_forward_pre_hook(partial(_check_positions, drop))
     if prior is None:
         prior = Prior(length_scale, bias_length_scale=length_scale, width_scaled=False)
+    fixed = {name: value for name, value in clean.named_parameters() if name in keep and not value.requires_grad}
+    for value in fixed.values():
+        value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
     model = BayesianNet(clean, prior, Gaussian(tau) if likelihood is None else likelihood)
     model.on_first_data = check_run
     for site in keep:
         if site not in model.sites:
             raise PyroDropoutError(f"prior hides {site!r}, whose rows the network drops; it must be random.")
     guide = AutoDropout(model, keep=lambda site: keep.get(site, 1.0), scale=0.0, bias="map")
+    for name, value in fixed.items():
+        value.requires_grad_(False)
+        guide._state(guide._sites[name]).requires_grad_(False)
     return model, guide
 
 
