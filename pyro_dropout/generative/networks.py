@@ -103,6 +103,7 @@ class BayesianNet(nn.Module):
             "random": list(self.sites),
             "ordinary, trained": [name for name, value in hidden.items() if value.requires_grad],
             "frozen (requires_grad=False)": [name for name, value in hidden.items() if not value.requires_grad],
+            "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 

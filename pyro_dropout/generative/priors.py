@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.by_name import check_named
+from pyro_dropout.generative.layouts import layout_of
 from pyro_dropout.mathematics.checks import check_flag, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
@@ -20,7 +21,6 @@ NORMALISATION = (
     nn.LocalResponseNorm,
     *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
 )
-_ROWS_FIRST = (nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvTransposeNd)
 
 
 def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
@@ -46,11 +46,11 @@ class Site:
     Attributes:
         name: as in ``net.state_dict()``.
         kind: "weight" for tensors of two dimensions or more, "bias" for the others.
-        row_dim: the dimension that indexes rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
-            Embedding and transposed convolutions.
+        row_dim: the dimension that indexes rows (input units); ``generative/layouts.py`` has it by layer.
         fan_in: how many products are summed into one output.
         uses: how many modules share the parameter.
         lookup: whether rows are picked, not summed (an embedding), so that no width scales the prior.
+        assumed: whether the layer is unknown, so that its weight was taken to be (out, in, ...).
     """
 
     name: str
@@ -59,6 +59,7 @@ class Site:
     fan_in: int
     uses: int = 1
     lookup: bool = False
+    assumed: bool = False
 
 
 def in_normalisation(name: str, module: nn.Module) -> bool:
@@ -129,16 +130,10 @@ class Prior:
             frozen = not parameter.requires_grad and not self.include_frozen
             if frozen or any(self.hide(known, module) for known, module in users):
                 continue
-            if parameter.dim() < 2:
-                yield Site(name, "bias", 0, 1, len(users))
-                continue
             # A tied parameter is read by its first use; a row dropped there is dropped everywhere.
-            owner = users[0][1]
-            lookup = isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-            fan_in = 1 if lookup else parameter.numel() // parameter.shape[0]
-            if isinstance(owner, nn.modules.conv._ConvTransposeNd):  # (in, out/groups, ...)
-                fan_in = parameter.numel() // (parameter.shape[1] * owner.groups)
-            yield Site(name, "weight", 0 if isinstance(owner, _ROWS_FIRST) else 1, fan_in, len(users), lookup)
+            known, owner = users[0]
+            layout = layout_of(owner, known.rpartition(".")[2], parameter)
+            yield Site(name, *layout[:3], len(users), layout.lookup, layout.assumed)
 
     def scales(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the prior's standard deviation of each site of ``net``."""
