@@ -18,8 +18,9 @@ from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
-from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
@@ -44,6 +45,8 @@ class BayesianNet(nn.Module):
         net: the network; it maps x of shape (N, ...) to (N, D).
         prior: the prior over its parameters.
         likelihood: the distribution of the targets given the network's output.
+        frozen_statistics: which normalisation layers use their running statistics in training mode too, and leave them
+            as they are: True, those with frozen parameters; "all"; or False, none, as in torch.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -58,7 +61,14 @@ class BayesianNet(nn.Module):
 
     on_first_data: Callable[[nn.Module, Tensor], None] | None = None  # a check of the network that needs data
 
-    def __init__(self, net: nn.Module, prior: Prior | None = None, likelihood: Likelihood | None = None) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        prior: Prior | None = None,
+        likelihood: Likelihood | None = None,
+        *,
+        frozen_statistics: FrozenStatistics = True,
+    ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
@@ -66,7 +76,9 @@ class BayesianNet(nn.Module):
             raise PyroDropoutError(f"prior must be {_A_PRIOR}; got {describe(prior)}.")
         if likelihood is not None and not is_likelihood(likelihood):
             raise PyroDropoutError(f"likelihood must be {_A_LIKELIHOOD}; got {describe(likelihood)}.")
+        check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
         self.net = net
+        self._still = still_layers(net, frozen_statistics)
         self.prior = Prior() if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
@@ -104,6 +116,8 @@ class BayesianNet(nn.Module):
             "ordinary, trained": [name for name, value in hidden.items() if value.requires_grad],
             "frozen (requires_grad=False)": [name for name, value in hidden.items() if not value.requires_grad],
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
+            "running statistics that move in train()": self._moving(),
+            "running statistics that stay": self._still,
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
@@ -149,7 +163,7 @@ class BayesianNet(nn.Module):
     def _run(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            with written_out(self.net, weights):
+            with written_out(self.net, weights), held_still(map(self.net.get_submodule, self._still)):
                 f = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
@@ -185,12 +199,17 @@ class BayesianNet(nn.Module):
             f = vmap(lambda draw: self._run(draw, x), randomness="different")(flat)
         return f.reshape(*batch, *f.shape[1:])
 
+    def _moving(self) -> list[str]:
+        """Return the layers whose running statistics move in training mode."""
+        return [path for path in with_statistics(self.net) if path not in self._still]
+
     def _needs_a_loop(self) -> bool:
         """Whether a module of the network cannot run under vmap: recurrent kernels, and statistics updated in place."""
+        moving = self._moving()
         return any(
             isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
-            or (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats)
-            for module in self.net.modules()
+            or (path in moving and module.training)
+            for path, module in self.net.named_modules()
         )
 
 
