@@ -8,6 +8,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -113,9 +114,10 @@ def _run_layer(module: nn.RNNBase, x: object, hx: Tensor | State | None = None) 
     return (h if module.batch_first else h.transpose(0, 1)), (last if is_lstm else last[0])
 
 
-def _run_conv1d(module: nn.Module, x: Tensor) -> Tensor:
+def _run_conv1d(module: Any, x: Tensor) -> Tensor:
     """Run transformers' Conv1D, which lays all positions out in one dimension before its product."""
-    return x @ module.weight + module.bias
+    result: Tensor = x @ module.weight + module.bias
+    return result
 
 
 def _run_attention(

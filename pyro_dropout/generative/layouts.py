@@ -39,7 +39,8 @@ def _in_out(layer: nn.Module, name: str, value: Tensor) -> Layout:
 
 def _transposed(layer: nn.Module, name: str, value: Tensor) -> Layout:
     """(in, out / groups, ...): transposed convolutions."""
-    return Layout("weight", 0, value.numel() // max(1, value.shape[1] * int(layer.groups)))  # type: ignore[call-overload]
+    assert isinstance(layer, nn.modules.conv._ConvTransposeNd)
+    return Layout("weight", 0, value.numel() // max(1, value.shape[1] * layer.groups))
 
 
 def _words(layer: nn.Module, name: str, value: Tensor) -> Layout:
