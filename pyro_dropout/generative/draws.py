@@ -4,14 +4,19 @@ Pyro puts sample dimensions in front and reserves one for the data plate: a matr
 (P, 1, K), and results computed from them and inputs (N, Q) must be (P, N, K).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 
 from pyro_dropout.mathematics.errors import NotFollowedError
-from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.mathematics.per_data_point import (
+    POINTS_FIRST,
+    MisplacedPointsError,
+    Placement,
+    drawn_per_data_point,
+)
 
 
 def without_plate(value: Tensor) -> Tensor:
@@ -64,3 +69,41 @@ def one_for_each_point(
     if particles.numel() > 1:
         x = x.repeat(particles.numel(), *[1] * (x.dim() - 1))
     return single, x, particles
+
+
+def other_count(count: int) -> int:
+    """Return another number of data points than ``count``, small and without small factors."""
+    return 11 if count == 13 else 13
+
+
+def check_points_first(
+    run: Callable[[dict[str, Tensor], Tensor], object], weights: Mapping[str, Tensor], x: Tensor
+) -> None:
+    """Raise unless draws for each data point meet inputs with the data points first; ``run`` is the network.
+
+    An input may have as many rows as there are data points and still not have one for each: a table of positions,
+    learned queries, a sequence that comes first. So the network is run with another number of points: rows of the data
+    change with it, and others do not.
+    """
+    count = other_count(len(x))
+    recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
+    fresh = {site: weights[site] if r is None else Placement(r, count).weight for site, r in recipes.items()}
+    try:
+        run(fresh, x[torch.arange(count, device=x.device) % len(x)])
+    except MisplacedPointsError as cause:
+        raise misplaced(cause) from None
+    except NotFollowedError:
+        raise
+    except Exception as cause:
+        raise NotFollowedError(
+            f"the network runs with {len(x)} data points but not with {count}, so a draw for each of them cannot be"
+            f" checked: {cause}. Use shared draws (per_example=False)."
+        ) from cause
+
+
+def misplaced(cause: MisplacedPointsError) -> MisplacedPointsError:
+    """Return the error for a site that met an input whose first dimension did not change with the number of points."""
+    reason = (
+        "is used on an input whose first dimension is not that of the data points: it does not change with their number"
+    )
+    return MisplacedPointsError(f"site {cause.site!r} {reason}. {POINTS_FIRST}", cause.site, f"it {reason}")

@@ -8,11 +8,13 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pyro_dropout.generative.layouts import is_conv1d
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
@@ -29,6 +31,7 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     for path, module in net.named_modules():
         run = next((run for kind, run in _WRITTEN_OUT.items() if isinstance(module, kind)), None)
+        run = _run_conv1d if is_conv1d(module) else run
         prefix = f"{path}." if path else ""
         found = (drawn_per_data_point(value) for name, value in weights.items() if name.startswith(prefix))
         recipes = [recipe for recipe in found if recipe is not None]
@@ -109,6 +112,12 @@ def _run_layer(module: nn.RNNBase, x: object, hx: Tensor | State | None = None) 
             h = F.dropout(h, module.dropout, module.training)
     last = tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
     return (h if module.batch_first else h.transpose(0, 1)), (last if is_lstm else last[0])
+
+
+def _run_conv1d(module: Any, x: Tensor) -> Tensor:
+    """Run transformers' Conv1D, which lays all positions out in one dimension before its product."""
+    result: Tensor = x @ module.weight + module.bias
+    return result
 
 
 def _run_attention(

@@ -1,7 +1,8 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
 import re
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pyro
@@ -11,17 +12,22 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn.utils.stateless import _reparametrize_module
 
-from pyro_dropout.generative.draws import one_for_each_point, sample_dimensions
+from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
+from pyro_dropout.generative.trial_run import aside, can_run
+from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
+# The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
+_CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
+_SHOWN = 8  # the most names that a summary lists
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
@@ -30,14 +36,17 @@ class BayesianNet(nn.Module):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
     Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
-    trained too; buffers and ``train()``/``eval()`` work as in the network itself. A parameter shared by several
-    layers is one site. Leading sample dimensions of the weights give leading dimensions of the output, so particles and
-    posterior samples can be vectorised.
+    trained too; frozen ones (``requires_grad=False``) are neither random nor trained. ``repr`` lists all three. Buffers
+    and ``train()``/``eval()`` work as in the network itself. A parameter shared by several layers is one site. Leading
+    sample dimensions of the weights give leading dimensions of the output, so particles and posterior samples can be
+    vectorised.
 
     Args:
         net: the network; it maps x of shape (N, ...) to (N, D).
         prior: the prior over its parameters.
         likelihood: the distribution of the targets given the network's output.
+        frozen_statistics: which normalisation layers use their running statistics in training mode too, and leave them
+            as they are: True, those with frozen parameters; "all"; or False, none, as in torch.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -50,7 +59,16 @@ class BayesianNet(nn.Module):
         torch.Size([5, 1])
     """
 
-    def __init__(self, net: nn.Module, prior: Prior | None = None, likelihood: Likelihood | None = None) -> None:
+    on_first_data: Callable[[nn.Module, Tensor], None] | None = None  # a check of the network that needs data
+
+    def __init__(
+        self,
+        net: nn.Module,
+        prior: Prior | None = None,
+        likelihood: Likelihood | None = None,
+        *,
+        frozen_statistics: FrozenStatistics = True,
+    ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
@@ -58,12 +76,14 @@ class BayesianNet(nn.Module):
             raise PyroDropoutError(f"prior must be {_A_PRIOR}; got {describe(prior)}.")
         if likelihood is not None and not is_likelihood(likelihood):
             raise PyroDropoutError(f"likelihood must be {_A_LIKELIHOOD}; got {describe(likelihood)}.")
+        check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
         self.net = net
+        self._still = still_layers(net, frozen_statistics)
         self.prior = Prior() if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
-            raise PyroDropoutError("net has no parameter that is random under this prior; is everything hidden?")
+            raise PyroDropoutError(_why_nothing_is_random(net))
         for name, scale in self.prior.scales(net).items():
             self.register_buffer(_buffer(name), scale)
 
@@ -85,16 +105,33 @@ class BayesianNet(nn.Module):
         return weights
 
     def hidden_parameters(self) -> dict[str, Tensor]:
-        """Return the ordinary parameters of the network, which are trained and have no posterior."""
+        """Return the ordinary parameters of the network, which have no posterior; they are trained unless frozen."""
         return {name: value for name, value in self.net.named_parameters() if name not in self.sites}
+
+    def extra_repr(self) -> str:
+        """Return what is random, and what is not: a part of ``repr(model)``."""
+        hidden = self.hidden_parameters()
+        kinds = {
+            "random": list(self.sites),
+            "ordinary, trained": [name for name, value in hidden.items() if value.requires_grad],
+            "frozen (requires_grad=False)": [name for name, value in hidden.items() if not value.requires_grad],
+            "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
+            "running statistics that move in train()": self._moving(),
+            "running statistics that stay": self._still,
+        }
+        return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
     def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
+        if self.on_first_data is not None and can_run(x):
+            self.on_first_data(self.net, x)
+            self.on_first_data = None
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
             f = self._run(weights, x)
+            self._check_points_first(weights, x)
             return f.reshape(*batch, -1, f.shape[-1])
         plain: Weights = {}
         batches: list[Size] = []
@@ -126,7 +163,7 @@ class BayesianNet(nn.Module):
     def _run(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            with written_out(self.net, weights):
+            with written_out(self.net, weights), held_still(map(self.net.get_submodule, self._still)):
                 f = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
@@ -137,6 +174,16 @@ class BayesianNet(nn.Module):
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
             raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
         return f
+
+    def _check_points_first(self, weights: Weights, x: Tensor) -> None:
+        """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
+        key = (x.shape[1:], self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
+        known = _CHECKED.setdefault(self, set())
+        if key in known or not can_run(x):
+            return
+        with aside(self.net):
+            check_points_first(self._run, weights, x)
+        known.add(key)
 
     def _vectorised(self, weights: Weights, x: Tensor, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""
@@ -152,12 +199,17 @@ class BayesianNet(nn.Module):
             f = vmap(lambda draw: self._run(draw, x), randomness="different")(flat)
         return f.reshape(*batch, *f.shape[1:])
 
+    def _moving(self) -> list[str]:
+        """Return the layers whose running statistics move in training mode."""
+        return [path for path in with_statistics(self.net) if path not in self._still]
+
     def _needs_a_loop(self) -> bool:
         """Whether a module of the network cannot run under vmap: recurrent kernels, and statistics updated in place."""
+        moving = self._moving()
         return any(
             isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
-            or (isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats)
-            for module in self.net.modules()
+            or (path in moving and module.training)
+            for path, module in self.net.named_modules()
         )
 
 
@@ -185,6 +237,22 @@ def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -
         first = str(cause).splitlines()[0]
         return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
     return None
+
+
+def _why_nothing_is_random(net: nn.Module) -> str:
+    flags = [parameter.requires_grad for parameter in net.parameters()]
+    if flags and not any(flags):
+        return (
+            f"all {len(flags)} parameters of net have requires_grad=False, so none is random. Write"
+            " net.requires_grad_(True), or Prior(include_frozen=True)."
+        )
+    return "net has no parameter that is random under this prior; is everything hidden?"
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names in a line, the first few of them."""
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def _buffer(name: str) -> str:

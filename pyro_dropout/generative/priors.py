@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.by_name import check_named
+from pyro_dropout.generative.layouts import layout_of
 from pyro_dropout.mathematics.checks import check_flag, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
@@ -20,7 +21,6 @@ NORMALISATION = (
     nn.LocalResponseNorm,
     *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
 )
-_ROWS_FIRST = (nn.Embedding, nn.EmbeddingBag, nn.modules.conv._ConvTransposeNd)
 
 
 def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
@@ -46,11 +46,11 @@ class Site:
     Attributes:
         name: as in ``net.state_dict()``.
         kind: "weight" for tensors of two dimensions or more, "bias" for the others.
-        row_dim: the dimension that indexes rows (input units): 1 in torch's Linear, ConvNd and recurrent layers, 0 in
-            Embedding and transposed convolutions.
+        row_dim: the dimension that indexes rows (input units); ``generative/layouts.py`` has it by layer.
         fan_in: how many products are summed into one output.
         uses: how many modules share the parameter.
         lookup: whether rows are picked, not summed (an embedding), so that no width scales the prior.
+        assumed: whether the layer is unknown, so that its weight was taken to be (out, in, ...).
     """
 
     name: str
@@ -59,6 +59,7 @@ class Site:
     fan_in: int
     uses: int = 1
     lookup: bool = False
+    assumed: bool = False
 
 
 def in_normalisation(name: str, module: nn.Module) -> bool:
@@ -78,6 +79,8 @@ class Prior:
         bias_length_scale: l' of the biases, given the same way.
         width_scaled: whether weight layers after the first are N(0, 1/fan_in).
         hide: which parameters stay ordinary: a function of (name, module); by default, those of normalisation layers.
+        include_frozen: whether parameters with ``requires_grad=False`` are random too. By default they stay as they
+            are: ordinary and not trained, whatever ``hide`` says.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -93,6 +96,8 @@ class Prior:
         bias_length_scale: BySite = 1.0,
         width_scaled: bool = True,
         hide: Callable[[str, nn.Module], bool] | None = None,
+        *,
+        include_frozen: bool = False,
     ) -> None:
         for name, value in (("length_scale", length_scale), ("bias_length_scale", bias_length_scale)):
             if isinstance(value, Mapping):
@@ -101,12 +106,13 @@ class Prior:
             elif not _by_name(value):
                 check_positive(name, value)
         check_flag("width_scaled", width_scaled)
+        check_flag("include_frozen", include_frozen)
         if hide is not None and not callable(hide):
             raise PyroDropoutError(
                 f"hide must be a function of (name, module) that is true for parameters to leave out; got {hide!r}."
             )
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
-        self.width_scaled = width_scaled
+        self.width_scaled, self.include_frozen = width_scaled, include_frozen
         self.hide = in_normalisation if hide is None else hide
 
     def __getstate__(self) -> dict[str, object]:
@@ -121,18 +127,13 @@ class Prior:
                 owners.setdefault(id(parameter), []).append((f"{path}.{own}" if path else own, module))
         for name, parameter in net.named_parameters():
             users = owners[id(parameter)]
-            if any(self.hide(known, module) for known, module in users):
-                continue
-            if parameter.dim() < 2:
-                yield Site(name, "bias", 0, 1, len(users))
+            frozen = not parameter.requires_grad and not self.include_frozen
+            if frozen or any(self.hide(known, module) for known, module in users):
                 continue
             # A tied parameter is read by its first use; a row dropped there is dropped everywhere.
-            owner = users[0][1]
-            lookup = isinstance(owner, nn.Embedding | nn.EmbeddingBag)
-            fan_in = 1 if lookup else parameter.numel() // parameter.shape[0]
-            if isinstance(owner, nn.modules.conv._ConvTransposeNd):  # (in, out/groups, ...)
-                fan_in = parameter.numel() // (parameter.shape[1] * owner.groups)
-            yield Site(name, "weight", 0 if isinstance(owner, _ROWS_FIRST) else 1, fan_in, len(users), lookup)
+            known, owner = users[0]
+            layout = layout_of(owner, known.rpartition(".")[2], parameter)
+            yield Site(name, *layout[:3], len(users), layout.lookup, layout.assumed)
 
     def scales(self, net: nn.Module) -> dict[str, Tensor]:
         """Return the prior's standard deviation of each site of ``net``."""

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pyro_dropout.generative.random_state import forked
 
@@ -24,6 +25,24 @@ def quietly(*roots: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def aside(*roots: object) -> Iterator[None]:
+    """Within this context ``roots`` have copies of their buffers, so that gradients of a run before it are still right.
+
+    No gradients are recorded, and random states are restored.
+    """
+    holders = [module._buffers for module in modules_of(*roots)]
+    kept = [dict(holder) for holder in holders]
+    with forked(), torch.no_grad():
+        try:
+            for holder in holders:
+                holder.update({key: None if value is None else value.clone() for key, value in holder.items()})
+            yield
+        finally:
+            for holder, values in zip(holders, kept, strict=True):
+                holder.update(values)
+
+
+@contextlib.contextmanager
 def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
     modules = list(modules_of(*roots))
@@ -36,6 +55,13 @@ def evaluating(*roots: object) -> Iterator[None]:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
+
+
+def can_run(x: object) -> bool:
+    """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
+    recorded = _get_current_dispatch_mode_stack() or torch._C._get_tracing_state() is not None
+    mapped = torch._C._functorch.peek_interpreter_stack() is not None
+    return isinstance(x, Tensor) and not recorded and not mapped and not torch.compiler.is_compiling()
 
 
 def modules_of(*roots: object) -> Iterator[nn.Module]:

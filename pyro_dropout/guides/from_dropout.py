@@ -13,7 +13,9 @@ from torch import Tensor, fx, nn
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import BySite, Prior
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.dropout import AutoDropout
+from pyro_dropout.guides.other_randomness import check_graph, check_run, training
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -45,7 +47,7 @@ def from_dropout(
     The model is the network without dropout; the guide drops the rows of every weight layer that follows a dropout
     layer, and treats all others as points. torch multiplies what it keeps by 1/keep; here that factor is folded
     into the weights, so predictions of the pair are those of stochastic forward passes through ``net``. The network is
-    copied.
+    copied. Frozen parameters (``requires_grad=False``) stay frozen, those that are dropped too.
 
     Args:
         net: the network; ``torch.fx`` must be able to trace it.
@@ -58,8 +60,9 @@ def from_dropout(
         The model and the guide.
 
     Raises:
-        PyroDropoutError: a dropout layer does not come before a weight layer, or does not drop rows of it; the message
-            names the layer.
+        PyroDropoutError: a dropout layer does not come before a weight layer, or does not drop rows of it; or another
+            layer draws random numbers (stochastic depth, attention dropout), which may be noticed with the first data.
+            The message names the layer.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -72,6 +75,7 @@ def from_dropout(
     graph = _follow(net)
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     clean = copy.deepcopy(net)
+    _check_other_functions(clean)
     for path, module in list(clean.named_modules(remove_duplicate=False)):
         if isinstance(module, _DROPOUTS):
             parent, _, name = path.rpartition(".")
@@ -86,11 +90,18 @@ def from_dropout(
             clean.get_submodule(drop.layer).register_forward_pre_hook(partial(_check_positions, drop))
     if prior is None:
         prior = Prior(length_scale, bias_length_scale=length_scale, width_scaled=False)
+    fixed = {name: value for name, value in clean.named_parameters() if name in keep and not value.requires_grad}
+    for value in fixed.values():
+        value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
     model = BayesianNet(clean, prior, Gaussian(tau) if likelihood is None else likelihood)
+    model.on_first_data = check_run
     for site in keep:
         if site not in model.sites:
             raise PyroDropoutError(f"prior hides {site!r}, whose rows the network drops; it must be random.")
     guide = AutoDropout(model, keep=lambda site: keep.get(site, 1.0), scale=0.0, bias="map")
+    for name, value in fixed.items():
+        value.requires_grad_(False)
+        guide._state(guide._sites[name]).requires_grad_(False)
     return model, guide
 
 
@@ -116,13 +127,24 @@ def _follow(net: nn.Module) -> fx.Graph:
     if not isinstance(net, nn.Module):
         raise PyroDropoutError(f"net must be a torch nn.Module with nn.Dropout layers; got {describe(net)}.")
     try:
-        return _Tracer().trace(net)
+        with forked():
+            return _Tracer().trace(net)
     except Exception as cause:
         raise PyroDropoutError(
             f"torch.fx cannot follow {type(net).__name__}.forward, so its dropout layers cannot be matched to its"
             f" weight layers: {cause}. Write it without data-dependent control flow, or build the pair by hand:"
             " BayesianNet(net without dropout) and AutoDropout(model, keep={...})."
         ) from cause
+
+
+def _check_other_functions(net: nn.Module) -> None:
+    """Raise if a network calls torch's random functions in training mode."""
+    with forked(), training(net):
+        try:
+            graph = _Tracer().trace(net)
+        except Exception:
+            return  # what cannot be followed in training mode is looked at with the first data
+    check_graph(graph)
 
 
 def _dropped(net: nn.Module, graph: fx.Graph) -> Iterator[_Drop]:
@@ -180,11 +202,6 @@ def _check_rows(label: str, dropout: nn.Module, path: str, layer: nn.Module) -> 
 
 def _dropout(node: fx.Node, modules: dict[str, nn.Module]) -> tuple[str, float] | None:
     """Return a dropout node's name and p; None for any other node."""
-    name = getattr(node.target, "__name__", "")
-    if node.op == "call_function" and "dropout" in name:
-        raise PyroDropoutError(
-            f"the network calls F.{name} (node {node.name!r}); make it an nn.Dropout layer, which can be taken out."
-        )
     if node.op != "call_module":
         return None
     module = modules[str(node.target)]

@@ -19,6 +19,10 @@ from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.no_density import MARK
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 
+POINTS_FIRST = (
+    "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared draws"
+    " (per_example=False)."
+)
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -67,11 +71,7 @@ class PerDataPoint:
             self.count = count
         if self.count != count:
             reason = f"is drawn for {self.count} data points, but is used on an input whose first dimension is {count}"
-            advice = (
-                "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared"
-                " draws (per_example=False)."
-            )
-            raise self._refusal(reason, advice, MisplacedPointsError)
+            raise self._refusal(reason, POINTS_FIRST, MisplacedPointsError)
 
     def _refusal(self, reason: str, advice: str, kind: type[NotFollowedError] = NotFollowedError) -> NotFollowedError:
         return kind(f"site {self.site!r} {reason}. {advice}", self.site, f"it {reason}")
@@ -180,6 +180,24 @@ class PerDataPoint:
         if self._whole is None:
             self._whole = self.q.rsample((count,))
         return self._whole
+
+
+class Placement(PerDataPoint):
+    """Stands in for draws of a site for ``count`` data points, to see what inputs they meet; it draws nothing."""
+
+    def __init__(self, other: PerDataPoint, count: int) -> None:
+        super().__init__(other.site, other.q)
+        self.count = count
+
+    def product(self, x: Tensor, layer: "Layer") -> Tensor:
+        """Return the layer's output with some weights."""
+        self._check_count(len(x))
+        return layer.op(x, self._like.view(self.q.event_shape))
+
+    def draws(self, count: int) -> Tensor:
+        """Return some weights for every data point."""
+        self._check_count(count)
+        return self._like.view(self.q.event_shape).expand(count, *self.q.event_shape)
 
 
 def drawn_per_data_point(value: object) -> PerDataPoint | None:

@@ -50,7 +50,7 @@ class Recurrence(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         directions = self.layer.num_layers * (2 if self.layer.bidirectional else 1)
-        zero = torch.linspace(-1, 1, directions * N * 3, dtype=x.dtype).reshape(directions, N, 3)
+        zero = torch.linspace(-1, 1, directions * len(x) * 3, dtype=x.dtype).reshape(directions, len(x), 3)
         hx = ((zero, 2 * zero) if isinstance(self.layer, nn.LSTM) else zero) if self.start else None
         out, states = self.layer(x if self.layer.batch_first else x.transpose(0, 1), hx)
         out = out if self.layer.batch_first else out.transpose(0, 1)
@@ -119,6 +119,13 @@ MASKS: dict[str, dict[str, Any]] = {
 }
 
 
+def cycled(mask: Any, count: int) -> Any:
+    """A mask with one row for each data point or head, for any number of data points; any other as it is."""
+    if not isinstance(mask, Tensor) or len(mask) not in (N, 2 * N):
+        return mask
+    return mask[torch.arange(count * len(mask) // N) % len(mask)]
+
+
 class Attend(nn.Module):
     """Multi-head attention with all it returns; with ``cross``, keys and values are other things than queries."""
 
@@ -130,7 +137,8 @@ class Attend(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         key, value = (x.flip(1), 2 * x) if self.cross else (x, x)
         key, value = key[..., : self.attention.kdim], value[..., : self.attention.vdim]
-        out, weights = self.attention(x, key, value, **self.masks)
+        masks = {name: cycled(mask, len(x)) for name, mask in self.masks.items()}
+        out, weights = self.attention(x, key, value, **masks)
         return out.flatten(1) if weights is None else torch.cat([out.flatten(1), weights.flatten(1)], -1)
 
 
@@ -154,7 +162,7 @@ class Encode(nn.Module):
         self.encoder = encoder
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.encoder(x, src_key_padding_mask=PADDING).flatten(1)
+        return self.encoder(x, src_key_padding_mask=cycled(PADDING, len(x))).flatten(1)
 
 
 class Decode(nn.Module):

@@ -16,6 +16,7 @@ from torch.distributions import Distribution
 
 from pyro_dropout.generative.registration import tell_again
 from pyro_dropout.generative.trial_run import modules_of, quietly
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Trace, Tree
 from pyro_dropout.training.optimisers import Update
 
@@ -154,6 +155,8 @@ def loss_and_gradients(
     kwargs: Mapping[str, object],
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the loss and its gradient in each parameter, as a pure function of ``values``."""
+    if not values:
+        raise PyroDropoutError("there is nothing to train: model and guide have no parameter with requires_grad=True.")
     leaves = [value.detach().requires_grad_() for value in values]
     with torch.enable_grad(), unvalidated(), poutine.block(), parameters.replaced(leaves):
         value = loss.differentiable_loss(model, guide, *args, **kwargs)

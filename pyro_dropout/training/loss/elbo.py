@@ -22,6 +22,7 @@ from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.protocols import PyroModel, Trace
 from pyro_dropout.training.loss.attempt import Attempt, is_traced, untraced
 from pyro_dropout.training.loss.operations import Args, Kwargs
+from pyro_dropout.training.loss.other_points import check_other_points
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
 from pyro_dropout.training.loss.score import score
@@ -113,6 +114,8 @@ class ELBO(pyro.infer.ELBO):
                 guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
             particle = Particle(guide_trace, self.kl, self.kl_samples, None if points is None else points.orders)
             particle.run(model, args, kwargs)
+        if points is not None:
+            check_other_points(model, guide, args, kwargs)
         particle.add_up()
         return particle
 

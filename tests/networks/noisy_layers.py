@@ -1,0 +1,114 @@
+"""Layers that draw random numbers in training mode, beside dropout: what from_dropout has to notice."""
+
+import random
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+
+class DropPath(nn.Module):
+    """timm's: the branch of a residual block is dropped for each data point."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.drop_prob == 0.0 or not self.training:
+            return x
+        keep = 1 - self.drop_prob
+        return x * x.new_empty((x.shape[0], 1)).bernoulli_(keep).div_(keep)
+
+
+@fx.wrap
+def stochastic_depth(x: Tensor, p: float, training: bool) -> Tensor:
+    if not training or p == 0.0:
+        return x
+    return x * torch.empty([x.shape[0]] + [1] * (x.ndim - 1)).bernoulli_(1 - p).div_(1 - p)
+
+
+class StochasticDepth(nn.Module):
+    """torchvision's, in a function that torch.fx does not look into."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return stochastic_depth(x, self.p, self.training)
+
+
+class Attention(nn.Module):
+    """One head over the features, read as positions, with dropout in the kernel."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.unsqueeze(-1)
+        return F.scaled_dot_product_attention(h, h, h, dropout_p=self.p if self.training else 0.0).squeeze(-1)
+
+
+class OldAttention(nn.Module):
+    """The same before there was a kernel: dropout on the attention's weights, as a function."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = F.softmax(x.unsqueeze(-1) * x.unsqueeze(-2), -1)
+        if self.training:
+            weights = F.dropout(weights, self.p)
+        return (weights @ x.unsqueeze(-1)).squeeze(-1)
+
+
+class GaussianNoise(nn.Module):
+    def __init__(self, std: float) -> None:
+        super().__init__()
+        self.std = std
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn_like(x) * self.std if self.training else x
+
+
+class LayerDrop(nn.Module):
+    """fairseq's: a whole layer is left out, by a number of Python's."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p, self.layer = p, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and random.random() < self.p:
+            return x
+        return x + self.layer(x)
+
+
+class OwnGenerator(nn.Module):
+    """Noise from a generator of the layer's own, whose state nobody else sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + float(self.generator.normal()) if self.training else x
+
+
+class Residual(nn.Module):
+    """A block with dropout before its last layer, a noisy layer on its branch, and a shortcut."""
+
+    def __init__(self, noisy: nn.Module) -> None:
+        super().__init__()
+        self.first, self.drop, self.last, self.noisy = nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 8), noisy
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.noisy(self.last(self.drop(F.relu(self.first(x)))))
+
+
+def network(noisy: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), Residual(noisy), nn.Linear(8, 1))

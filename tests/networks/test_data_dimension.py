@@ -1,0 +1,173 @@
+"""A draw for each data point needs the data's dimension, which a size alone does not tell: N may equal another one."""
+
+import warnings
+from collections.abc import Callable
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+import torch.nn.functional as F
+from pyro import poutine
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.mathematics.errors import NotFollowedError
+
+N = 5
+
+
+class Positions(nn.Module):
+    """A table of positions, looked up and summed: one number for all data points."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Embedding(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1] + torch.einsum("td->d", self.layer(torch.zeros(N, dtype=torch.long)))
+
+
+class RelativeBias(nn.Module):
+    """Swin's: a layer maps a table of relative positions, a buffer, to the bias of the attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, N)
+        self.register_buffer("table", torch.randn(N, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.layer(self.table) @ x.unsqueeze(-1)).squeeze(-1)
+
+
+class Queries(nn.Module):
+    """DETR's and the Perceiver's: learned queries, mapped by a layer, attend to what each data point has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queries, self.layer = nn.Parameter(torch.randn(N, 3), requires_grad=False), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.layer(self.queries) * x.unsqueeze(-2), -1).sum(-1)
+
+
+class SequenceFirst(nn.Module):
+    """Transformers of old: (T, N, features), so that the layer sees positions first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.unsqueeze(-1).transpose(0, 1)).transpose(0, 1).sum(1)
+
+
+class StateOfZeros(nn.Module):
+    """A state that does not depend on the values of x, but has a row for each data point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), 3)
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.layer(h) + x[:, t : t + 1])
+        return h
+
+
+class FixedBatch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(N, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x.reshape(N, N))
+
+
+WRONG: dict[str, Callable[[], nn.Module]] = {
+    "positions": Positions, "relative bias": RelativeBias, "queries": Queries, "sequence first": SequenceFirst,
+}  # fmt: skip
+
+
+def hide_queries(name: str, module: nn.Module) -> bool:
+    return name == "queries" or isinstance(module, nn.BatchNorm1d)
+
+
+def pair(net: nn.Module) -> tuple[pd.BayesianNet, pd.AutoDropout]:
+    model = pd.BayesianNet(net, pd.Prior(hide=hide_queries))
+    return model, pd.AutoDropout(model, keep=0.5, bias="dropout")
+
+
+def each_has_its_own(model: pd.BayesianNet, guide: pd.AutoDropout, x: Tensor) -> Tensor:
+    with pd.per_example(), torch.no_grad():
+        trace = poutine.trace(guide).get_trace(x)
+        f: Tensor = poutine.replay(model, trace=trace)(x)
+    return f
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_dimension_of_the_same_size_is_not_the_data(name: str) -> None:
+    model, guide = pair(WRONG[name]())
+    with pytest.raises(NotFollowedError, match=r"'layer\.(weight|bias)'.*not.* data points"):
+        each_has_its_own(model, guide, torch.randn(N, N))
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_training_and_predictions_share_the_draw_then(name: str) -> None:
+    model, guide = pair(WRONG[name]())
+    x = torch.randn(N, N)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pd.fit(model, guide, x, torch.zeros(len(x), model(x).shape[1]), steps=1, compile=False, progress=False)
+    assert "all points share each draw" in str(told[0].message)
+    with pytest.raises(pd.PyroDropoutError, match=r"Write predict\(\.\.\., shared=True\)"):
+        pd.predict(model, guide, x, samples=2)
+
+
+def test_the_spread_of_positions_is_that_of_shared_draws() -> None:
+    model = pd.BayesianNet(Positions())
+    guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
+    spread = pd.predict(model, guide, torch.zeros(N, 1), samples=4000, seed=0, shared=True).epistemic
+    assert torch.allclose(spread, torch.full((N, 1), float(N**2)), rtol=0.1)  # 4 standard errors
+
+
+def test_rows_of_the_data_need_not_depend_on_its_values() -> None:
+    model, guide = pair(StateOfZeros())
+    x = torch.ones(N, 4)
+    assert len(each_has_its_own(model, guide, x).unique(dim=0)) > 1
+
+
+def test_the_trial_leaves_no_trace() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    x = torch.randn(N, 4)
+    results, states = [], []
+    pd.ELBO().differentiable_loss(*pair(net), x, x[:, :1]).backward()  # the statistics are as the gradient needs them
+    model, guide = pair(net)
+    for _ in range(2):  # the second time there is no trial
+        net[1].reset_running_stats()
+        torch.manual_seed(0)
+        results.append(each_has_its_own(model, guide, x))
+        states.append(torch.cat([net[1].running_mean, torch.rand(1)]))
+    assert torch.equal(*results)
+    assert torch.equal(*states)
+
+
+def test_a_network_for_one_number_of_points_is_refused() -> None:
+    model, guide = pair(FixedBatch())
+    with pytest.raises(NotFollowedError, match="runs with 5 data points but not with 13"):
+        each_has_its_own(model, guide, torch.randn(N, N))
+
+
+def test_in_a_pyro_model_too() -> None:
+    def model(x: Tensor, y: Tensor) -> None:
+        weight = pyro.sample("weight", dist.Normal(0.0, 1.0).expand([2, 3]).to_event(2))
+        bias = F.linear(torch.ones(N, 3), weight)  # a table of positions
+        with pyro.plate("data", len(x), dim=-1):
+            pyro.sample("y", dist.Normal(torch.einsum("nt,td->n", x, bias), 1.0), obs=y)
+
+    guide = pd.AutoDropout(model, keep=0.5)
+    x, y = torch.randn(N, N), torch.randn(N)
+    guide(x, y)
+    with pytest.raises(NotFollowedError, match="cannot follow site 'weight'"):
+        pd.ELBO().loss(model, guide, x, y)
