@@ -5,13 +5,16 @@ site's value, with its mask. The scale of a site (``poutine.scale``, a subsample
 log p(y, w), and not to the log-likelihood of a point.
 """
 
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Iterable
+from itertools import zip_longest
 from typing import Any
 
 import pyro
 import torch
 from pyro import poutine
 from pyro.distributions import Unit
+from pyro.distributions.hmm import HiddenMarkovModel
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.util import site_is_subsample
@@ -75,6 +78,32 @@ def value_of(site: Site) -> Tensor:
     return value.expand(full_distribution(site).shape())
 
 
+def check_observed(sites: Iterable[Site]) -> None:
+    """Raise if data and their distribution would be broadcast against each other.
+
+    Targets (N,) and outputs (N, 1) would compare every target with the prediction at every point. Allowed are one value
+    for all points, data that a plate repeats, and, outside plates, data that are many draws of one distribution.
+    """
+    for site in sites:
+        fn, data = site["fn"], tuple(getattr(site["value"], "shape", ()))
+        if not site["is_observed"] or not holds_data(site) or not hasattr(fn, "event_shape") or math.prod(data) == 1:
+            continue
+        event, shape = len(fn.event_shape), (*fn.batch_shape, *fn.event_shape)
+        plates = {frame.dim - event for frame in site["cond_indep_stack"] if frame.vectorized}
+        # A hidden Markov model that is the same at all times has data of any length.
+        fixed = plates if isinstance(fn, HiddenMarkovModel) else plates | set(range(-event, 0))
+        pairs = {-k: pair for k, pair in enumerate(zip_longest(data[::-1], shape[::-1], fillvalue=1), start=1)}
+        repeated = {dim for dim, (own, theirs) in pairs.items() if own == 1 < theirs}
+        several = {dim for dim, (own, theirs) in pairs.items() if theirs == 1 < own}
+        unequal = {dim for dim, (own, theirs) in pairs.items() if own != theirs} - repeated - several
+        if unequal or repeated - plates or several & fixed or (repeated and several):
+            raise ShapeError(
+                f"site {site['name']!r}: the data have shape {data}, but their distribution has shape {shape}."
+                " Broadcasting would compare values with predictions of other points. Give both the same shape; for"
+                " (N,) and (N, 1), write y.unsqueeze(-1), or squeeze(-1) in the model."
+            )
+
+
 class _AtDraw(ConditionMessenger):
     """Sets latent sites to the values of a draw, whose shapes must be those in the model."""
 
@@ -93,7 +122,9 @@ def trace_of(call: ModelCall, draw: Weights | None = None) -> Trace:
     """Return the model's trace at a draw of its latent sites; outer handlers see its parameters."""
     model = call.model if draw is None else _AtDraw(draw)(call.model)
     with poutine.block(expose_types=["param"]):
-        return poutine.trace(model).get_trace(*call.args, **call.kwargs)
+        trace = poutine.trace(model).get_trace(*call.args, **call.kwargs)
+    check_observed(sample_sites(trace).values())
+    return trace
 
 
 def trace_at(call: ModelCall, draw: Weights) -> Trace:
@@ -139,9 +170,9 @@ def check_latent(call: ModelCall, names: Collection[str]) -> dict[str, Site]:
 
 
 def check_samples(call: ModelCall) -> None:
-    """Raise unless the model has a sample site; random states and parameters are left unchanged."""
+    """Raise unless the model has a sample site, and its data fit; random states and parameters are left unchanged."""
     with torch.no_grad(), quietly(call.model), pyro.get_param_store().scope(), poutine.block():
-        trace = poutine.trace(call.model).get_trace(*call.args, **call.kwargs)
+        trace = trace_of(call)
     if not sample_sites(trace):
         raise PyroDropoutError(no_sites(call.model))
 

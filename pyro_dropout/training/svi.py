@@ -14,7 +14,7 @@ import pyro.optim
 import torch
 
 from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
@@ -117,6 +117,8 @@ class SVI(pyro.infer.SVI):
                 known.remove(program.replaces)
                 self._built -= 1
             known.append(program)
+        except ShapeError:  # a mistake in the data, which an eager step would meet as well
+            raise
         except Exception as cause:
             # A model that could never be traced will not be traceable for the next batch either.
             never = not any(self._programs.values())

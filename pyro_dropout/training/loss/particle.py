@@ -12,6 +12,7 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch.overrides import _pop_mode_temporarily
 
+from pyro_dropout.generative.observed_sites import check_observed
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, PyroModel, Trace
@@ -87,6 +88,7 @@ class Particle(Messenger):
                 raise PyroDropoutError(
                     f"the guide samples {name!r}, which the model observes. Remove it from the guide."
                 )
+            check_observed([msg])
             return
         _check_not_enumerated(msg)
         if q_site is None:

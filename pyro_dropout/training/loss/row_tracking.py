@@ -200,5 +200,4 @@ def _merged(tracks: Iterable[Track], operation: str) -> Track:
 def _independent(fn: Distribution) -> torch.Size:
     """Return the shape of the independent parts of a distribution."""
     base = base_distribution(fn, MaskedDistribution, ExpandedDistribution)
-    shape: torch.Size = getattr(base, "batch_shape", torch.Size())
-    return shape
+    return torch.Size(getattr(base, "batch_shape", ()))  # some of Pyro's are plain tuples
