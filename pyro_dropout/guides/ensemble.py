@@ -14,7 +14,7 @@ import torch
 from pyro.distributions import Delta
 from pyro.poutine.runtime import _PYRO_STACK
 from pyro.poutine.trace_messenger import TraceMessenger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import TransformedDistribution
 
 from pyro_dropout.generative.model_call import ModelCall
@@ -107,10 +107,11 @@ class Ensemble(StackedMembers):
     ) -> None:
         if not callable(model):
             raise PyroDropoutError(f"model must be a Pyro model, a function or a module; got {type(model).__name__}.")
-        if guide is not None and not callable(guide):
+        if guide is not None and (not callable(guide) or isinstance(guide, nn.Module)):
+            made = ", which is a guide already" if isinstance(guide, SiteGuide) else ""
             raise PyroDropoutError(
                 "guide must be a function that makes a member's guide from a model, such as AutoDropout, or None; got"
-                f" {type(guide).__name__}."
+                f" {type(guide).__name__}{made}."
             )
         check_count("members", members)
         check_choice("anchored", anchored, ("auto", True, False))

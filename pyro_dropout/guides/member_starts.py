@@ -96,6 +96,8 @@ def check_alike(template: SiteGuide, made: SiteGuide, settings: bool = False) ->
 
     One member's loss is traced for all of them, so that a layer must not be dropped in one and a point in another.
     """
+    if made is template:
+        raise PyroDropoutError("guide must make a new guide whenever it is called; it gave the same one twice.")
     mine, theirs = tensors_of(template), tensors_of(made)
     wrong = [name for name in {**mine, **theirs} if name not in mine or name not in theirs]
     wrong += [name for name in mine if name in theirs and mine[name].shape != theirs[name].shape]

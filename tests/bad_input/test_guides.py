@@ -20,6 +20,11 @@ def plain(x: torch.Tensor, y: torch.Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(slope * x[:, 0], 1.0), obs=y)
 
 
+def same_guide() -> Any:
+    made = pd.AutoDropout(model())
+    return lambda m: made
+
+
 def discrete(x: torch.Tensor) -> None:
     pyro.sample("k", dist.Bernoulli(0.5))
 
@@ -141,6 +146,10 @@ ROWS = [
     Row("Ensemble", lambda: pd.Ensemble(model(), members=0), RANGE, "members", "got 0", "number of at least 1"),
     Row("Ensemble", lambda: pd.Ensemble(model(), members=2.5), RANGE, "members", "got 2.5", "number of at least 1"),
     Row("Ensemble", lambda: pd.Ensemble(model(), guide=3), OTHER, "guide", "got int", "such as AutoDropout, or None"),
+    Row("Ensemble", lambda: pd.Ensemble(model(), pd.AutoDropout(model())),
+        OTHER, "guide", "got AutoDropout", "a guide already"),
+    Row("Ensemble", lambda: pd.Ensemble(model(), same_guide()),
+        OTHER, "guide", "the same one twice", "make a new guide"),
     Row("Ensemble", lambda: pd.Ensemble(model(), lambda m: net()), OTHER, "guide", "it made", "such as AutoDropout"),
     Row("Ensemble", lambda: pd.Ensemble(model(), group=0), RANGE, "group", "got 0", "number of at least 1"),
     Row("Ensemble", lambda: pd.Ensemble(model(), anchored="yes"), RANGE, "anchored", "got 'yes'", "True or False"),
