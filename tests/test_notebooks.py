@@ -82,6 +82,7 @@ def test_a_false_claim_is_caught() -> None:
         run(["x = 1", "assert x == 2"])
 
 
+@pytest.mark.deep
 def test_a_notebook_runs_in_a_kernel_too(monkeypatch: pytest.MonkeyPatch) -> None:
     path = next(path for path in NOTEBOOKS if path.name.startswith("04_"))
     notebook = jupytext.reads(path.read_text("utf-8"), fmt="py:percent")

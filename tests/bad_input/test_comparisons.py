@@ -34,7 +34,9 @@ def compare(**given: Any) -> Any:
 
 
 def regressor(**settings: Any) -> Any:
-    return pd.DropoutRegressor(**{"max_steps": 2, "samples": 3, **settings}).fit(X.numpy(), Y.numpy()[:, 0])
+    return pd.DropoutRegressor(**{"max_steps": 2, "samples": 3, "guide": "dropout", **settings}).fit(
+        X.numpy(), Y.numpy()[:, 0]
+    )
 
 
 def classifier(y: Any = None, **settings: Any) -> Any:

@@ -55,6 +55,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     return compared(tmp_path_factory.mktemp("eager") / "one", compile=False, seeds=[3, 4])
 
 
+@pytest.mark.deep
 def test_eager_twice(eager: list[dict[str, str]], tmp_path: Path) -> None:
     assert compared(tmp_path / "two", compile=False, seeds=[3, 4]) == eager
     other = compared(tmp_path / "other", compile=False, seeds=[5, 4])

@@ -137,6 +137,7 @@ def test_a_new_guide_is_fitted_compared_and_under_contract(house: Path) -> None:
     assert "passed" in said
 
 
+@pytest.mark.deep
 def test_a_new_score_is_a_column_of_comparisons(house: Path) -> None:
     (house / "pyro_dropout" / "judging" / "scores" / "bias.py").write_text(
         "from pyro_dropout.registry import score\n\n\n"

@@ -167,7 +167,7 @@ RUNS = [
         pytest.param(
             *run,
             id=f"{run[0]}-{'per-example' if run[1] else 'shared'}-{run[2]}",
-            marks=[pytest.mark.deep] if number % 5 else [],
+            marks=[pytest.mark.deep] if number % 10 else [],
         )
         for number, run in enumerate(RUNS)
     ],

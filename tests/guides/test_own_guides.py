@@ -112,6 +112,7 @@ def test_a_distribution_of_torch_serves_as_one_of_pyro() -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", [AutoLaplace, AutoPlain])
 def test_draws_in_place_are_refused_in_a_fleet_and_trained_one_by_one_in_comparisons(kind: Any) -> None:
     def build(seed: int) -> tuple[Any, Any]:

@@ -127,6 +127,7 @@ def test_noise_that_depends_on_the_input() -> None:
     assert 0.01 < found.tau.item() < 60  # a factor here
 
 
+@pytest.mark.deep
 def test_members_are_pooled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of points, all by hand: p(y | x) is the mean density of the members, and the RMSE that of their mean."""
     kept: list[Any] = []

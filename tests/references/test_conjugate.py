@@ -127,6 +127,7 @@ def test_prior_times_likelihood_is_evidence_times_posterior() -> None:
         assert float(joint - posterior.log_prob(weights)) == pytest.approx(posterior.log_evidence, abs=1e-9)
 
 
+@pytest.mark.deep
 def test_standardised_models_speak_in_the_units_of_the_data() -> None:
     x, y = 100 + 7 * torch.randn(8, 1, dtype=F64), 300 + 20 * torch.randn(8, 1, dtype=F64)
     inner = linear(1, 1)

@@ -43,6 +43,7 @@ def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:
     assert function_rhat(model, found, x).max() < 1.01
 
 
+@pytest.mark.deep
 def test_a_positive_site_has_its_posterior_by_quadrature() -> None:
     """A scale with a log-normal prior: 2 numbers within 5.5 standard errors, 1e-7 to fail on correct code."""
 

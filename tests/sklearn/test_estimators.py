@@ -194,6 +194,7 @@ def test_keep_is_given_for_each_layer() -> None:
     assert isinstance(guide.posterior("0.weight"), pyro.distributions.Delta)  # the only input
 
 
+@pytest.mark.deep
 def test_early_stopping_stops() -> None:
     X, y = np.random.default_rng(0).normal(size=(2, 40, 1))  # nothing can be learned here
     noise: Any = {**QUICK, "hidden_layer_sizes": (30,), "max_steps": 50, "tau": 5.0}
@@ -227,6 +228,7 @@ def test_classes_are_held_back_in_proportion() -> None:
         held_back(3, 0.5, seed=0)
 
 
+@pytest.mark.deep
 def test_warm_start_goes_on() -> None:
     X, y = plane()
     regressor = DropoutRegressor(**{**QUICK, "hidden_layer_sizes": (), "max_steps": 20}, warm_start=True).fit(X, y)
@@ -270,6 +272,7 @@ def test_verbose_shows_a_bar(capfd: pytest.CaptureFixture[str]) -> None:
 # --- manners ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")  # the checks throw dice of their own
 def test_nothing_leaks_into_the_process() -> None:
     X, y = plane()

@@ -88,6 +88,7 @@ def test_fit_is_pyros_svi_where_nothing_is_random() -> None:
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.deep
 def test_compiled_training_learns_repeats_and_reports(capsys: pytest.CaptureFixture[str]) -> None:
     runs = []
     for _ in range(2):

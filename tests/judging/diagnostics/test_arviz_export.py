@@ -12,6 +12,7 @@ from tests.oracles import arviz_tour
 pytestmark = pytest.mark.filterwarnings("ignore")  # those of ArviZ and of what it draws with are not ours
 
 
+@pytest.mark.deep
 def test_everything_a_person_does_with_draws(tmp_path: Path) -> None:
     """On 1.x the same tour is ``python tests/oracles/arviz_tour.py`` in an environment that has it."""
     seen = arviz_tour.exercise(arviz_export, arviz_tour.container(arviz_export), tmp_path)

@@ -43,6 +43,7 @@ def test_the_mixture_s_score_is_the_integral(dtype: torch.dtype, draws: int, tau
         assert found[n].item() == pytest.approx(exact, rel=1e-6 if dtype == torch.float32 else 1e-9)
 
 
+@pytest.mark.deep
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), spread=st.floats(0, 12), uneven=st.floats(0, 0.7), targets=st.integers(1, 3))
 def test_grid_and_pairs_agree(seed: int, spread: float, uneven: float, targets: int) -> None:

@@ -170,6 +170,7 @@ def test_a_module_of_the_network_in_another_mode() -> None:
     assert svi._built == 2
 
 
+@pytest.mark.deep
 def test_a_value_that_is_read_with_item() -> None:
     tau = torch.tensor(1.0)
 
