@@ -20,6 +20,7 @@ from pyro_dropout.datasets.bundled import BUNDLED
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
 
+@pytest.mark.deep
 def test_a_table_of_ones_own_is_compared(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "down"
     data = written(tmp_path, houses())
@@ -134,7 +135,9 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
-@pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.deep] if "ensemble" in name else []) for name in GUIDES]
+)
 def test_every_guide_fits_both_models(name: str) -> None:
     data = pd.co2()
     for model in (wave_model(data.train, width=5), regression_model(data.train, width=5)):

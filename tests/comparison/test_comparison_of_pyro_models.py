@@ -25,6 +25,7 @@ def in_float64() -> None:
     torch.set_default_dtype(F64)
 
 
+@pytest.mark.deep
 def test_a_line_is_judged_by_its_site() -> None:
     guides = {"normal": AutoNormal, "full": AutoMultivariateNormal, "mean field": pd.AutoMeanField}
     found = pd.compare(line, guides, (X, Y), (X + 0.05, Y + 0.07), **{**QUICK, "seeds": 2})

@@ -32,6 +32,7 @@ def found(folder: Path) -> dict[str, Any]:
     return record
 
 
+@pytest.mark.deep
 def test_the_table_has_every_guide_in_every_problem(found: dict[str, Any]) -> None:
     (table,) = found["tables"]
     named = [(row["hidden layers"], row["inputs"], row["guide"]) for row in table["rows"]]
@@ -47,6 +48,7 @@ def test_the_table_has_every_guide_in_every_problem(found: dict[str, Any]) -> No
         assert row["ratio"] == pytest.approx(row["in gap"] / row["at data"])
 
 
+@pytest.mark.deep
 def test_claims_and_pictures(folder: Path, found: dict[str, Any]) -> None:
     assert [each["claim"] for each in found["claims"]] == [
         "dropout is over-confident in between",

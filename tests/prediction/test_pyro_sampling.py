@@ -30,7 +30,13 @@ def in_float64() -> None:
 
 
 @ROUGH
-@pytest.mark.parametrize("name", ["line", "schools", "counts", "table", "module", "unplated", "penalised"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("line", "counts", "table", "module", "unplated", "penalised"),
+        pytest.param("schools", marks=pytest.mark.deep),
+    ],
+)
 def test_any_signature_any_site_and_any_return_value(name: str) -> None:
     case = CASES[name]
     model = case.make()

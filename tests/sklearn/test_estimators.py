@@ -136,6 +136,7 @@ def test_noise_differs_from_piece_to_piece(fitted: Any) -> None:
     assert not np.allclose(drawn[:512], drawn[512:])
 
 
+@pytest.mark.deep
 def test_classes_are_drawn_as_often_as_they_are_probable() -> None:
     X, y = sides()
     classifier = DropoutClassifier(**QUICK).fit(X, y).set_params(samples=500)

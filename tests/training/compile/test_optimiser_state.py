@@ -63,6 +63,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.deep] if place else []) for place, name in enumerate(OPTIMISERS)]
 )

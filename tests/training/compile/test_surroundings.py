@@ -247,6 +247,7 @@ def test_frozen_parameters_stay() -> None:
     assert not torch.equal(guide.states["bias"].loc, other)
 
 
+@pytest.mark.deep
 def test_a_parameter_store_that_is_loaded_between_compiled_steps() -> None:
     model = pd.BayesianNet(nn.Linear(2, 1))
     guide = pd.AutoMeanField(model)

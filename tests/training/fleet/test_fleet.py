@@ -129,6 +129,7 @@ def test_a_compiled_fleet_repeats_with_its_seed_and_goes_on_training() -> None:
         torch.testing.assert_close(guide.mean()["0.weight"], weight)  # training goes on from here, not the start
 
 
+@pytest.mark.deep
 def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
     x, y = data()
     fleet = pd.Fleet(build, {"seed": [0, 1], "keep": [1.0, 1.0]})
@@ -199,6 +200,7 @@ def test_replicas_with_other_layers_are_refused(layers: tuple[nn.Module, nn.Modu
         pd.Fleet(build, {"k": [0, 1]})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_a_fleet_that_is_taken_up_again_ends_as_if_it_had_never_stopped(tmp_path: Path, compile: bool) -> None:
     x, y = data()

@@ -84,6 +84,7 @@ def moments(guide: Any) -> tuple[np.ndarray, np.ndarray]:
     return state.loc.detach().flatten().numpy(), covariance.detach().numpy()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")  # 400 steps
 def test_low_rank_reaches_the_exact_posterior() -> None:
     problem = Conjugate()

@@ -126,6 +126,7 @@ def subsampled_guide() -> None:
         pyro.sample("z", dist.Normal(q.loc[index], q.scale[index]))
 
 
+@pytest.mark.deep
 def test_a_part_of_a_plate_counts_for_the_whole() -> None:
     alike(subsampled, subsampled_guide, repeats=600)
 
