@@ -48,6 +48,9 @@ def fit(
     missing: options.MissingName = "refuse",
     categorical: options.Categorical = None,
     drop: options.Drop = None,
+    decimal: options.DecimalMark = None,
+    encoding: options.TextEncoding = None,
+    separator: options.Separator = None,
     held_back: options.HeldBack = 0.0,
     guide: options.Guide = "dropout",
     members: options.Members = None,
@@ -77,7 +80,7 @@ def fit(
     if first and not (restarted() and (out / RECORD).exists()):
         _check_new(out)
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-    reading = Reading(target, task, missing, *columns, held_back, seed)
+    reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
     training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
     run, table = Run.plan(data, reading, guide, width, training, members)
     made: list[Path] = []

@@ -1,5 +1,6 @@
 """The options that commands share, and their checks; importing this module does not import torch."""
 
+import csv
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,13 +20,14 @@ _ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
 
 
 def listed(values: list[str] | None) -> list[str]:
-    """Return the names in a repeatable option whose values are comma-separated lists.
+    """Return the names in a repeatable option whose values are comma-separated lists; names with commas are quoted.
 
     Example:
-        >>> listed(["a,b", "c"]), listed(None)
-        (['a', 'b', 'c'], [])
+        >>> listed(["a,b", "c"]), listed(None), listed(['"a, b", c'])
+        (['a', 'b', 'c'], [], ['a, b', 'c'])
     """
-    return [name.strip() for value in values or [] for name in value.split(",") if name.strip()]
+    names = (name.strip() for row in csv.reader(values or [], skipinitialspace=True) for name in row)
+    return [name for name in names if name]
 
 
 def refusal(option: str, message: str) -> typer.BadParameter:
@@ -127,6 +129,18 @@ Categorical = Annotated[
     list[str] | None, table_option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.")
 ]
 Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
+DecimalMark = Annotated[
+    Literal["point", "comma"] | None,
+    table_option("--decimal", help="Decimal mark of columns that may be read in two ways: is 1,200 large or small?"),
+]
+TextEncoding = Annotated[
+    str | None,
+    table_option("--encoding", metavar="NAME", help="Of a CSV file that is not Unicode, such as latin-1 or cp1252."),
+]
+Separator = Annotated[
+    Literal["comma", "semicolon", "tab", "pipe"] | None,
+    table_option("--separator", help="Of a CSV file; by default what splits its header."),
+]
 HeldBack = Annotated[
     float, table_option(metavar="SHARE", callback=_share, help="Fraction of the rows held back for testing.")
 ]

@@ -1,0 +1,123 @@
+"""One column of a table as a network reads it: numbers as they are, or categories one-hot."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.protocols import Record
+from pyro_dropout.tables.cells import Cell, Number, as_label, as_text, brief
+from pyro_dropout.tables.notation import PLAIN, Notation
+from pyro_dropout.tables.precision import rounded
+from pyro_dropout.tables.table import Table
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, as a network reads it.
+
+    Attributes:
+        name: the column's.
+        categories: its values; None for numbers.
+        notation: how its values are written.
+        centre: subtracted from numbers before they are rounded to single precision.
+    """
+
+    name: str
+    categories: tuple[str, ...] | None = None
+    notation: Notation = PLAIN
+    centre: Number = 0
+
+    @property
+    def features(self) -> list[str]:
+        """The names of the features that the column becomes."""
+        return [self.name] if self.categories is None else [f"{self.name}={label}" for label in self.categories]
+
+    @property
+    def axis(self) -> str:
+        """The name of the column's numbers after centring."""
+        return f"{self.name} - {as_text(self.centre)}" if self.centre else self.name
+
+    def values(self, table: Table) -> list[Number | None]:
+        """Return the column's numbers, exactly, before centring; None for missing values."""
+        found: list[Number | None] = []
+        for row, cell in enumerate(table.column(self.name)):
+            value = self.notation.value(cell)
+            if cell is not None and value is None:
+                what = "date" if self.notation.kind == "date" else "number"
+                raise RangeError(
+                    f"{table.where(row, self.name)}: {brief(cell)} is not a {what} such as {self.notation.example}."
+                    " Write it as the training table does."
+                )
+            if value is not None and not math.isfinite(value):
+                raise RangeError(
+                    f"{table.where(row, self.name)}: {brief(as_label(cell))} is not finite; a number is needed."
+                )
+            if value is not None and abs(value) > torch.finfo(torch.float32).max:
+                raise RangeError(f"{table.where(row, self.name)}: {as_text(cell)} is too large; change the unit.")
+            found.append(value)
+        return found
+
+    def numbers(self, table: Table) -> Tensor:
+        """Return the column's numbers after centring, (N,); NaN for missing values."""
+        return rounded(self.values(table), self.centre)
+
+    def places(self, table: Table) -> list[int | None]:
+        """Return the index of each cell among the categories, None for missing values."""
+        known = self.categories or ()
+        place = {label: k for k, label in enumerate(known)}
+        found: list[int | None] = []
+        for row, cell in enumerate(table.column(self.name)):
+            label = None if cell is None else self.notation.label(cell)
+            if label is not None and label not in place:
+                few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
+                raise RangeError(
+                    f"{table.where(row, self.name)}: {brief(label)} was not seen in training; known values are {few}."
+                )
+            found.append(None if label is None else place[label])
+        return found
+
+    def encoded(self, table: Table) -> Tensor:
+        """Return the column's features, (N, 1) or one-hot; NaN for missing values."""
+        if self.categories is None:
+            return self.numbers(table).unsqueeze(-1)
+        x = torch.zeros(len(table), len(self.categories))
+        for row, place in enumerate(self.places(table)):
+            if place is None:
+                x[row] = math.nan
+            else:
+                x[row, place] = 1.0
+        return x
+
+    def plotted(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return cells for a plot: numbers in their own units, dates as days since 1970-01-01, or names."""
+        if self.categories is not None:
+            return [None if cell is None else self.notation.label(cell) for cell in cells]
+        return [self.notation.value(cell) for cell in cells]
+
+    @classmethod
+    def from_json(cls, found: Record) -> "Column":
+        """Return the column in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
+        categories = found["categories"]
+        # Older runs have no notation: their numbers are plain.
+        notation = Notation.from_json(found["notation"]) if "notation" in found else PLAIN
+        labels = None if categories is None else labels_of(categories, notation)
+        return cls(str(found["name"]), labels, notation, finite(found.get("centre", 0), "the centre of a column"))
+
+
+def labels_of(found: Sequence[object], notation: Notation) -> tuple[str, ...]:
+    """Return the labels in a record; older runs wrote some of them differently, and kept 1 and 1.0 apart."""
+    labels = tuple(notation.label(str(each)) for each in found)
+    if len(set(labels)) < len(labels):
+        raise TypeError(f"the list of categories {list(found)!r}, in which one is written in two ways,")
+    return labels
+
+
+def finite(value: object, what: str) -> Number:
+    """Return a number in a record; raise ``TypeError`` if it is none, or not finite."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise TypeError(f"{what}, {value!r},")
+    return value
