@@ -15,6 +15,7 @@ import typer
 from pyro_dropout.cli import options
 from pyro_dropout.cli.fit import heard
 from pyro_dropout.cli.options import output_option, refusal
+from pyro_dropout.cli.safe_text import for_spreadsheet
 from pyro_dropout.cli.terminal import answer
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
@@ -269,11 +270,21 @@ def _uncentred(name: str, values: "list[Cell]", centre: "Number") -> "list[Cell]
 
 
 def _printed(name: str, value: "Cell", centre: "Number") -> "Cell":
-    """Return a cell of the file: seven digits of what single precision knows."""
+    """Return a cell of the file: seven digits of what single precision knows, and text that is no formula."""
     if isinstance(value, float):
         digits = f"{value:.7g}"
         return str(Decimal(str(centre)) + Decimal(digits)) if centre and name in _SHIFTED else digits
-    return value
+    return for_spreadsheet(value) if isinstance(value, str) else value
+
+
+def _header(names: "Iterable[str]") -> list[str]:
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+
+    safe = [for_spreadsheet(name) for name in names]
+    twice = next((name for name in safe if safe.count(name) > 1), None)
+    if twice is not None:
+        raise PyroDropoutError(f"two columns of the predictions would be called {twice!r}; rename a class or a column.")
+    return safe
 
 
 def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: bool) -> int:
@@ -286,7 +297,7 @@ def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: 
         writer = csv.writer(file)
         for columns in itertools.chain([first], pieces):
             if not done:
-                writer.writerow(columns)
+                writer.writerow(_header(columns))
             printed = ([_printed(name, value, centre) for value in values] for name, values in columns.items())
             writer.writerows(zip(*printed, strict=True))
             done += len(columns["row"])
