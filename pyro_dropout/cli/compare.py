@@ -23,7 +23,7 @@ HELP = (
     "Compare posterior approximations on one model and one set of data."
     "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
     " which come with the package, or a CSV or Parquet file with named columns. Text columns are one-hot encoded. A"
-    " target is treated as a class if it is text, or has only the values 0 and 1."
+    f" target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
     + options.examples(
         "compare",
         "compare houses.csv --target price --missing mean",

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 FIT_HELP = (
     "Fit one guide to a table and save the run in a folder."
-    "\n\nDATA is a CSV or Parquet file with named columns. Checkpoints are written into the folder during training;"
+    f"\n\nDATA is a CSV or Parquet file with named columns. {options.TABLES}"
+    "\n\nCheckpoints are written into the folder during training;"
     f" after an interruption, continue with [bold]{PROGRAM} resume[/]."
     "\n\nFor distributed training, launch with torchrun; rank 0 writes the results:"
     "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"

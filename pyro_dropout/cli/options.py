@@ -112,6 +112,10 @@ def _completions(names: Sequence[str]) -> Callable[[str], list[str]]:
     return completions
 
 
+TABLES = (
+    "Separators, decimal commas, percent and currency signs, and dates are recognised from whole columns and named in"
+    " the output; a column that may be read in two ways is refused with the flag to add."
+)
 table_option = partial(typer.Option, rich_help_panel="The table")
 computing_option = partial(typer.Option, rich_help_panel="Computation")
 output_option = partial(typer.Option, rich_help_panel="Output")
@@ -126,7 +130,7 @@ MissingName = Annotated[
     table_option("--missing", help="On missing values: refuse the table, drop their rows, or fill in means."),
 ]
 Categorical = Annotated[
-    list[str] | None, table_option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.")
+    list[str] | None, table_option(metavar="COLUMNS", help="Columns of numbers that are categories: a,b,c.")
 ]
 Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
 DecimalMark = Annotated[
@@ -135,11 +139,11 @@ DecimalMark = Annotated[
 ]
 TextEncoding = Annotated[
     str | None,
-    table_option("--encoding", metavar="NAME", help="Of a CSV file that is not Unicode, such as latin-1 or cp1252."),
+    table_option("--encoding", metavar="NAME", help="Encoding of a CSV file that is not Unicode, such as latin-1."),
 ]
 Separator = Annotated[
     Literal["comma", "semicolon", "tab", "pipe"] | None,
-    table_option("--separator", help="Of a CSV file; by default what splits its header."),
+    table_option("--separator", help="Separator of a CSV file; by default what splits its header."),
 ]
 HeldBack = Annotated[
     float, table_option(metavar="SHARE", callback=_share, help="Fraction of the rows held back for testing.")

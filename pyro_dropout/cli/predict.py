@@ -36,7 +36,9 @@ HELP = (
     " central interval, lower and upper."
     " Columns for classes: the most probable class, its probability, entropy and mutual information in nats, and the"
     " probability of each class, p=NAME. The first column is the row of the table; for a CSV file, its line"
-    " number, where the header is line 1. The last column, beyond, names the inputs outside their training range."
+    " number. The last column, beyond, names the inputs outside their training range."
+    "\n\nValues must be written as in the training table. Texts that a spreadsheet would run as a formula begin with an"
+    " apostrophe."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
 )
 

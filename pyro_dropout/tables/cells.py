@@ -29,10 +29,8 @@ def as_number(cell: Cell) -> Number | None:
         >>> as_number("2.50"), as_number("9007199254740993"), as_number("1,5"), as_number("1_000")
         (2.5, 9007199254740993, None, None)
     """
-    if isinstance(cell, bool | datetime.datetime) or cell is None:
-        return None
     if not isinstance(cell, str):
-        return cell
+        return cell if isinstance(cell, int | float) and not isinstance(cell, bool) else None
     try:
         number = None if "_" in cell else float(cell)  # 1_000 is a number only in Python
     except ValueError:

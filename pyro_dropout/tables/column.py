@@ -9,10 +9,12 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cell, Number, as_label, as_text, brief
+from pyro_dropout.tables.cells import Cell, Number, as_text, brief
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import rounded
 from pyro_dropout.tables.table import Table
+
+_MOST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,23 @@ class Column:
 
     def values(self, table: Table) -> list[Number | None]:
         """Return the column's numbers, exactly, before centring; None for missing values."""
-        found: list[Number | None] = []
-        for row, cell in enumerate(table.column(self.name)):
-            value = self.notation.value(cell)
-            if cell is not None and value is None:
-                what = "date" if self.notation.kind == "date" else "number"
-                raise RangeError(
-                    f"{table.where(row, self.name)}: {brief(cell)} is not a {what} such as {self.notation.example}."
-                    " Write it as the training table does."
-                )
-            if value is not None and not math.isfinite(value):
-                raise RangeError(
-                    f"{table.where(row, self.name)}: {brief(as_label(cell))} is not finite; a number is needed."
-                )
-            if value is not None and abs(value) > torch.finfo(torch.float32).max:
-                raise RangeError(f"{table.where(row, self.name)}: {as_text(cell)} is too large; change the unit.")
-            found.append(value)
+        cells = table.column(self.name)
+        found = [self.notation.value(cell) for cell in cells]
+        for row, (cell, value) in enumerate(zip(cells, found, strict=True)):
+            if cell is not None and (value is None or not -_MOST <= value <= _MOST):
+                raise RangeError(f"{table.where(row, self.name)}: {self._mistake(cell, value)}")
         return found
+
+    def _mistake(self, cell: Cell, value: Number | None) -> str:
+        """Return what is wrong with a cell that is not a number of single precision."""
+        if value is None:
+            what = "date" if self.notation.kind == "date" else "number"
+            return (
+                f"{brief(cell)} is not a {what} such as {self.notation.example}. Write it as the training table does."
+            )
+        if not math.isfinite(value):
+            return f"{brief(as_text(cell))} is not finite; a number is needed."
+        return f"{as_text(cell)} is too large; change the unit."
 
     def numbers(self, table: Table) -> Tensor:
         """Return the column's numbers after centring, (N,); NaN for missing values."""
@@ -68,17 +70,15 @@ class Column:
     def places(self, table: Table) -> list[int | None]:
         """Return the index of each cell among the categories, None for missing values."""
         known = self.categories or ()
-        place = {label: k for k, label in enumerate(known)}
-        found: list[int | None] = []
-        for row, cell in enumerate(table.column(self.name)):
-            label = None if cell is None else self.notation.label(cell)
-            if label is not None and label not in place:
+        place: dict[str | None, int | None] = {None: None} | {label: k for k, label in enumerate(known)}
+        labels = [None if cell is None else self.notation.label(cell) for cell in table.column(self.name)]
+        for row, label in enumerate(labels):
+            if label not in place:
                 few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
                 raise RangeError(
                     f"{table.where(row, self.name)}: {brief(label)} was not seen in training; known values are {few}."
                 )
-            found.append(None if label is None else place[label])
-        return found
+        return [place[label] for label in labels]
 
     def encoded(self, table: Table) -> Tensor:
         """Return the column's features, (N, 1) or one-hot; NaN for missing values."""

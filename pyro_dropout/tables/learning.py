@@ -76,26 +76,30 @@ def _input(table: Table, name: str, notation: Notation | None) -> Column:
 
 def _outcome(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
     cells = [cell for cell in table.columns[name] if cell is not None]
-    labels = _categories(table, name, notation or PLAIN)
-    if len(labels) < 2:
-        only = f"only one value, {brief(cells[0])}" if cells else "no value"
-        raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
-    if notation is not None and notation.kind == "date":
+    kind = None if notation is None else notation.kind
+    if kind == "date":
         raise RangeError(
             f"{table.file}, column {name!r}: a date cannot be the target; predict a number, such as the days until it,"
             " or classes (--task classification)."
         )
-    numbers = notation is not None and notation.kind == "number"
-    if task == "regression" or (numbers and not (task == "auto" and notation == Notation(binary=True))):
-        return _number(table, name, notation if notation is not None and numbers else PLAIN)
+    notation = notation or PLAIN
+    if task == "regression" or (kind == "number" and not notation.binary):
+        column = _number(table, name, notation if kind == "number" else PLAIN)
+        count = len(set(column.values(table)))
+    else:
+        labels = _categories(table, name, notation)
+        labels = tuple(sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label)))
+        column, count = Column(name, labels, notation), len(labels)
+    if count < 2:
+        only = f"only one value, {brief(cells[0])}" if cells else "no value"
+        raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
     most = max(2, min(_MOST, len(cells) // 2))
-    if len(labels) > most:
+    if column.categories is not None and count > most:
         raise RangeError(
-            f"{table.file}, column {name!r}: {len(labels)} different values in {len(cells)} rows are too many for"
-            f" classes (at most {most})."
+            f"{table.file}, column {name!r}: {count} different values in {len(cells)} rows are too many for classes (at"
+            f" most {most})."
         )
-    ordered = sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label))
-    return Column(name, tuple(ordered), notation or PLAIN)
+    return column
 
 
 def _number(table: Table, name: str, notation: Notation) -> Column:

@@ -44,6 +44,7 @@ class Notation:
         unit: the currency or percent sign of every number; "" for none.
         zoned: whether dates have a time zone.
         binary: whether all numbers are 0 or 1, so that false and true mean the same.
+        padded: whether some whole numbers begin with a zero, as codes do.
 
     Example:
         >>> price = Notation(decimal=",", thousands=".", unit="€")
@@ -57,18 +58,17 @@ class Notation:
     unit: str = ""
     zoned: bool = False
     binary: bool = False
+    padded: bool = False
 
     def value(self, cell: Cell) -> Number | None:
         """Return a cell as a number, a date as days since 1970-01-01; None if it is not written in this way."""
         if self.kind == "date":
             return self._days(as_moment(cell))
+        if not self.unit and (self.plain or not isinstance(cell, str)) and (number := as_number(cell)) is not None:
+            return number
         if self.binary and as_label(cell) in ("false", "true"):
             return int(as_label(cell) == "true")
-        if not isinstance(cell, str):
-            return None if self.unit else as_number(cell)
-        if self.plain and (number := as_number(cell)) is not None:
-            return number
-        unit, digits = split(cell) or ("", "")
+        unit, digits = (split(cell) if isinstance(cell, str) else None) or ("", "")
         if unit != self.unit or not fits(digits, self.decimal, self.thousands):
             return None
         return as_number(digits.replace(self.thousands, "").replace(self.decimal, "."))
@@ -83,7 +83,7 @@ class Notation:
             return None
         return (moment - _EPOCH.replace(tzinfo=datetime.UTC if self.zoned else None)) / _DAY
 
-    @property
+    @functools.cached_property
     def plain(self) -> bool:
         """Whether numbers have a decimal point and nothing else."""
         return self.kind == "number" and (self.decimal, self.thousands, self.unit) == (*MARKS[0], "")
@@ -108,6 +108,7 @@ class Notation:
         words = [f"decimal {_NAMES[self.decimal]}"] if self.decimal != "." else []
         words += [f"thousands {_NAMES[self.thousands]}"] if self.thousands else []
         words += [f"12{self.unit} is 12" if self.unit in "%‰" else self.unit] if self.unit else []
+        words += ["padded with zeros; --categorical if they are codes"] if self.padded else []
         return ", ".join(words)
 
     @classmethod
@@ -115,7 +116,7 @@ class Notation:
         """Return the notation in a record; raise ``TypeError`` if it is invalid."""
         made = cls(**found)
         marks = made.kind in get_args(Kind) and (made.decimal, made.thousands) in MARKS
-        if not marks or not isinstance(made.unit, str) or not {made.zoned, made.binary} <= {True, False}:
+        if not marks or not isinstance(made.unit, str) or not {made.zoned, made.binary, made.padded} <= {True, False}:
             raise TypeError(f"the notation of a column, {found!r},")
         return made
 

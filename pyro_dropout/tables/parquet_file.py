@@ -81,8 +81,10 @@ def _reading(is_a: ModuleType, kind: Any) -> Callable[[Any], Cell] | None:
     if is_a.is_integer(kind):
         return int
     if is_a.is_floating(kind):
-        kept = np.float16 if is_a.is_float16(kind) else np.float32 if is_a.is_float32(kind) else np.float64
-        return lambda value: _float(kept(value))
+        if is_a.is_float64(kind):
+            return lambda value: None if math.isnan(value) else float(value)
+        short = np.float16 if is_a.is_float16(kind) else np.float32
+        return lambda value: _short_float(short(value))
     if is_a.is_decimal(kind):
         return _decimal
     if is_a.is_string(kind) or is_a.is_large_string(kind):
@@ -95,7 +97,7 @@ def _reading(is_a: ModuleType, kind: Any) -> Callable[[Any], Cell] | None:
     return (lambda value: None) if is_a.is_null(kind) else None
 
 
-def _float(value: np.floating[Any]) -> Cell:
+def _short_float(value: np.floating[Any]) -> Cell:
     # The shortest decimal number that rounds to it: the 0.1 of a CSV file, not the 0.10000000149 of float32.
     return None if math.isnan(value) else float(str(value))
 

@@ -14,6 +14,7 @@ from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Number
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
+_WHOLE = 2**53  # from here on, float64 skips whole numbers
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
 
@@ -28,12 +29,14 @@ def centre_of(values: Sequence[Number]) -> Number:
     if not values:
         return 0
     middle = sorted(values)[len(values) // 2]
-    spread = float(_centred(values, middle).std(correction=0)) or 1.0  # a constant is not scaled
-    if _ROUNDING * max(abs(float(value)) for value in values) > _FINE * spread:
+    plain, centred = _centred(values, 0), _centred(values, middle)
+    spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
+    if _ROUNDING * float(plain.abs().max()) > _FINE * spread:
         return middle
-    distinct, merged = len(set(values)), len(set(values)) - _distinct(rounded(values, 0))
-    most = 0 if all(float(value).is_integer() for value in values) else _FEW * distinct
-    return middle if merged > most and distinct - _distinct(rounded(values, middle)) < merged else 0
+    distinct = _distinct(centred)
+    merged, still = distinct - _distinct(plain.float()), distinct - _distinct(centred.float())
+    whole = bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart
+    return middle if still < merged > (0 if whole else _FEW * distinct) else 0
 
 
 def rounded(values: Sequence[Number | None], centre: Number) -> Tensor:
@@ -43,7 +46,8 @@ def rounded(values: Sequence[Number | None], centre: Number) -> Tensor:
 
 def check_kept(values: Sequence[Number], centre: Number, where: str) -> None:
     """Raise if rounding makes most of the different values of a column equal to another."""
-    if 2 * _distinct(rounded(values, centre)) < len(set(values)):
+    exact = _centred(values, centre)
+    if 2 * _distinct(exact.float()) < _distinct(exact):
         raise RangeError(
             f"{where}: its values lie so far apart that single precision cannot tell most of them from their"
             " neighbours; take logarithms, or change or drop the column."
@@ -51,8 +55,12 @@ def check_kept(values: Sequence[Number], centre: Number, where: str) -> None:
 
 
 def _centred(values: Sequence[Number | None], centre: Number) -> Tensor:
-    found = [math.nan if value is None else float(_exact(value) - centre) for value in values]
-    return torch.tensor(found, dtype=torch.float64)
+    """Return numbers minus the centre, in float64; whole numbers that float64 cannot hold are subtracted exactly."""
+    found = torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float64)
+    if abs(centre) < _WHOLE and not bool((found.abs() >= _WHOLE).any()):
+        return found - float(centre)
+    differences = (math.nan if value is None else float(_exact(value) - centre) for value in values)
+    return torch.tensor(list(differences), dtype=torch.float64)
 
 
 def _exact(value: Number) -> Number:

@@ -13,6 +13,7 @@ from pyro_dropout.tables.table import Table
 
 _PLAIN, _GROUPED, _COMMA, _POINTED = MARKS[:4]
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
+_PADDED = re.compile(r"[-+]?0[0-9]+")
 _MEASURE = re.compile(r"(?P<number>[-+−]?[0-9][0-9.,]*) ?(?P<unit>[°µ]?[^\W\d_]{1,8}[²³]?(?:/[^\W\d_]{1,8}[²³]?)?)")
 
 
@@ -42,8 +43,9 @@ def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) ->
     """
     rows = [row for row, cell in enumerate(table.columns[name]) if cell is not None]
     column = _Column(table, name, instead, rows, [table.columns[name][row] for row in rows])
-    labels = set(map(as_label, column.cells))
-    if labels & {"true", "false"} and labels <= {"true", "false", "0", "1"}:
+    if all(as_number(cell) is not None for cell in column.cells):
+        return _plain(column, "", [cell if isinstance(cell, str) else "" for cell in column.cells])
+    if all(as_label(cell) in ("true", "false", "0", "1") for cell in column.cells):
         return Recognised(Notation("boolean"))
     dates = [as_moment(cell) is not None for cell in column.cells]
     if any(dates):
@@ -116,8 +118,8 @@ def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> R
     if len(set(units)) > 1:
         raise column.misfit([each == unit for each in units], f"in {unit}" if unit else "a number without a unit")
     possible = [marks for marks in MARKS if all(fits(each, *marks) for each in digits)]
-    if _PLAIN in possible or all(as_number(cell) is not None for cell in column.cells):
-        return _plain(column, unit, digits, _POINTED in possible)
+    if _PLAIN in possible:
+        return _plain(column, unit, digits)
     if _GROUPED in possible and _COMMA in possible:
         if decimal is None:
             row = next(row for row, each in zip(column.rows, digits, strict=True) if "," in each)
@@ -130,13 +132,13 @@ def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> R
     return Recognised(Notation("number", *possible[0], unit), points=possible[0] == _GROUPED)
 
 
-def _plain(column: _Column, unit: str, digits: list[str], pointed: bool) -> Recognised:
-    marked = [row for row, each in zip(column.rows, digits, strict=True) if "." in each]
+def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:
     notation = Notation(unit=unit)
-    binary = not unit and {notation.value(cell) for cell in column.cells} <= {0, 1}
-    return Recognised(
-        replace(notation, binary=binary), marked[0] if marked and pointed else None, bool(marked) and not pointed
-    )
+    binary = not unit and all(notation.value(cell) in (0, 1) for cell in column.cells)
+    notation = replace(notation, binary=binary, padded=any(map(_PADDED.fullmatch, digits)))
+    marked = next((row for row, each in zip(column.rows, digits, strict=True) if "." in each), None)
+    pointed = all(fits(each, *_POINTED) for each in digits)
+    return Recognised(notation, marked if pointed else None, marked is not None and not pointed)
 
 
 def _check_text(column: _Column) -> None:

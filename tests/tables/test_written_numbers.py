@@ -33,6 +33,7 @@ WRITTEN: dict[str, tuple[Sequence[str], Sequence[float], str]] = {
     "dollars": (["$30", "-$4.50", "$-5"], [30, -4.5, -5], "$"),
     "euros": (["30 €", "4,50 €"], [30, 4.5], "decimal comma, €"),
     "pounds in thousands": (["£1,200.00", "£3.10"], [1200, 3.1], "thousands comma, £"),
+    "codes": (["01234", "90210"], [1234, 90210], "padded with zeros; --categorical if they are codes"),
     "a proper minus": (["−3", "4"], [-3, 4], ""),
     "dates": (["2024-01-01", "2024-03-01", "1969-12-31"], [19723, 19783, -1], "dates, in days"),
     "times": (["2024-01-01 06:00", "2024-01-01T12:00:00.5"], [19723.25, 19723.5 + 0.5 / 86400], "dates, in days"),
@@ -288,6 +289,14 @@ def test_noughts_and_ones_are_truths_too(tmp_path: Path) -> None:
 )
 def test_a_class_is_one_class(tmp_path: Path, cells: list[str], classes: tuple[str, ...]) -> None:
     assert read_table(as_csv(tmp_path, column([1, 2, 3, 4, 5], z=cells)), target="z").classes == classes
+
+
+def test_numbers_that_are_written_in_two_ways_are_one_target(tmp_path: Path) -> None:
+    data = read_table(as_csv(tmp_path, column([1, 2], z=["1.1", "1.10", "2.5"])), target="z", held_back=0.0)
+    assert sorted(set(data.train[1].flatten().tolist())) == pytest.approx([1.1, 2.5])
+    assert read_table(as_csv(tmp_path, column([1, 2], z=["00", "01"])), target="z").classes == ("00", "01")
+    with pytest.raises(pd.RangeError, match=r"column 'z': the target has only one value, '5'"):
+        read_table(as_csv(tmp_path, column([1, 2], z=["5", "5.0"])), target="z")
 
 
 def test_whole_numbers_are_one_category(tmp_path: Path) -> None:
