@@ -40,8 +40,16 @@ class Column:
 
     @property
     def axis(self) -> str:
-        """The name of the column's numbers after centring."""
-        return f"{self.name} - {as_text(self.centre)}" if self.centre else self.name
+        """The name of the column's numbers after centring, with their unit."""
+        if self.notation.kind == "date":
+            return f"{self.name} (days since {self.origin})"
+        unit = f" ({self.notation.unit})" if self.notation.unit else ""
+        return f"{self.name} - {self.origin}{unit}" if self.centre else f"{self.name}{unit}"
+
+    @property
+    def origin(self) -> str:
+        """What a centred number is counted from, in words."""
+        return as_text(self.notation.moment(self.centre) if self.notation.kind == "date" else self.centre)
 
     def values(self, table: Table) -> list[Number | None]:
         """Return the column's numbers, exactly, before centring; None for missing values."""
@@ -56,9 +64,7 @@ class Column:
         """Return what is wrong with a cell that is not a number of single precision."""
         if value is None:
             what = "date" if self.notation.kind == "date" else "number"
-            return (
-                f"{brief(cell)} is not a {what} such as {self.notation.example}. Write it as the training table does."
-            )
+            return f"{brief(cell)} is not a {what} such as {self.notation.example}. Write it in this way."
         if not math.isfinite(value):
             return f"{brief(as_text(cell))} is not finite; a number is needed."
         return f"{as_text(cell)} is too large; change the unit."
@@ -77,6 +83,7 @@ class Column:
                 few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
                 raise RangeError(
                     f"{table.where(row, self.name)}: {brief(label)} was not seen in training; known values are {few}."
+                    " Leave the row out, or fit on a table that has the value."
                 )
         return [place[label] for label in labels]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Number, as_text
+from pyro_dropout.tables.cells import Number
 from pyro_dropout.tables.column import Column, finite, labels_of
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.table import Table
@@ -26,6 +26,8 @@ class Encoding:
         classes: the target's values in the order of the network's outputs; () for a number.
         fill: the number that replaces a missing value, for each feature; None if missing values are an error.
         ranges: the least and the greatest value of each feature in training; None if unknown.
+        target_notation: how the target is written.
+        target_centre: subtracted from the target before training, and added to predictions.
     """
 
     inputs: tuple[Column, ...]
@@ -58,7 +60,7 @@ class Encoding:
         coded = [f"{column.name} ({len(column.categories)})" for column in self.inputs if column.categories is not None]
         numbers = [column for column in (*self.inputs, self.outcome) if column.categories is None]
         written = [f"{each.name} ({each.notation.described})" for each in numbers if each.notation.described]
-        centred = [f"{each.name} (at {as_text(each.centre)})" for each in numbers if each.centre]
+        centred = [f"{each.name} (at {each.origin})" for each in numbers if each.centre]
         parts = {"one-hot encoded": coded, "read as numbers": written, "centred for single precision": centred}
         kind = f"one of {len(self.classes)} classes" if self.classes else "a number"
         said = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
@@ -114,5 +116,5 @@ class Encoding:
 def _range(value: object) -> tuple[float, float]:
     if not isinstance(value, list | tuple) or len(value) != 2:
         raise TypeError(f"the range of an input, {value!r},")
-    low, high = (finite(end, "what fills gaps") for end in value)
+    low, high = (finite(end, "the range of an input") for end in value)
     return float(low), float(high)

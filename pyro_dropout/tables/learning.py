@@ -85,7 +85,7 @@ def _outcome(table: Table, name: str, task: Task, notation: Notation | None) -> 
     notation = notation or PLAIN
     if task == "regression" or (kind == "number" and not notation.binary):
         column = _number(table, name, notation if kind == "number" else PLAIN)
-        count = len(set(column.values(table)))
+        count = len({*column.values(table)} - {None})
     else:
         labels = _categories(table, name, notation)
         labels = tuple(sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label)))

@@ -83,6 +83,10 @@ class Notation:
             return None
         return (moment - _EPOCH.replace(tzinfo=datetime.UTC if self.zoned else None)) / _DAY
 
+    def moment(self, days: float) -> datetime.datetime:
+        """Return the date that is so many days after 1970-01-01."""
+        return (_EPOCH + days * _DAY).replace(tzinfo=datetime.UTC if self.zoned else None)
+
     @functools.cached_property
     def plain(self) -> bool:
         """Whether numbers have a decimal point and nothing else."""

@@ -11,7 +11,6 @@ from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, brie
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, split
 from pyro_dropout.tables.table import Table
 
-_PLAIN, _GROUPED, _COMMA, _POINTED = MARKS[:4]
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _PADDED = re.compile(r"[-+]?0[0-9]+")
 _MEASURE = re.compile(r"(?P<number>[-+−]?[0-9][0-9.,]*) ?(?P<unit>[°µ]?[^\W\d_]{1,8}[²³]?(?:/[^\W\d_]{1,8}[²³]?)?)")
@@ -72,7 +71,8 @@ def settle(table: Table, found: dict[str, Recognised], decimal: Decimal | None, 
         if decimal == "comma":
             found[name] = Recognised(replace(each.notation, decimal=",", thousands="."))
         elif commas or (table.separator == ";" and not points):
-            raise _two_readings(table, each.thousands, name, each.notation.unit, (_PLAIN, _POINTED), instead[name])
+            comma = replace(each.notation, decimal=",", thousands=".")
+            raise _two_readings(table, each.thousands, name, (each.notation, comma), instead[name])
 
 
 def quoted(name: str) -> str:
@@ -117,19 +117,21 @@ def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> R
     ((unit, _),) = Counter(units).most_common(1)
     if len(set(units)) > 1:
         raise column.misfit([each == unit for each in units], f"in {unit}" if unit else "a number without a unit")
-    possible = [marks for marks in MARKS if all(fits(each, *marks) for each in digits)]
-    if _PLAIN in possible:
-        return _plain(column, unit, digits)
-    if _GROUPED in possible and _COMMA in possible:
-        if decimal is None:
-            row = next(row for row, each in zip(column.rows, digits, strict=True) if "," in each)
-            raise _two_readings(column.table, row, column.name, unit, (_GROUPED, _COMMA), column.instead)
-        possible = [_GROUPED if decimal == "point" else _COMMA]
+    possible = [Notation("number", *marks, unit) for marks in MARKS if all(fits(each, *marks) for each in digits)]
     if not possible:
         best = max(MARKS, key=lambda marks: sum(fits(each, *marks) for each in digits))
         like = Notation("number", *best, unit).example
         raise column.misfit([fits(each, *best) for each in digits], f"a number such as {like}")
-    return Recognised(Notation("number", *possible[0], unit), points=possible[0] == _GROUPED)
+    if possible[0].decimal + possible[0].thousands == ".":
+        return _plain(column, unit, digits)
+    point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
+    differing = [
+        row for row, cell in zip(column.rows, column.cells, strict=True) if point.value(cell) != comma.value(cell)
+    ]
+    if differing and decimal is None:
+        raise _two_readings(column.table, differing[0], column.name, (point, comma), column.instead)
+    notation = comma if decimal == "comma" else point
+    return Recognised(notation, points=notation.decimal == "." and bool(notation.thousands))
 
 
 def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:
@@ -137,7 +139,7 @@ def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:
     binary = not unit and all(notation.value(cell) in (0, 1) for cell in column.cells)
     notation = replace(notation, binary=binary, padded=any(map(_PADDED.fullmatch, digits)))
     marked = next((row for row, each in zip(column.rows, digits, strict=True) if "." in each), None)
-    pointed = all(fits(each, *_POINTED) for each in digits)
+    pointed = all(fits(each, ",", ".") for each in digits)
     return Recognised(notation, marked if pointed else None, marked is not None and not pointed)
 
 
@@ -155,11 +157,9 @@ def _check_text(column: _Column) -> None:
         )
 
 
-def _two_readings(
-    table: Table, row: int, name: str, unit: str, readings: tuple[tuple[str, str], ...], instead: str
-) -> RangeError:
+def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> RangeError:
     cell = table.columns[name][row]
-    point, comma = (f"{Notation('number', *marks, unit).value(cell):g}" for marks in readings)
+    point, comma = (f"{each.value(cell):g}" for each in readings)
     return RangeError(
         f"{table.where(row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say which:"
         f" --decimal point for {point}, --decimal comma for {comma}; or {instead}."

@@ -97,6 +97,16 @@ def test_a_target_that_is_a_number_is_no_class(tmp_path: Path, name: str) -> Non
     assert "'z' is read as a number" in data.note
 
 
+def test_axes_have_units(tmp_path: Path) -> None:
+    days = [f"2024-01-{k % 20 + 1:02}" for k in range(24)]
+    table = column(["12%", "30%"], day=days, at=[f"{day}T06:30Z" for day in days], z=["$3", "$4"])
+    data = read_table(as_csv(tmp_path, table), target="z", drop=["y"])
+    since = "2024-01-09 06:30:00+00:00"
+    assert data.x_name == f"x (%), day (days since 2024-01-09), at (days since {since})"
+    assert data.y_name == "z ($)"
+    assert f"centred for single precision: day (at 2024-01-09), at (at {since})" in data.note
+
+
 def test_a_date_is_no_target(tmp_path: Path) -> None:
     path = as_csv(tmp_path, column([1, 2], when=["2024-01-01", "2024-01-02"]))
     with pytest.raises(pd.RangeError, match=r"column 'when': a date cannot be the target.*--task classification"):
@@ -107,7 +117,9 @@ def test_a_date_is_no_target(tmp_path: Path) -> None:
 # --- two readings -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cells", [["1,200", "3,450"], ["1,200", "950"], ["-1,200", "12"], ["$1,200", "$9"]])
+@pytest.mark.parametrize(
+    "cells", [["1,200", "3,450"], ["1,200", "950"], ["-1,200", "12"], ["$1,200", "$9"], ["1,200", "3.450"]]
+)
 def test_a_comma_that_may_mean_either_is_asked_for(tmp_path: Path, cells: list[str]) -> None:
     path = as_csv(tmp_path, column(cells))
     with pytest.raises(pd.RangeError) as caught:
@@ -252,9 +264,7 @@ def test_names_with_digits_are_names(tmp_path: Path, cells: list[str]) -> None:
 def test_a_new_value_must_be_written_as_the_old_ones(tmp_path: Path, trained: str, new: object, example: str) -> None:
     encoding = learned(as_csv(tmp_path, column([trained, trained.replace("1", "2")])), target="y")
     path = as_parquet(tmp_path, {"x": [new], "y": [1]})
-    message = (
-        rf"table.parquet, row 1, column 'x': .* is not a (number|date) such as {example}\. Write it as the training"
-    )
+    message = rf"table.parquet, row 1, column 'x': .* is not a (number|date) such as {example}\. Write it in this way"
     with pytest.raises(pd.RangeError, match=message):
         inputs(path, encoding)
 
