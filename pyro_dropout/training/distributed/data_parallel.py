@@ -129,7 +129,7 @@ def parallel_run(
     batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
     gradients_of = SharedGradients(group, parts, parameters, x, y, batch)
     buffers = (Buffers(model, guide).values,)
-    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False)
+    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False, guarded=False)
 
 
 def start_alike(group: Group, parts: Iterable[object], others: Iterable[Tensor] = ()) -> None:
