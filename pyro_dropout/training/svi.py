@@ -13,6 +13,7 @@ import pyro.infer
 import pyro.optim
 import torch
 
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel
@@ -75,6 +76,7 @@ class SVI(pyro.infer.SVI):
         self._built = 0
         self._told: set[str] = set()
 
+    @one_at_a_time
     def step(self, *args: object, **kwargs: object) -> float:
         """Take one gradient step and return the loss before it."""
         if self._compile is False:
@@ -88,6 +90,11 @@ class SVI(pyro.infer.SVI):
             self._say_once(reason)
             return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
         return float(program.step(given))
+
+    @one_at_a_time
+    def evaluate_loss(self, *args: object, **kwargs: object) -> float:
+        """Return the loss, without gradients."""
+        return super().evaluate_loss(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
 
     def _program(self, given: Arguments) -> CompiledStep:
         """Return the compiled step for these arguments; raise the reason if there is none."""
@@ -174,5 +181,5 @@ def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> 
     warnings.warn(
         f"{what} cannot be compiled, and runs eagerly from here on: {reason}.{cure} compile=False silences this;"
         " compile=True raises the error.",
-        stacklevel=4,
+        stacklevel=5,
     )
