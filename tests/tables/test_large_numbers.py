@@ -119,7 +119,7 @@ def test_a_run_knows_its_centres(tmp_path: Path) -> None:
 
 def test_values_that_single_precision_takes_for_zero_are_refused_for_that(tmp_path: Path) -> None:
     with pytest.raises(pd.RangeError, match=r"table.csv, column 't': its values are too small.*change the unit"):
-        learned(tmp_path, [1e-50 * k for k in range(30)])
+        read_table(as_csv(tmp_path, {"t": [1e-50 * k for k in range(30)], "y": range(30)}))
 
 
 def test_values_in_far_apart_heaps_are_refused(tmp_path: Path) -> None:

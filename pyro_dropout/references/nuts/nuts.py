@@ -146,8 +146,9 @@ def _disagreement(
             return float(posterior.rhat_of(values).max()), "the values that the model returns", doubts
     except Exception as cause:
         if points is not None:
+            why = f"{type(cause).__name__}: {cause}".partition("\n")[0]
             doubts.append(
-                f"the model cannot be run as model(points) ({type(cause).__name__}: {cause}), so R-hat is that of its"
+                f"the model cannot be run as model(points) ({why}), so R-hat is that of its"
                 " sites. Leave points out, or give the model's data a default of None."
             )
     each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
