@@ -116,6 +116,7 @@ def test_a_prediction_waits_for_a_training_in_another_thread_and_leaves_it_alone
 def test_what_runs_the_model_again_waits_as_well() -> None:
     """Draws that were not kept, scores, diagnostics, fresh guides and files, from threads as from one."""
     model, posterior, _ = whole_functions()
+    members = pd.Ensemble(model, pd.AutoMeanField, members=3)
     kept = pd.predict(model, posterior, X, samples=5, seed=1, keep_samples=False)
 
     def ask(k: int) -> Tensor:
@@ -127,9 +128,11 @@ def test_what_runs_the_model_again_waits_as_well() -> None:
             return torch.tensor(pd.elbo_report(model, posterior, X, X, samples=3, seed=3).objective)
         if k == 3:
             return torch.tensor(pd.khat(model, posterior, X, X, samples=50, seed=4))
-        return pd.AutoMeanField(model).mean()["0.weight"].flatten()
+        if k == 4:
+            return members.mean()["0.weight"].flatten()
+        return pd.AutoMeanField(model).quantiles([0.9])["0.weight"].flatten()
 
-    serial = [ask(k) for k in range(5)]
+    serial = [ask(k) for k in range(6)]
     with ThreadPoolExecutor(4) as pool:
-        for k, found in enumerate(pool.map(ask, [k % 5 for k in range(20)])):
-            assert torch.equal(found, serial[k % 5])
+        for k, found in enumerate(pool.map(ask, [k % 6 for k in range(18)])):
+            assert torch.equal(found, serial[k % 6])
