@@ -33,10 +33,10 @@ def check_programs(model: object, guide: object) -> None:
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
 
 
-def check_gradients(model: object, guide: object) -> None:
+def check_gradients(model: object = None, guide: object = None, doing: str = "training") -> None:
     """Raise an error where gradients cannot be taken: in inference mode, or of tensors that were made in it."""
     if torch.is_inference_mode_enabled():
-        raise PyroDropoutError("training needs gradients, which torch.inference_mode() switches off; train outside it.")
+        raise PyroDropoutError(f"{doing} needs gradients, which torch.inference_mode() switches off; do it outside.")
     for label, part in (("model", model), ("guide", guide)):
         named = (*part.named_parameters(), *part.named_buffers()) if isinstance(part, nn.Module) else ()
         made = next((name for name, value in named if value.is_inference()), None)

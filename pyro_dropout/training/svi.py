@@ -20,6 +20,7 @@ from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.preflight import check_gradients
 
 Compile = Literal["auto"] | bool
 
@@ -79,8 +80,9 @@ class SVI(pyro.infer.SVI):
     @one_at_a_time
     def step(self, *args: object, **kwargs: object) -> float:
         """Take one gradient step and return the loss before it."""
+        check_gradients()
         if self._compile is False:
-            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+            return self._eagerly(*args, **kwargs)
         given = Arguments(args, kwargs)
         try:
             program = self._program(given)
@@ -88,8 +90,12 @@ class SVI(pyro.infer.SVI):
             if self._compile is True:
                 raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
             self._say_once(reason)
-            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+            return self._eagerly(*args, **kwargs)
         return float(program.step(given))
+
+    def _eagerly(self, *args: object, **kwargs: object) -> float:
+        with torch.enable_grad():  # as a compiled step does: in no_grad(), Pyro's would change nothing
+            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
 
     @one_at_a_time
     def evaluate_loss(self, *args: object, **kwargs: object) -> float:

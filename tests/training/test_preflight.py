@@ -166,11 +166,25 @@ def test_training_in_inference_mode_is_refused_by_name() -> None:
     fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
     with torch.inference_mode():
         for train in (partial(pd.fit, model, guide), fleet.fit):
-            with pytest.raises(pd.PyroDropoutError, match=r"torch\.inference_mode\(\) switches off; train outside"):
+            with pytest.raises(pd.PyroDropoutError, match=r"torch\.inference_mode\(\) switches off; do it outside"):
                 train(X, X, **QUIET)
+        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), compile=False)
+        with pytest.raises(pd.PyroDropoutError, match=r"training needs gradients"):
+            svi.step(X, X)
+        with pytest.raises(pd.PyroDropoutError, match=r"sampling needs gradients"):
+            pd.nuts(model, X, X, chains=2, samples=4, warmup=4, compile=False, progress=False)
         made_there = pd.AutoMeanField(model)
     with pytest.raises(pd.PyroDropoutError, match=r"of the guide was made in torch\.inference_mode"):
         pd.fit(model, made_there, X, X, **QUIET)
+
+
+def test_an_eager_step_without_gradients_trains_as_a_compiled_one_does() -> None:
+    model = made(pd.Gaussian(4.0))
+    guide = pd.AutoMeanField(model)
+    before = guide.mean()
+    with torch.no_grad():
+        pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), compile=False).step(X, X)
+    assert all(not torch.equal(value, before[name]) for name, value in guide.mean().items())
 
 
 def test_data_made_in_inference_mode_are_trained_on_and_predicted_in_it() -> None:

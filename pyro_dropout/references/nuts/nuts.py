@@ -21,6 +21,7 @@ from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.chains import ChainResult, Plan, run_chains
 from pyro_dropout.references.nuts.energy import Energy
 from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.preflight import check_gradients
 from pyro_dropout.training.svi import Compile, check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
@@ -83,6 +84,7 @@ def nuts(
     check_count("seed", seed, least=0)
     check_level("target_accept", target_accept)
     check_compile(compile)
+    check_gradients(doing="sampling")
     call = checked_call(call_of(nuts, model, args, kwargs))
     if is_network(model) and call.args[1].is_floating_point():
         check_finite("y", call.args[1])

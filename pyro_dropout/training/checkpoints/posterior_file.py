@@ -13,6 +13,9 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
 from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
+_SPACE, _RIGHTS = "Free some space, or save to another disk", "Give a file in a folder that you may write to"
+_REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _SPACE)
+_REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS)
 _SHOWN = 8  # the most differences that an error lists
 
 
@@ -66,8 +69,7 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
     except TypeError as cause:
         raise PyroDropoutError(f"extra must be writable as JSON: {cause}.") from None
     except OSError as cause:
-        full = cause.errno in (errno.ENOSPC, errno.EDQUOT)
-        advice = "Free some space, or save to another disk" if full else "Give a file in a folder that exists"
+        advice = _REMEDIES.get(cause.errno or 0, "Give a file in a folder that exists")
         raise PyroDropoutError(f"{str(path)!r} cannot be written: {cause.strerror or cause}. {advice}.") from None
 
 

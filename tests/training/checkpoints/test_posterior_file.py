@@ -86,7 +86,12 @@ def test_another_guide_and_another_likelihood_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "advice"),
-    [(errno.ENOSPC, "Free some space"), (errno.EDQUOT, "Free some space"), (errno.ENOENT, "a folder that exists")],
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EDQUOT, "Free some space"),
+        (errno.EACCES, "may write to"),
+        (errno.ENOENT, "a folder that exists"),
+    ],
 )
 def test_an_error_of_the_disk_comes_with_its_own_remedy(tmp_path: Path, number: int, advice: str) -> None:
     broken = mock.patch.object(posterior_file, "write_tensors", side_effect=OSError(number, os.strerror(number)))
