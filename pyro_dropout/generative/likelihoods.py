@@ -9,6 +9,7 @@ from pyro_dropout.generative.likelihood import Likelihood, checked_numbers, like
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "likelihood_of"]
@@ -57,7 +58,7 @@ class Gaussian(Likelihood):
         except RuntimeError:
             allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
             raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
-        return dist.Normal(f, scale).to_event(1)
+        return Normal(f, scale).to_event(1)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it holds numbers, as many as ``f``."""
@@ -73,7 +74,8 @@ class Gaussian(Likelihood):
 
     def raw_likelihood(self, std: Tensor) -> Likelihood:
         """Return the likelihood of precision τ/σ_y²."""
-        return Gaussian.of_log((self.log_tau - 2 * std.to(self.log_tau).log()).detach())
+        log_tau = self.log_tau.detach().to(torch.float64)
+        return Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -96,7 +98,7 @@ class HeteroscedasticGaussian(Likelihood):
     def distribution(self, f: Tensor) -> Distribution:
         """Return N(mean, 1/precision)."""
         mean, log_tau = self.split(f)
-        return dist.Normal(mean, torch.exp(-0.5 * log_tau)).to_event(1)
+        return Normal(mean, torch.exp(-0.5 * log_tau)).to_event(1)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""

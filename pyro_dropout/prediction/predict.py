@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -16,6 +17,7 @@ from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 
 
+@one_at_a_time
 def predict(
     model: Predictor,
     posterior: object,

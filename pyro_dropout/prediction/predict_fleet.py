@@ -10,6 +10,7 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
@@ -77,10 +78,11 @@ class FleetPrediction(Prediction):
         if self.one_of_several:
             right = self.mean.argmax(-1) == self.targets
             return {"log_likelihood": log_likelihood, "accuracy": right.to(self._like.dtype).mean(1)}
-        error = self.mean - self.targets.reshape(self.mean.shape)
-        return {"log_likelihood": log_likelihood, "rmse": error.square().mean((1, 2)).sqrt()}
+        error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
+        return {"log_likelihood": log_likelihood, "rmse": error.square().mean((1, 2)).sqrt().to(self._like)}
 
 
+@one_at_a_time
 def predict_fleet(
     fleet: Fleet,
     x: Tensor,

@@ -174,7 +174,7 @@ def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Ten
     for far in (1.0, -30.0):
         straight = f0.reshape(-1) + jacobian @ (far * probe)
         gap = (outputs(far * probe).detach().reshape(-1) - straight).abs().max()
-        if not gap <= 1e-9 * (1 + straight.abs().max()):
+        if not gap <= 1e-9 * torch.maximum(straight.abs().max(), f0.abs().max()):  # relative: y may be in any unit
             raise PyroDropoutError(
                 "net is not linear in its random weights. The exact posterior is known for nn.Linear, or if"
                 " Prior(hide=...) leaves one linear layer random; otherwise use nuts()."

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
@@ -30,6 +31,7 @@ from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
     check_data,
     check_duration,
+    check_gradients,
     check_how,
     check_owned,
     check_programs,
@@ -40,6 +42,7 @@ from pyro_dropout.training.svi import Compile, check_compile
 from pyro_dropout.training.training_task import TrainingTask
 
 
+@one_at_a_time
 def fit(
     model: PyroModel,
     guide: PyroModel,
@@ -66,7 +69,8 @@ def fit(
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
-    gather included; on a GPU many steps run in one CUDA graph, with the data resident there.
+    gather included; on a GPU many steps run in one CUDA graph, with the data resident there. Other threads
+    that train or predict wait until it ends.
 
     Args:
         model: any Pyro model. If it has a parameter ``num_data``, as networks of this package have, it is given N, the
@@ -120,6 +124,7 @@ def fit(
         (100, True)
     """
     check_programs(model, guide)
+    check_gradients(model, guide)
     check_compile(compile)
     check_duration(steps, epochs, batch_size)
     call = check_data(call_of(fit, model, args, kwargs), batch_size)
@@ -141,7 +146,7 @@ def fit(
         for part in (model, guide):
             if isinstance(part, nn.Module):
                 part.to(device)
-    call = call.to(place_of([model, guide], call) if device is None else device)
+    call = call.trainable().to(place_of([model, guide], call) if device is None else device)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)

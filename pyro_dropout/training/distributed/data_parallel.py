@@ -20,6 +20,7 @@ from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
@@ -122,6 +123,7 @@ def parallel_run(
     model, guide, _ = parts
     share = group.share(batch)
     parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
+    check_trained(parameters.names, guide)
     # Without their names, which depend on what a process has built before.
     shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
     group.check_same({"the trained parameters": shapes})

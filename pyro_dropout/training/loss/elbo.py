@@ -16,6 +16,7 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import NotFollowedError
@@ -130,6 +131,7 @@ class ELBO(pyro.infer.ELBO):
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 
+    @one_at_a_time
     def parts(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the two parts of -ELBO: {"nll": E[-log p(y|w)], "kl": KL(q‖p)}, averaged over particles."""
         drawn = [self._particle(model, guide, args, kwargs)[:2] for _ in range(self.num_particles)]
