@@ -53,9 +53,12 @@ def claimed(folder: Path, *, make: bool = False) -> Iterator[None]:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError):  # Windows removes no open file
+            if sys.platform == "win32":  # which removes no open file
+                os.close(handle)
+            with contextlib.suppress(OSError):
                 (folder / LOCK).unlink(missing_ok=True)
-            os.close(handle)
+            if sys.platform != "win32":
+                os.close(handle)
     finally:
         for each in made:
             with contextlib.suppress(OSError):  # no longer empty
