@@ -1,6 +1,7 @@
 """Whether a network gives each point its output whatever the other points are, so that they can be run in parts."""
 
 import weakref
+from typing import cast
 
 from torch import Tensor, finfo, nn
 
@@ -22,7 +23,7 @@ def check_single_points(model: object, x: AnyInputs) -> None:
     numbers of its own is not checked.
     """
     if isinstance(model, Standardised):
-        model, x = model.model, model.standard_x(x)  # type: ignore[arg-type]  # it takes tensors only
+        x, model = model.standard_x(cast(Tensor, x)), model.model
     if not isinstance(model, BayesianNet) or model.whole_batch or len(x) < 2 or not can_run(x):
         return
     known, key = _CHECKED.setdefault(model, set()), tuple(leaf.shape[1:] for leaf in leaves_of(x))

@@ -17,21 +17,23 @@ from pyro import poutine
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.generative.inputs import AnyInputs, leaves_of, takes_all
+from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
+from pyro_dropout.prediction.forward_memory import bytes_per_row
 from pyro_dropout.prediction.snapshot import fingerprint
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
-from pyro_dropout.training.out_of_memory import unless_out_of_memory
+from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
 
 Result = TypeVar("Result")
 Reduce = Callable[..., Result]  # outputs (T, N, D) of a block, and what belongs to its N points -> its result
 
 _CPU_ROWS = 8192  # more rows do not make a row faster
+_CPU_BYTES = 2**30  # of the largest tensor in a forward pass; a pass holds a few of them
 _CUDA_ROWS = 2**20
 _TRIAL_ROWS = 1024
 
@@ -135,7 +137,7 @@ class Walk:
         with self._trial():
             self.like = self.weights.one(self._some)
             most = weights.most(samples, self._some)
-            rows = chunk or (self._rows_that_fit() if x.is_cuda else _CPU_ROWS)
+            rows = chunk or (self._rows_that_fit() if x.is_cuda else self._rows_on_cpu())
         points = len(x) if whole else _even(len(x), rows)
         draws = _even(samples, min(most, max(1, rows // points)))
         self._blocks = [Block(drawn, drawn, p, whole) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
@@ -214,9 +216,9 @@ class Walk:
             try:
                 with quietly(self.weights.model, self.weights.posterior):
                     self._programs[key] = Program(run, values, weights, *inputs)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as cause:
+                if is_out_of_memory(cause):
+                    raise
                 raise PyroDropoutError(
                     f"this model or posterior cannot be compiled for prediction: {cause} Use compile=False."
                 ) from cause
@@ -231,6 +233,13 @@ class Walk:
         with forked(), evaluating(self.weights.model, self.weights.posterior):
             yield
 
+    def _rows_on_cpu(self) -> int:
+        """Return how many rows keep the largest tensor of a forward pass small; it does not depend on the machine."""
+        if takes_all(self.weights.model):
+            return _CPU_ROWS
+        each = bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
+        return _power_of_two(min(_CPU_ROWS, _CPU_BYTES // max(1, each)))
+
     def _rows_that_fit(self) -> int:
         """Return how many rows use half of the free memory, from the peak of a small block."""
         x, device = self.x if takes_all(self.weights.model) else self.x[:_TRIAL_ROWS], self.x.device
@@ -241,8 +250,7 @@ class Walk:
         peak = max(1, torch.cuda.max_memory_allocated(device) - before)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + unused
-        fits = max(1, min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))
-        return int(2 ** math.floor(math.log2(fits)))  # so that a seed gives the same draws every time
+        return _power_of_two(min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))  # so that a seed gives the same draws
 
     def _fingerprint(self) -> list[object]:
         model, posterior = self.weights.model, self.weights.posterior
@@ -261,6 +269,11 @@ def cuts(total: int, size: int) -> list[slice]:
 def _halves(whole: slice) -> list[slice]:
     middle = (whole.start + whole.stop) // 2
     return [slice(whole.start, middle), slice(middle, whole.stop)]
+
+
+def _power_of_two(most: int) -> int:
+    """Return the largest power of two up to ``most``, and at least 1."""
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def _even(total: int, most: int) -> int:
