@@ -5,9 +5,16 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import keystr, register_pytree_node, tree_flatten, tree_flatten_with_path, tree_map
-
-from torch.utils._pytree import tree_leaves, tree_unflatten  # isort: skip
+from torch.utils._pytree import (
+    keystr,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+from torch.utils.data import DataLoader
 
 from pyro_dropout.mathematics.checks import check_dense, check_finite
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
@@ -98,6 +105,8 @@ def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
             raise RangeError(f"{name} must name the network's arguments; got the key {wrong[0]!r}.")
     elif isinstance(x, tuple):
         found = Inputs(tuple(x), {})
+    elif isinstance(x, DataLoader):
+        raise ShapeError(f"{name} must be a tensor, or several of them; only fit and predict take a DataLoader.")
     else:
         raise ShapeError(
             f"{name} must be a tensor, (N, ...), or a dict or a tuple of tensors; got {type(x).__name__}. Write"

@@ -123,10 +123,22 @@ class Walk:
         chunk: rows of one forward pass; by default what fits.
         seed: for the random numbers; without one they come from torch's generators in their current state.
         compile: whether a block is compiled.
+        together: draws whose weights are made together; by default what fits.
+
+    Attributes:
+        together: the same.
     """
 
     def __init__(
-        self, weights: WeightDraws, x: AnyInputs, samples: int, *, chunk: int | None, seed: int | None, compile: bool
+        self,
+        weights: WeightDraws,
+        x: AnyInputs,
+        samples: int,
+        *,
+        chunk: int | None,
+        seed: int | None,
+        compile: bool,
+        together: int | None = None,
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
         self._start: RandomState | None = None
@@ -138,8 +150,8 @@ class Walk:
             self.like = self.weights.one(self._some)
             most = weights.most(samples, self._some)
             rows = chunk or (self._rows_that_fit() if x.is_cuda else self._rows_on_cpu())
-        points = len(x) if whole else _even(len(x), rows)
-        draws = _even(samples, min(most, max(1, rows // points)))
+        points = len(x) if whole else _even(len(x), max(1, rows // (together or 1)))
+        self.together = draws = together or _even(samples, min(most, max(1, rows // points)))
         self._blocks = [Block(drawn, drawn, p, whole) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
 
     # --- the two passes -----------------------------------------------------------------------------------------------

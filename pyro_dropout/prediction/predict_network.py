@@ -41,6 +41,7 @@ class Request:
     compile: bool
     chunk: int | None
     progress: bool
+    together: int | None = None  # draws whose weights are made together; by default what fits
 
     def keeps(self, numbers: int) -> bool:
         """Whether samples are kept if they are this many numbers."""
@@ -79,7 +80,8 @@ def walk_of(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -
     """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
 
     def walk(draws: WeightDraws) -> Walk:
-        return Walk(draws, x, asked.samples, chunk=asked.chunk, seed=asked.seed, compile=asked.compile)
+        how = {"chunk": asked.chunk, "seed": asked.seed, "together": asked.together}
+        return Walk(draws, x, asked.samples, compile=asked.compile, **how)
 
     if not isinstance(posterior, FunctionPosterior):
         check_single_points(model, x)

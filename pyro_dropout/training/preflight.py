@@ -22,7 +22,7 @@ from pyro_dropout.mathematics.checks import (
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
-_LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
+LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
 
 def check_programs(model: object, guide: object) -> None:
@@ -55,7 +55,7 @@ def check_how(
         if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
             raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
         check_positive("clip_norm", clip_norm)
-    check_seed(seed, 0, _LARGEST_SEED)
+    check_seed(seed, 0, LARGEST_SEED)
     if device is not None:
         check_device("device", device)
 
@@ -150,7 +150,7 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
     try:
         if watched:
             check_inputs(x)
-        f = _outputs(model, x if takes_all(model) else x[:2])
+        f = outputs_at(model, x if takes_all(model) else x[:2])
         if f is not None:
             likelihood.check_values(f, likelihood.checked(f[:1].expand(len(y), -1), y))
     except PyroDropoutError as cause:
@@ -159,7 +159,7 @@ def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched
         raise type(cause)(f"validation: {cause}") from None
 
 
-def _outputs(model: Callable[..., object], x: AnyInputs) -> Tensor | None:
+def outputs_at(model: Callable[..., object], x: AnyInputs) -> Tensor | None:
     """Return a model's outputs with weights from the prior, for their shape; None if it does not return them."""
     place = next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
     with torch.no_grad(), quietly(model), poutine.block():
