@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pyro_dropout.generative.inputs import AnyInputs, call_net
 from pyro_dropout.generative.random_state import random_state
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -59,15 +60,15 @@ def training(net: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def check_run(net: nn.Module, x: Tensor) -> None:
+def check_run(net: nn.Module, x: AnyInputs) -> None:
     """Raise if a network without its dropout layers draws random numbers, or gives two outputs for one input."""
     with quietly(net), torch.no_grad(), training(net):
         try:
             first, second = _Watch(), _Watch()
             with first.on(net):
-                net(x[:_ROWS])
+                call_net(net, x[:_ROWS])
             with second.on(net):
-                net(x[:_ROWS])
+                call_net(net, x[:_ROWS])
         except Exception:
             return  # a network that cannot run in training mode draws nothing in it
     for label, what in first.draws:

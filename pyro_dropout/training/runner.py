@@ -5,7 +5,8 @@ not touch a module; ``publish`` puts them back. Eager steps of one guide change 
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -49,6 +50,29 @@ class Batches:
         self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
         self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
 
+    chained, together = True, CHAIN
+
+    def example(self) -> list[Tensor]:
+        """Return a batch like any other, as the input of a step."""
+        return [self.rows[..., : self.size].contiguous()]
+
+    def usual(self, inputs: list[Tensor]) -> bool:
+        """Whether a step compiled for the example can take these inputs: all are alike."""
+        return True
+
+    def inputs(self, count: int) -> Iterator[list[Tensor]]:
+        """Yield the next ``count`` batches, as inputs of steps."""
+        return ([row] for row in self.take(count))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what later batches depend on."""
+        return {"waiting": self.waiting, "order": self.generator.get_state()}
+
+    def set_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore a state."""
+        self.waiting = tensors["waiting"].to(self.rows.device)
+        self.generator.set_state(tensors["order"])
+
     def take(self, count: int) -> Tensor:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
         while len(self.waiting) < count:
@@ -59,6 +83,33 @@ class Batches:
             self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
+
+
+class Source(Protocol):
+    """Where the mini-batches of a run come from: ``Batches`` of data in memory, or a ``Stream`` of a loader.
+
+    Attributes:
+        chained: whether many steps may run in one CUDA graph.
+        together: the most steps between two looks at the clock.
+    """
+
+    chained: bool
+    together: int
+
+    def example(self) -> list[Tensor]:
+        """Return a batch, as the inputs of a step."""
+
+    def usual(self, inputs: list[Tensor]) -> bool:
+        """Whether a step compiled for the example can take these inputs."""
+
+    def inputs(self, count: int) -> Iterator[list[Tensor]]:
+        """Yield the next ``count`` batches."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what later batches depend on."""
+
+    def set_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore a state."""
 
 
 class TrainingRun:
@@ -90,7 +141,7 @@ class TrainingRun:
         write: Callable[[list[Tensor]], None],
         lr: Tensor | None = None,
         inputs: tuple[Tree, ...] = (),
-        batches: Batches | None = None,
+        batches: Source | None = None,
         compile: Compile = "auto",
         in_place: StepInPlace | None = None,
         guarded: bool = False,
@@ -133,11 +184,11 @@ class TrainingRun:
     def _try_to_compile(self, compile: Compile) -> None:
         start = time.perf_counter()
         values, state = tree_unflatten(self.leaves, self._shape)
-        index = [] if self._batches is None else [self._batches.rows[..., : self._batches.size].contiguous()]
+        index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
                 program = Program(self._step, values, state, self.t, self.lr, *self._inputs, *index)
-                if self.t.is_cuda:
+                if self.t.is_cuda and (self._batches is None or self._batches.chained):
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
                     inputs = [(*self._inputs, *row) for row in rows]
@@ -154,11 +205,10 @@ class TrainingRun:
         """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
         if self._chain is not None and steps >= CHAIN:
             return self._replay(self._chain)
-        count = min(steps, CHAIN)
-        order = None if self._batches is None else self._batches.take(count)
+        count = min(steps, CHAIN if self._batches is None else self._batches.together)
         losses = []
-        for k in range(count):
-            losses.append(self._next([] if order is None else [order[k]]))
+        for inputs in [[]] * count if self._batches is None else self._batches.inputs(count):
+            losses.append(self._next(inputs))
             if self.refused:
                 break
             self.t.add_(1)
@@ -166,7 +216,7 @@ class TrainingRun:
 
     def _next(self, index: list[Tensor]) -> Tensor:
         """Take one more step, and return its loss."""
-        if self._program is not None:
+        if self._program is not None and (self._batches is None or self._batches.usual(index)):
             *self.leaves, loss = self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
             return loss
         values, state = tree_unflatten(self.leaves, self._shape)
@@ -180,7 +230,7 @@ class TrainingRun:
         return loss
 
     def _replay(self, chain: Chain) -> Tensor:
-        if self._order is not None and self._batches is not None:
+        if self._order is not None and isinstance(self._batches, Batches):
             self._order.copy_(self._batches.take(CHAIN))
         for mine, theirs in zip(chain.everything, [*self.leaves, self.t], strict=True):
             if mine is not theirs:
@@ -215,7 +265,7 @@ class TrainingRun:
         found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
         found["t"] = self.t
         if self._batches is not None:
-            found["waiting"], found["order"] = self._batches.waiting, self._batches.generator.get_state()
+            found |= self._batches.state()
         return found, {}
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
@@ -228,8 +278,7 @@ class TrainingRun:
         else:
             self.leaves = leaves
         if self._batches is not None:
-            self._batches.waiting = tensors["waiting"].to(device)
-            self._batches.generator.set_state(tensors["order"])
+            self._batches.set_state(tensors)
 
 
 class TorchOptimiserRun(TrainingRun):
@@ -242,7 +291,7 @@ class TorchOptimiserRun(TrainingRun):
         optimiser: torch.optim.Optimizer,
         *,
         inputs: tuple[Tree, ...],
-        batches: Batches | None,
+        batches: Source | None,
         compile: Compile,
     ) -> None:
         self._parameters, self._optimiser = parameters, optimiser
@@ -328,7 +377,7 @@ def make_run(
     update: Update | torch.optim.Optimizer,
     *,
     inputs: tuple[Tree, ...],
-    batches: Batches | None,
+    batches: Source | None,
     compile: Compile,
     guarded: bool = True,
 ) -> TrainingRun:
