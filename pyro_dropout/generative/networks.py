@@ -16,6 +16,7 @@ from pyro_dropout.generative.draws import check_points_first, one_for_each_point
 from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.own_noise import kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
@@ -35,7 +36,7 @@ _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 class BayesianNet(nn.Module):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
-    Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
+    Takes any module. Parameters that the prior hides (normalisation and positions, by default) stay ordinary and are
     trained too; frozen ones (``requires_grad=False``) are neither random nor trained. ``repr`` lists all three. Buffers
     and ``train()``/``eval()`` work as in the network itself. A parameter shared by several layers is one site. Leading
     sample dimensions of the weights give leading dimensions of the output, so particles and posterior samples can be
@@ -59,7 +60,8 @@ class BayesianNet(nn.Module):
         torch.Size([5, 1])
     """
 
-    on_first_data: Callable[[nn.Module, Tensor], None] | None = None  # a check of the network that needs data
+    # Finds the modules that draw noise of their own, which needs data; None if it cannot tell.
+    on_first_data: Callable[[nn.Module, Tensor], list[str] | None] | None = None
 
     def __init__(
         self,
@@ -79,6 +81,8 @@ class BayesianNet(nn.Module):
         check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
         self.net = net
         self._still = still_layers(net, frozen_statistics)
+        self.noise: list[str] = []  # modules that draw noise at every pass, whatever the mode
+        self.dropped: list[str] = []  # dropout that a guide reads as rows of a weight
         self.prior = Prior() if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
@@ -118,15 +122,15 @@ class BayesianNet(nn.Module):
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
             "running statistics that move in train()": self._moving(),
             "running statistics that stay": self._still,
+            "dropout of rows, in the guide": self.dropped,
+            "noise of the network's own, at every pass": self.noise,
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
     def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
-        if self.on_first_data is not None and can_run(x):
-            self.on_first_data(self.net, x)
-            self.on_first_data = None
+        self.look_at(x)
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
@@ -141,6 +145,12 @@ class BayesianNet(nn.Module):
             plain[name] = value.reshape(batches[-1] + value.shape[len(whole) :]) if whole else value
         batch = torch.broadcast_shapes(*batches)
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
+
+    def look_at(self, x: Tensor) -> None:
+        """Find the noise of the network's own, with the first data."""
+        if self.on_first_data is not None and can_run(x):
+            found = self.on_first_data(self.net, x)
+            self.noise, self.on_first_data = self.noise if found is None else found, None
 
     def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -163,7 +173,8 @@ class BayesianNet(nn.Module):
     def _run(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            with written_out(self.net, weights), held_still(map(self.net.get_submodule, self._still)):
+            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self.noise))
+            with kept_random(noisy), written_out(self.net, weights), held_still(still):
                 f = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
@@ -204,21 +215,37 @@ class BayesianNet(nn.Module):
         return [path for path in with_statistics(self.net) if path not in self._still]
 
     def _needs_a_loop(self) -> bool:
-        """Whether a module of the network cannot run under vmap: recurrent kernels, and statistics updated in place."""
+        """Whether vmap cannot run a module: recurrent kernels, statistics updated in place, noise in place."""
         moving = self._moving()
         return any(
             isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
             or (path in moving and module.training)
+            or (path in self.noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
 
 
 def _call(net: nn.Module, weights: Weights, x: Tensor) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
+    weights = _in_all_places(net, weights)
     if torch._C._get_tracing_state() is None:
-        return functional_call(net, weights, (x,))
-    with _reparametrize_module(net, weights, tie_weights=True):  # what functional_call does itself
+        return functional_call(net, weights, (x,), tie_weights=False)
+    with _reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
         return net(x)
+
+
+def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
+    """Return weights under the names of all parameters that share them.
+
+    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters.
+    """
+    names = {id(net.get_parameter(name)): name for name in weights}
+    places = (
+        (f"{path}.{own}" if path else own, names.get(id(value)))
+        for path, module in net.named_modules()
+        for own, value in module._parameters.items()
+    )
+    return {place: weights[name] for place, name in places if name is not None}
 
 
 def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
