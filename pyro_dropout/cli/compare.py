@@ -23,7 +23,7 @@ HELP = (
     "Compare posterior approximations on one model and one set of data."
     "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
     " which come with the package, or a CSV or Parquet file with named columns. Text columns are one-hot encoded. A"
-    " target is treated as a class if it is text, or has only the values 0 and 1."
+    f" target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
     + options.examples(
         "compare",
         "compare houses.csv --target price --missing mean",
@@ -42,6 +42,9 @@ def compare(
     missing: options.MissingName = "refuse",
     categorical: options.Categorical = None,
     drop: options.Drop = None,
+    decimal: options.DecimalMark = None,
+    encoding: options.TextEncoding = None,
+    separator: options.Separator = None,
     held_back: options.HeldBack = 0.2,
     guides: options.Guides = None,
     reference: Annotated[
@@ -75,7 +78,8 @@ def compare(
     check_folder(out)
     arviz()  # the results are written with it at the end: a broken installation fails before the work
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-    found, model = _data(data, Reading(target, task, missing, *columns, held_back, seed), width)
+    reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
+    found, model = _data(data, reading, width)
     with plain_warnings():
         result = run(
             model.to(where),
@@ -100,7 +104,7 @@ def compare(
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
-    answer(record, as_json, _lines(found, result, out, files, None if data in BUNDLED else data))
+    answer(record, as_json, _lines(found, result, out, files, None if data in BUNDLED else data, reading))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
@@ -151,16 +155,20 @@ def _show(result: "Comparison") -> None:
     score_table(["", *(row.name for row in result.rows)], rows, bold)
 
 
-def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], file: str | None) -> list[str]:
+def _lines(
+    data: "Dataset", result: "Comparison", out: Path, files: list[str], file: str | None, reading: "Reading"
+) -> list[str]:
     from pyro_dropout.comparison.report.text import plain_findings
 
     shown = os.path.relpath(out)
     best = result.best("log_lik")
-    again = f"fit {shlex.quote(str(file))} --target {shlex.quote(data.y_name)} --guide {best} --held-back 0.2 --out run"
+    target = "" if data.encoding is None else data.encoding.target
+    again = shlex.join(["fit", str(file), "--target", target, *reading.flags(), "--guide", str(best)])
+    retrain = [f"To predict with {best}: {PROGRAM} {again} --held-back 0.2 --out run"]
     return [
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
-        *([f"To predict with {best}: {PROGRAM} {again}"] if file and best in options.GUIDE_NAMES else []),
+        *(retrain if file and best in options.GUIDE_NAMES else []),
         f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
         f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 FIT_HELP = (
     "Fit one guide to a table and save the run in a folder."
-    "\n\nDATA is a CSV or Parquet file with named columns. Checkpoints are written into the folder during training;"
+    f"\n\nDATA is a CSV or Parquet file with named columns. {options.TABLES}"
+    "\n\nCheckpoints are written into the folder during training;"
     f" after an interruption, continue with [bold]{PROGRAM} resume[/]."
     "\n\nFor distributed training, launch with torchrun; rank 0 writes the results:"
     "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"
@@ -54,6 +55,9 @@ def fit(
     missing: options.MissingName = "refuse",
     categorical: options.Categorical = None,
     drop: options.Drop = None,
+    decimal: options.DecimalMark = None,
+    encoding: options.TextEncoding = None,
+    separator: options.Separator = None,
     held_back: options.HeldBack = 0.0,
     guide: options.Guide = DEFAULT_GUIDE,
     members: options.Members = None,
@@ -83,7 +87,7 @@ def fit(
     if first and not (restarted() and (out / RECORD).exists()):
         _check_new(out)
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-    reading = Reading(target, task, missing, *columns, held_back, seed)
+    reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
     training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
     run, table = Run.plan(data, reading, guide, width, training, members)
     made: list[Path] = []

@@ -1,5 +1,6 @@
 """The options that commands share, and their checks; importing this module does not import torch."""
 
+import csv
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -20,13 +21,14 @@ HAS_MEMBERS = {entry.name for entry in listed_guides() if "members" in entry.opt
 
 
 def listed(values: list[str] | None) -> list[str]:
-    """Return the names in a repeatable option whose values are comma-separated lists.
+    """Return the names in a repeatable option whose values are comma-separated lists; names with commas are quoted.
 
     Example:
-        >>> listed(["a,b", "c"]), listed(None)
-        (['a', 'b', 'c'], [])
+        >>> listed(["a,b", "c"]), listed(None), listed(['"a, b", c'])
+        (['a', 'b', 'c'], [], ['a, b', 'c'])
     """
-    return [name.strip() for value in values or [] for name in value.split(",") if name.strip()]
+    names = (name.strip() for row in csv.reader(values or [], skipinitialspace=True) for name in row)
+    return [name for name in names if name]
 
 
 def refusal(option: str, message: str) -> typer.BadParameter:
@@ -111,6 +113,10 @@ def _completions(names: Sequence[str]) -> Callable[[str], list[str]]:
     return completions
 
 
+TABLES = (
+    "Separators, decimal commas, percent and currency signs, and dates are recognised from whole columns and named in"
+    " the output; a column that may be read in two ways is refused with the flag to add."
+)
 table_option = partial(typer.Option, rich_help_panel="The table")
 computing_option = partial(typer.Option, rich_help_panel="Computation")
 output_option = partial(typer.Option, rich_help_panel="Output")
@@ -125,9 +131,21 @@ MissingName = Annotated[
     table_option("--missing", help="On missing values: refuse the table, drop their rows, or fill in means."),
 ]
 Categorical = Annotated[
-    list[str] | None, table_option(metavar="COLUMNS", help="Numeric columns to treat as categories: a,b,c.")
+    list[str] | None, table_option(metavar="COLUMNS", help="Columns of numbers that are categories: a,b,c.")
 ]
 Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
+DecimalMark = Annotated[
+    Literal["point", "comma"] | None,
+    table_option("--decimal", help="Decimal mark of columns that may be read in two ways: is 1,200 large or small?"),
+]
+TextEncoding = Annotated[
+    str | None,
+    table_option("--encoding", metavar="NAME", help="Encoding of a CSV file that is not Unicode, such as latin-1."),
+]
+Separator = Annotated[
+    Literal["comma", "semicolon", "tab", "pipe"] | None,
+    table_option("--separator", help="Separator of a CSV file; by default what splits its header."),
+]
 HeldBack = Annotated[
     float, table_option(metavar="SHARE", callback=_share, help="Fraction of the rows held back for testing.")
 ]

@@ -6,6 +6,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ import typer
 from pyro_dropout.cli import options
 from pyro_dropout.cli.fit import heard
 from pyro_dropout.cli.options import output_option, refusal
+from pyro_dropout.cli.safe_text import for_spreadsheet
 from pyro_dropout.cli.terminal import answer
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
@@ -22,8 +24,9 @@ if TYPE_CHECKING:
 
     from pyro_dropout.cli.run_folder import Run
     from pyro_dropout.protocols import Record
+    from pyro_dropout.tables.cells import Cell, Number
     from pyro_dropout.tables.encoding import Encoding
-    from pyro_dropout.tables.files import Cell, Table
+    from pyro_dropout.tables.table import Table
 
     Columns = dict[str, list[Cell]]
 
@@ -33,7 +36,9 @@ HELP = (
     " central interval, lower and upper."
     " Columns for classes: the most probable class, its probability, entropy and mutual information in nats, and the"
     " probability of each class, p=NAME. The first column is the row of the table; for a CSV file, its line"
-    " number, where the header is line 1. The last column, beyond, names the inputs outside their training range."
+    " number. The last column, beyond, names the inputs outside their training range."
+    "\n\nValues must be written as in the training table. Texts that a spreadsheet would run as a formula begin with an"
+    " apostrophe."
     + options.examples("predict run new.csv --plot predictions.png", "predict run new.csv --with-inputs --level 0.9")
 )
 
@@ -57,8 +62,10 @@ def predict(
     ] = False,
     samples: options.Samples = 500,
     level: options.Level = 0.95,
+    encoding: options.TextEncoding = None,
+    separator: options.Separator = None,
     ignore_extra: Annotated[
-        bool, typer.Option("--ignore-extra", help="Ignore columns that were not in the training table.")
+        bool, options.table_option("--ignore-extra", help="Ignore columns that were not in the training table.")
     ] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -77,27 +84,28 @@ def predict(
     with heard():
         model, guide = run.trained(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
-    pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra)
+    how = {"text_encoding": encoding, "separator": separator}
+    pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra, **how)
     together = started_together()
     where = local_device(where, where) if together else where
     model.to(where), guide.to(where)
     asked = {"samples": samples, "seed": seed, "progress": False, "distributed": together}
-    beyond = _Beyond(run.encoding)
+    noticed = _Noticed(run.encoding)
     with heard():
-        found = _answers(run, (model, guide), pieces, level, asked, beyond)
+        found = _answers(run, (model, guide), pieces, level, asked, noticed)
         if rank_here():
             for _ in found:  # this rank's share of each piece; rank 0 writes
                 pass
             return
         shown = _Shown(plot is not None)
         told = _with_inputs(found) if with_inputs else found
-        count = _write(out, shown.passing(told), progress=not quiet)
-    if plot is not None:
-        drawn, remark = shown.draw(run, plot, over, level, count)
+        count = _write(out, shown.passing(told), run.encoding.target_centre, progress=not quiet)
+        if plot is not None:
+            drawn, remark = shown.draw(run, plot, over, level, count)
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
     record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
-    record |= {"beyond": {"rows": beyond.rows, "inputs": dict(beyond.inputs)}}
-    said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *beyond.said()]
+    record |= {"notes": noticed.notes, "beyond": {"rows": noticed.rows, "inputs": dict(noticed.inputs)}}
+    said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *noticed.said(Path(data).name)]
     if plot is not None:
         record |= {"plot": str(plot)}
         said.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
@@ -110,9 +118,12 @@ def _answers(
     pieces: "Iterable[tuple[Table, Tensor]]",
     level: float,
     asked: "Record",
-    beyond: "_Beyond",
+    noticed: "_Noticed",
 ) -> "Iterator[tuple[Columns, Table]]":
-    """Yield a dict of columns for each piece of the table, and the piece; all from the same draws."""
+    """Yield a dict of columns for each piece of the table, and the piece; all from the same draws.
+
+    Numbers are centred as in training.
+    """
     from pyro_dropout.prediction.predict import predict as ask
 
     classes = run.encoding.classes
@@ -128,34 +139,37 @@ def _answers(
             columns |= {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
             columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
             columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-        yield columns | {"beyond": [*beyond.column(x)]}, table
+        yield columns | {"beyond": [*noticed.beyond(table, x)]}, table
 
 
-class _Beyond:
-    """Count the rows outside the training range, and the inputs concerned."""
+class _Noticed:
+    """What is noticed about the table: how its file was read, and the rows outside the training range."""
 
     def __init__(self, encoding: "Encoding") -> None:
         self._encoding, self.rows = encoding, 0
         self.inputs: Counter[str] = Counter()
+        self.notes: list[str] = []
 
-    def column(self, x: "Tensor") -> list[str]:
+    def beyond(self, table: "Table", x: "Tensor") -> list[str]:
         """Count more rows; return the names of each row's inputs outside the training range."""
+        self.notes = list(table.notes)
         found = self._encoding.beyond(x)
         self.rows += sum(map(bool, found))
         self.inputs.update(itertools.chain.from_iterable(found))
         return ["; ".join(names) for names in found]
 
-    def said(self) -> list[str]:
-        """Return a sentence about them, if there are any."""
+    def said(self, file: str) -> list[str]:
+        """Return a sentence about the file and one about the rows, if there is anything to say."""
         most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
-        return [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] if self.rows else []
+        told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
+        return told + [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
 
 
 def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Columns, Table]]":
     """Yield the same pieces with the table's columns inserted after the first column, the row."""
     from pyro_dropout.mathematics.errors import PyroDropoutError
-    from pyro_dropout.tables.files import as_label
+    from pyro_dropout.tables.cells import as_text
 
     for columns, table in found:
         for name in table.columns:
@@ -165,7 +179,7 @@ def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Co
                     " --with-inputs."
                 )
         cells: Columns = {
-            name: ["" if cell is None else as_label(cell) for cell in each] for name, each in table.columns.items()
+            name: ["" if cell is None else as_text(cell) for cell in each] for name, each in table.columns.items()
         }
         yield {"row": columns["row"]} | cells | columns, table
 
@@ -206,13 +220,16 @@ class _Shown:
         """Write the plot, with the training table if it still exists; return the x column and a remark."""
         from pyro_dropout.cli.prediction_figure import plot_predictions, widest
 
-        target = run.encoding.target
-        over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
+        outcome, inputs = run.encoding.outcome, {column.name: column for column in run.encoding.inputs}
+        over, target = over or widest(self._cells, list(inputs)), outcome.name
         known, remark = _fitted_to(run)
-        measured = (known[over], known[target]) if known else None
+        axis = inputs[over]
+        measured = (axis.plotted(known[over]), outcome.plotted(known[target])) if known else None
+        answers = {name: _uncentred(name, values, outcome.centre) for name, values in self._answers.items()}
         some = "" if len(self._lots) == rows else f" for {len(self._lots)} of {rows} rows"
         title = f"{target} by {run.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
-        figure = plot_predictions(over, self._cells[over], self._answers, target, level, measured, title)
+        cells, dates = axis.plotted(self._cells[over]), axis.notation.kind == "date"
+        figure = plot_predictions(over, cells, answers, target, level, measured, title, dates)
         with whole_file(path) as beside:
             figure.savefig(beside, dpi=150, format=path.suffix[1:])
         return over, remark
@@ -230,7 +247,7 @@ def _fitted_to(run: "Run") -> "tuple[Columns, str]":
         return {}, f"{run.file} no longer exists, so the plot does not show the training data."
     if not same:
         return {}, f"{run.file} has changed since the fit, so the plot does not show it."
-    return read_file(path).columns, ""
+    return read_file(path, encoding=run.reading.encoding, separator=run.reading.separator).columns, ""
 
 
 def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
@@ -247,8 +264,33 @@ def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: 
         raise refusal("--over", f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.")
 
 
-def _write(path: Path, pieces: "Iterator[Columns]", progress: bool) -> int:
-    """Write the pieces one after another and return the number of rows."""
+_SHIFTED = ("mean", "lower", "upper")  # columns in the units of the target
+
+
+def _uncentred(name: str, values: "list[Cell]", centre: "Number") -> "list[Cell]":
+    return [value + centre if isinstance(value, float) else value for value in values] if name in _SHIFTED else values
+
+
+def _printed(name: str, value: "Cell", centre: "Number") -> "Cell":
+    """Return a cell of the file: seven digits of what single precision knows, and text that is no formula."""
+    if isinstance(value, float):
+        digits = f"{value:.7g}"
+        return str(Decimal(str(centre)) + Decimal(digits)) if centre and name in _SHIFTED else digits
+    return for_spreadsheet(value) if isinstance(value, str) else value
+
+
+def _header(names: "Iterable[str]") -> list[str]:
+    from pyro_dropout.mathematics.errors import PyroDropoutError
+
+    safe = [for_spreadsheet(name) for name in names]
+    twice = next((name for name in safe if safe.count(name) > 1), None)
+    if twice is not None:
+        raise PyroDropoutError(f"two columns of the predictions would be called {twice!r}; rename a class or a column.")
+    return safe
+
+
+def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: bool) -> int:
+    """Write the pieces one after another and return the number of rows; ``centre`` is added to what is predicted."""
     from tqdm.auto import tqdm
 
     done, first = 0, next(pieces)  # an invalid table fails before the progress bar appears
@@ -257,9 +299,9 @@ def _write(path: Path, pieces: "Iterator[Columns]", progress: bool) -> int:
         writer = csv.writer(file)
         for columns in itertools.chain([first], pieces):
             if not done:
-                writer.writerow(columns)
-            for values in zip(*columns.values(), strict=True):
-                writer.writerow([f"{value:.7g}" if isinstance(value, float) else value for value in values])
+                writer.writerow(_header(columns))
+            printed = ([_printed(name, value, centre) for value in values] for name, values in columns.items())
+            writer.writerows(zip(*printed, strict=True))
             done += len(columns["row"])
             bar.update(len(columns["row"]))
     return done

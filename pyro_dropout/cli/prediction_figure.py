@@ -13,7 +13,7 @@ import numpy as np
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.plot_style import PALETTE, literal_text
 from pyro_dropout.protocols import Axes, Figure
-from pyro_dropout.tables.files import Cell, as_label, as_number
+from pyro_dropout.tables.cells import Cell, as_label, as_number
 
 Answers = Mapping[str, Sequence[Cell]]  # columns of a table of predictions
 
@@ -54,6 +54,7 @@ def plot_predictions(
     level: float = 0.95,
     measured: tuple[Sequence[Cell], Sequence[Cell]] | None = None,
     title: str = "",
+    dates: bool = False,
 ) -> Figure:
     """Draw predictions over one column of their table.
 
@@ -67,6 +68,7 @@ def plot_predictions(
         measured: the same column and the target in the training table, drawn in the background (a subset if there
             are many); gaps without data are shaded.
         title: of the plot.
+        dates: whether the column holds dates, as days since 1970-01-01.
 
     Example:
         >>> answers = {"mean": [1.0, 2.0], "std": [0.2, 0.4], "epistemic_std": [0.1, 0.3], "lower": [0.6, 1.2],
@@ -75,6 +77,7 @@ def plot_predictions(
         >>> [axes.get_ylabel() for axes in figure.axes]
         ['height', 'std']
     """
+    import matplotlib.dates
     import matplotlib.figure
 
     if not cells or not ("mean" in answers or "class" in answers):
@@ -100,6 +103,10 @@ def plot_predictions(
     lower.set(xlabel=over, ylim=(0, None))
     if labels is not None:
         lower.set_xticks(range(len(labels)), labels)
+    if dates:
+        ticks = matplotlib.dates.AutoDateLocator()  # type: ignore[no-untyped-call]
+        written = matplotlib.dates.ConciseDateFormatter(ticks)  # type: ignore[no-untyped-call]
+        lower.xaxis.set(major_locator=ticks, major_formatter=written)
     for axes in (upper, lower):
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)

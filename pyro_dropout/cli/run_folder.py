@@ -4,7 +4,9 @@ The record is written before training starts, so that an interrupted run can be 
 training ends. Both files are written atomically.
 """
 
+import csv
 import hashlib
+import io
 import json
 import warnings
 from collections.abc import Callable, Mapping
@@ -23,8 +25,11 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
+from pyro_dropout.tables.csv_file import SEPARATORS
 from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding, Task
+from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.learning import Task
+from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.reading import Missing, read_table
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load
@@ -45,10 +50,27 @@ class Reading:
     drop: tuple[str, ...] = ()
     held_back: float = 0.0
     seed: int = 0
+    decimal: Decimal | None = None
+    encoding: str | None = None
+    separator: str | None = None
 
     def read(self, file: str | Path) -> Dataset:
         """Return the data in a file."""
         return read_table(file, **asdict(self))
+
+    def flags(self) -> list[str]:
+        """Return the options of the command line that read a table in this way; not its target and its split.
+
+        Example:
+            >>> Reading("price", drop=("id", "a,b"), decimal="comma").flags()
+            ['--drop', 'id,"a,b"', '--decimal', 'comma']
+        """
+        lists = {"categorical": self.categorical, "drop": self.drop}
+        given: dict[str, str | None] = {"task": self.task, "missing": self.missing}
+        given |= {name: _joined(names) for name, names in lists.items()}
+        given |= {"decimal": self.decimal, "encoding": self.encoding, "separator": self.separator}
+        plain = ("auto", "refuse", "", None)
+        return [part for name, value in given.items() if value not in plain for part in (f"--{name}", str(value))]
 
 
 @dataclass(frozen=True)
@@ -120,7 +142,12 @@ class Run:
             raise PyroDropoutError(
                 f"{path} has changed since the run started: its SHA-256 differs. Restore the file, or fit a new run."
             )
-        return self.reading.read(path)
+        data = self.reading.read(path)
+        if data.encoding is None or data.encoding.network_inputs != self.encoding.network_inputs:
+            raise PyroDropoutError(
+                f"{path} is read differently by this version than by the one that started the run. Fit a new run."
+            )
+        return data
 
     def build(self, data: Dataset | None = None) -> tuple[Standardised, nn.Module]:
         """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
@@ -214,6 +241,13 @@ def _checked(found: Record, rules: Mapping[str, Rule]) -> Record:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()}
 
 
+def _joined(names: tuple[str, ...]) -> str:
+    """Return names as one line of CSV."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()
+
+
 def _options(members: int | None) -> dict[str, int]:
     return {} if members is None else {"members": members}
 
@@ -234,7 +268,7 @@ def _are_texts(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_text, value))
 
 
-_OPTIONAL = ("members",)  # keys that a record need not have
+_OPTIONAL = ("members", "decimal", "encoding", "separator")  # keys that a record need not have
 _RULES: dict[str, dict[str, Rule]] = {
     "data": {
         "file": _is_text,
@@ -246,6 +280,9 @@ _RULES: dict[str, dict[str, Rule]] = {
         "drop": _are_texts,
         "held_back": _is_number,
         "seed": _is_count,
+        "decimal": lambda value: value in (None, *get_args(Decimal)),
+        "encoding": lambda value: value is None or _is_text(value),
+        "separator": lambda value: value in (None, *SEPARATORS),
     },
     "model": {
         "guide": lambda value: _is_text(value) and value in GUIDES,

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from pyro_dropout.cli.safe_text import for_json, for_terminal
 from pyro_dropout.comparison.json_values import plain
 
 PROGRAM = "pyro-dropout"
@@ -13,7 +14,7 @@ PROGRAM = "pyro-dropout"
 
 def complain(message: str) -> None:
     """Print an error on stderr, in one line."""
-    print(f"{PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
+    print(f"{PROGRAM}: {for_terminal(' '.join(message.split()))}", file=sys.stderr)
 
 
 def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) -> None:
@@ -23,7 +24,10 @@ def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) ->
         >>> answer({"rmse": float("nan"), "rows": 3}, True, ["3 rows"])
         {"rmse": null, "rows": 3}
     """
-    print(json.dumps(plain(record), ensure_ascii=False, allow_nan=False) if as_json else "\n".join(lines))
+    if as_json:
+        print(for_json(json.dumps(plain(record), ensure_ascii=False, allow_nan=False)))
+    else:
+        print("\n".join(map(for_terminal, lines)))
 
 
 @contextlib.contextmanager

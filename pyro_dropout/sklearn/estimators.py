@@ -24,7 +24,13 @@ from pyro_dropout.mathematics.checks import check_count, check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import DEFAULT_GUIDE
-from pyro_dropout.sklearn.inputs import check_estimator_settings, held_back, kept_rows, layer_widths
+from pyro_dropout.sklearn.inputs import (
+    check_estimator_settings,
+    check_whole_numbers,
+    held_back,
+    kept_rows,
+    layer_widths,
+)
 from pyro_dropout.sklearn.network import Architecture, Learned, Pair, alone, answers, best_noise, set_noise, train
 from pyro_dropout.training.history import History
 
@@ -134,6 +140,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
         x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(self._device())
+        check_whole_numbers("X", X)
         return [part.cpu().numpy() for part in answers(self.learned_, x, read, samples=samples, seed=seed)]
 
     def _collected(self, X: object, read: Read) -> list[Array]:
@@ -220,6 +227,8 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         x, values = validate_data(
             self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2, reset=self._fresh()
         )
+        check_whole_numbers("X", X)
+        check_whole_numbers("y", y)
         self._one_column = values.ndim == 1
         targets = _tensor(values.reshape(len(values), -1))
         self._train(_tensor(x), targets, targets.shape[1], classes=False)
@@ -286,6 +295,7 @@ class DropoutClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
     def fit(self, X: object, y: object) -> Self:
         """Train on inputs X, (N, Q), and the classes y of its rows, (N,): numbers or strings."""
         x, values = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, reset=self._fresh())
+        check_whole_numbers("X", X)
         values = column_or_1d(values, warn=True)
         check_classification_targets(values)
         found = np.unique(values)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.registry import guide_names
 from pyro_dropout.sklearn.network import ACTIVATIONS
+
+_EXACT = 2**53  # from here on, float64 skips whole numbers
 
 
 def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = None) -> Tensor:
@@ -44,6 +47,31 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
     # Evenly spaced rows: when they are sorted by class, every class contributes its share.
     held[order[((torch.arange(size) + 0.5) * count / size).long()]] = True
     return held
+
+
+def check_whole_numbers(name: str, values: Any) -> None:
+    """Raise if float64, in which estimators compute, would merge whole numbers; ``values`` as the user gave them.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> from pyro_dropout.sklearn.inputs import check_whole_numbers
+        >>> check_whole_numbers("X", [[2**53]])
+        >>> try:
+        ...     check_whole_numbers("X", [[2**53 + 1]])
+        ... except pd.RangeError as mistake:
+        ...     print(str(mistake).split(",")[0])
+        X holds whole numbers beyond 2**53
+    """
+    parts = [values[column] for column in values.columns] if hasattr(values, "columns") else [values]
+    for array in map(np.asarray, parts):
+        if array.dtype.kind not in "iuO":
+            continue
+        for value in array.ravel().tolist() if array.dtype.kind == "O" else array[abs(array.astype(float)) >= _EXACT]:
+            if isinstance(value, Integral) and int(float(value)) != int(value):
+                raise RangeError(
+                    f"{name} holds whole numbers beyond 2**53, such as {value}, that float64 cannot tell from their"
+                    " neighbours; subtract a constant, or leave the column out if it identifies rows."
+                )
 
 
 def layer_widths(value: object) -> tuple[int, ...]:

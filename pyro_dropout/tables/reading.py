@@ -10,8 +10,11 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding, Task, learn
-from pyro_dropout.tables.files import Table, read_file, read_pieces
+from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.learning import Task, learn
+from pyro_dropout.tables.notation import Decimal
+from pyro_dropout.tables.table import Table
 
 Missing = Literal["refuse", "drop", "mean"]
 
@@ -26,6 +29,9 @@ def read_table(
     missing: Missing = "refuse",
     categorical: Collection[str] = (),
     drop: Collection[str] = (),
+    decimal: Decimal | None = None,
+    encoding: str | None = None,
+    separator: str | None = None,
     held_back: float = 0.2,
     seed: int = 0,
 ) -> Dataset:
@@ -39,6 +45,9 @@ def read_table(
             that is the share of each. A missing target is never filled in.
         categorical: numeric columns to treat as categories.
         drop: columns to leave out.
+        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
+        encoding: of a CSV file, if it is neither UTF-8 nor declared by the file's first bytes.
+        separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
         held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
         seed: of that choice.
 
@@ -53,14 +62,14 @@ def read_table(
     """
     if not 0 <= held_back < 1:
         raise RangeError(f"held_back must lie in [0, 1); got {held_back!r}.")
-    table = read_file(path)
+    table = read_file(path, encoding=encoding, separator=separator)
     target = list(table.columns)[-1] if target is None else target
     table.column(target)
     table, said = _complete(table, target, missing, drop)
     if len(table) < _FEWEST:
         raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
-    encoding = learn(table, target, task, categorical, drop)
-    x, y = encoding.inputs_of(table), encoding.targets_of(table)
+    learned = learn(table, target, task, categorical, drop, decimal)
+    x, y = learned.inputs_of(table), learned.targets_of(table)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     cut = max(1, round(held_back * len(x))) if held_back else 0
     if len(x) - cut < 2:
@@ -70,23 +79,29 @@ def read_table(
         )
     test, train = order.split([cut, len(x) - cut])
     if missing == "mean":
-        encoding = replace(encoding, fill=_means(table, encoding, x[train]))
-        x = encoding.inputs_of(table)
-    encoding = encoding.seen(x[train])
-    remarks = [f"{len(train)} training rows" + (f" and {cut} test rows, chosen at random" if cut else "") + said]
+        learned = replace(learned, fill=_means(table, learned, x[train]))
+        x = learned.inputs_of(table)
+    learned = learned.seen(x[train])
+    rows = f"{len(train)} training rows" + (f" and {cut} test rows, chosen at random" if cut else "") + said
     return Dataset(
         Path(path).stem,
         (x[train], y[train]),
         (x[test], y[test]),
-        ", ".join(column.name for column in encoding.inputs),
-        target,
-        f"{table.file}: " + "; ".join([*remarks, *encoding.remarks]) + ".",
-        encoding,
+        ", ".join(column.axis for column in learned.inputs),
+        learned.outcome.axis,
+        f"{table.file}: " + "; ".join([*table.notes, rows, *learned.remarks]) + ".",
+        learned,
     )
 
 
 def read_input_pieces(
-    path: str | Path, encoding: Encoding, size: int | None, *, ignore_extra: bool = False
+    path: str | Path,
+    encoding: Encoding,
+    size: int | None,
+    *,
+    ignore_extra: bool = False,
+    text_encoding: str | None = None,
+    separator: str | None = None,
 ) -> Iterator[tuple[Table, Tensor]]:
     """Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
 
@@ -97,9 +112,11 @@ def read_input_pieces(
         encoding: of the data that a network was trained on.
         size: rows in a piece, for files larger than memory; None for all at once.
         ignore_extra: whether columns that were not in the training data are ignored instead of an error.
+        text_encoding: of a CSV file, as for ``read_table``.
+        separator: of a CSV file, as for ``read_table``.
     """
     known = [column.name for column in encoding.inputs]
-    for table in read_pieces(path, size):
+    for table in read_pieces(path, size, encoding=text_encoding, separator=separator):
         absent = [name for name in known if name not in table.columns]
         if absent and absent[0] in table.unread:
             table.column(absent[0])

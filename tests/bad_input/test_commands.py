@@ -96,11 +96,11 @@ MISTAKES = {
     "out with a null": Mistake(
         lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", "a\0b"], "'--out'", "null byte", "embedded",
     ),
-    "UTF-16": Mistake(fit(text=houses().encode("utf-16")), "table.csv", "byte 1", "Save it as a CSV file in UTF-8"),
-    "a decimal comma": Mistake(fit(text=houses() + '"1,5",a,7\n'), "column 'area'", "'1,5'", "--categorical area"),
+    "half of UTF-16": Mistake(fit(text=houses().encode("utf-16")[:-1]), "table.csv", "byte 603", "save it in UTF-8"),
+    "a thousand, or 1": Mistake(fit(text=houses() + '"1,500",a,7\n'), "column 'area'", "'1,500'", "--decimal comma"),
     "a huge number": Mistake(fit(text=houses() + "9" * 400 + ",a,7\n"), "row 32", "(400 characters)", "is not finite"),
     "a huge cell": Mistake(fit(text=houses() + "x" * 200_000 + ",a,7\n"), "row 32", "field larger", "131072"),
-    "tabs": Mistake(fit(text="a\tb\n1\t2\n"), "table.csv", "'a\\tb'", "separated by commas"),
+    "bars": Mistake(fit(text="a/b\n1/2\n"), "table.csv", "'a/b'", "separated by commas"),
     # predict
     "no run to predict with": Mistake(plain("predict"), "'RUN'", "argument", "Missing"),
     "no rows to predict": Mistake(plain("predict", "run"), "'DATA'", "argument", "Missing"),

@@ -65,7 +65,7 @@ def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
     done = run("predict", fitted / "trees", fitted / "trees.csv", "--out", out, "--samples", 20, "--quiet", "--json")
     assert json.loads(done.stdout) == {
         "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
-        "classes": ["ash", "elm", "oak"], "beyond": {"rows": 0, "inputs": {}},
+        "classes": ["ash", "elm", "oak"], "notes": [], "beyond": {"rows": 0, "inputs": {}},
     }  # fmt: skip
     for row in table_of(out):
         probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}

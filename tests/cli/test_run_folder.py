@@ -106,6 +106,12 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
         (["encoding", "inputs"], [], "is missing or wrong"),
         (["encoding", "inputs"], [{"name": "a"}], "'categories' is missing"),
         (["encoding", "fill"], [1.0], "do not fit together"),
+        (["encoding", "target_centre"], "much", "the centre of the target, 'much', is missing or wrong"),
+        (["encoding", "target_notation"], {"kind": "poem"}, "the notation of a column, {'kind': 'poem'}, is"),
+        (["encoding", "target_notation"], {"kind": "number", "decimal": ";"}, "the notation of a column"),
+        (["encoding", "target_notation"], {"colour": "red"}, "'colour' is missing or wrong"),
+        (["data", "decimal"], "dot", "'decimal' is missing or wrong"),
+        (["data", "separator"], ";", "'separator' is missing or wrong"),
         (["model", "guide"], "laplace", "'guide' is missing or wrong"),
         (["model", "width"], 0, "'width' is missing or wrong"),
         (["model", "width"], True, "'width' is missing or wrong"),
@@ -130,6 +136,37 @@ def test_a_damaged_record_is_named(tmp_path: Path, where: list[str], value: Any,
         Run.read(tmp_path)
     assert RECORD in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    run, data = planned(tmp_path, "kind")
+    run.write(tmp_path)
+    record = json.loads((tmp_path / RECORD).read_text("utf-8"))
+    for key in ("decimal", "encoding", "separator"):
+        del record["data"][key]
+    for key in ("target_notation", "target_centre"):
+        del record["encoding"][key]
+    for column in record["encoding"]["inputs"]:
+        del column["notation"], column["centre"]
+    (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
+    assert Run.read(tmp_path) == run
+    assert torch.equal(Run.read(tmp_path).data().train[0], data.train[0])
+    record["encoding"]["classes"] = ["0", "0.0", "1"]  # which were three classes then
+    (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
+    with pytest.raises(
+        pd.PyroDropoutError, match=r"run.json is damaged: .*'0.0'.*written in two ways.*Fit the run again"
+    ):
+        Run.read(tmp_path)
+
+
+def test_a_table_that_is_read_differently_now_is_not_resumed(tmp_path: Path) -> None:
+    run, _ = planned(tmp_path)
+    run.write(tmp_path)
+    record = json.loads((tmp_path / RECORD).read_text("utf-8"))
+    record["encoding"]["inputs"][0]["centre"] = 2
+    (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
+    with pytest.raises(pd.PyroDropoutError, match=r"table.csv is read differently by this version.*Fit a new run"):
+        Run.read(tmp_path).data()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])

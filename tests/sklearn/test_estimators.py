@@ -396,3 +396,49 @@ def test_bad_data_is_named(fitted: Any) -> None:
         fitted.sample_y(X, n_samples=0)
     with pytest.raises(ValueError, match="features"):
         fitted.predict(X[:, :1])
+
+
+# --- large numbers ----------------------------------------------------------------------------------------------------
+
+LARGE = 2**62 + np.arange(40)
+
+
+def test_seconds_since_1970_are_told_apart() -> None:
+    seconds = 1_700_000_000 + np.arange(40)[:, None]
+    small = DropoutRegressor((5,), max_steps=20, tau=1.0, random_state=0, compile=False)
+    one, other = (clone(small).fit(seconds - start, np.arange(40.0)) for start in (0, 1_700_000_000))
+    assert np.allclose(one.predict(seconds), other.predict(seconds - 1_700_000_000), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        LARGE[:, None],
+        LARGE[:, None].astype(np.uint64),
+        [[int(value)] for value in LARGE],
+        pandas.DataFrame({"a": np.linspace(0, 1, 40), "id": LARGE}),
+        np.array([[2**70 + k] for k in range(40)], dtype=object),
+    ],
+    ids=["int64", "uint64", "list", "frame", "object"],
+)
+def test_whole_numbers_that_float64_merges_are_refused(given: Any) -> None:
+    y = np.arange(40.0)
+    message = r"X holds whole numbers beyond 2\*\*53, such as \d+, .*subtract a constant"
+    with pytest.raises(pd.RangeError, match=message):
+        DropoutRegressor((5,), max_steps=2, tau=1.0).fit(given, y)
+    with pytest.raises(pd.RangeError, match=message):
+        DropoutClassifier((5,), max_steps=2).fit(given, y > 20)
+    narrow = np.arange(40.0)[:, None] * np.ones(np.shape(given)[1])
+    fitted = DropoutRegressor((5,), max_steps=2, tau=1.0, samples=5, compile=False).fit(narrow, y)
+    with pytest.raises(pd.RangeError, match=message):
+        fitted.predict(
+            given if not isinstance(given, pandas.DataFrame) else given.set_axis([0, 1], axis=1).to_numpy(object)
+        )
+
+
+def test_targets_that_float64_merges_are_refused_and_classes_are_not() -> None:
+    x = np.arange(40.0)[:, None]
+    with pytest.raises(pd.RangeError, match=r"y holds whole numbers beyond 2\*\*53"):
+        DropoutRegressor((5,), max_steps=2, tau=1.0).fit(x, LARGE)
+    classes = 2**62 + np.arange(40) % 2
+    assert DropoutClassifier((5,), max_steps=2, compile=False).fit(x, classes).classes_.tolist() == [2**62, 2**62 + 1]

@@ -1,0 +1,166 @@
+"""Recognise from a whole column how its values are written; stop where two readings are possible."""
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, brief
+from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, split
+from pyro_dropout.tables.table import Table
+
+_POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
+_PADDED = re.compile(r"[-+]?0[0-9]+")
+_MEASURE = re.compile(r"(?P<number>[-+−]?[0-9][0-9.,]*) ?(?P<unit>[°µ]?[^\W\d_]{1,8}[²³]?(?:/[^\W\d_]{1,8}[²³]?)?)")
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """What a column holds.
+
+    Attributes:
+        notation: of its numbers, dates or booleans; None for text.
+        thousands: the row of a value such as 1.200, if all points of the column may separate thousands.
+        points: whether points are the decimal marks of the column beyond doubt.
+    """
+
+    notation: Notation | None
+    thousands: int | None = None
+    points: bool = False
+
+
+def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) -> Recognised:
+    """Return how a column is written; raise if its values do not agree, or may be read in two ways.
+
+    Args:
+        table: the training table.
+        name: the column's.
+        decimal: the decimal mark of columns that may be read in two ways.
+        instead: how to read the column as text, for messages.
+    """
+    rows = [row for row, cell in enumerate(table.columns[name]) if cell is not None]
+    column = _Column(table, name, instead, rows, [table.columns[name][row] for row in rows])
+    if all(as_number(cell) is not None for cell in column.cells):
+        return _plain(column, "", [cell if isinstance(cell, str) else "" for cell in column.cells])
+    if all(as_label(cell) in ("true", "false", "0", "1") for cell in column.cells):
+        return Recognised(Notation("boolean"))
+    dates = [as_moment(cell) is not None for cell in column.cells]
+    if any(dates):
+        return _dates(column, dates)
+    numbers = [is_number(cell) if isinstance(cell, str) else not isinstance(cell, bool) for cell in column.cells]
+    if any(numbers):
+        return _numbers(column, numbers, decimal)
+    _check_text(column)
+    return Recognised(None)
+
+
+def settle(table: Table, found: dict[str, Recognised], decimal: Decimal | None, instead: dict[str, str]) -> None:
+    """Decide, in place, what 1.200 means in columns where a point may separate thousands.
+
+    It is a decimal point, as in every CSV file, unless another column has decimal commas, or nothing in a file with
+    semicolons, which programs write where commas are decimal marks, shows otherwise.
+    """
+    written = [each.notation for each in found.values() if each.notation is not None]
+    commas = any(each.decimal == "," or each.thousands == "." for each in written)
+    points = any(each.points for each in found.values())
+    for name, each in found.items():
+        if each.thousands is None or each.notation is None or decimal == "point":
+            continue
+        if decimal == "comma":
+            found[name] = Recognised(replace(each.notation, decimal=",", thousands="."))
+        elif commas or (table.separator == ";" and not points):
+            comma = replace(each.notation, decimal=",", thousands=".")
+            raise _two_readings(table, each.thousands, name, (each.notation, comma), instead[name])
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as the command line takes it."""
+    return shlex.quote('"' + name.replace('"', '""') + '"' if set(name) & set('",') else name)
+
+
+# --- one kind of column after another ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Column:
+    table: Table
+    name: str
+    instead: str
+    rows: list[int]
+    cells: list[Cell]
+
+    def misfit(self, good: Sequence[bool], what: str) -> RangeError:
+        """Return an error about the first cell that does not fit, if most of the others do."""
+        place = next(k for k, fine in enumerate(good) if not fine)
+        return RangeError(
+            f"{self.table.where(self.rows[place], self.name)}: {brief(self.cells[place])} is not {what}, and"
+            f" {sum(good)} other values of the column are. Fix it, or {self.instead}."
+        )
+
+
+def _dates(column: _Column, dates: list[bool]) -> Recognised:
+    if not all(dates):
+        raise column.misfit(dates, f"a date such as {Notation('date').example}")
+    zones = [moment.tzinfo is not None for moment in map(as_moment, column.cells) if moment is not None]
+    if any(zones) and not all(zones):
+        raise column.misfit(zones, "a date with a time zone")
+    return Recognised(Notation("date", zoned=all(zones)))
+
+
+def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> Recognised:
+    if not all(numbers):
+        raise column.misfit(numbers, "a number")
+    parts = [split(cell) or ("", "") if isinstance(cell, str) else ("", "0") for cell in column.cells]
+    units, digits = [unit for unit, _ in parts], [each for _, each in parts]
+    ((unit, _),) = Counter(units).most_common(1)
+    if len(set(units)) > 1:
+        raise column.misfit([each == unit for each in units], f"in {unit}" if unit else "a number without a unit")
+    possible = [Notation("number", *marks, unit) for marks in MARKS if all(fits(each, *marks) for each in digits)]
+    if not possible:
+        best = max(MARKS, key=lambda marks: sum(fits(each, *marks) for each in digits))
+        like = Notation("number", *best, unit).example
+        raise column.misfit([fits(each, *best) for each in digits], f"a number such as {like}")
+    if possible[0].decimal + possible[0].thousands == ".":
+        return _plain(column, unit, digits)
+    point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
+    differing = [
+        row for row, cell in zip(column.rows, column.cells, strict=True) if point.value(cell) != comma.value(cell)
+    ]
+    if differing and decimal is None:
+        raise _two_readings(column.table, differing[0], column.name, (point, comma), column.instead)
+    notation = comma if decimal == "comma" else point
+    return Recognised(notation, points=notation.decimal == "." and bool(notation.thousands))
+
+
+def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:
+    notation = Notation(unit=unit)
+    binary = not unit and all(notation.value(cell) in (0, 1) for cell in column.cells)
+    notation = replace(notation, binary=binary, padded=any(map(_PADDED.fullmatch, digits)))
+    marked = next((row for row, each in zip(column.rows, digits, strict=True) if "." in each), None)
+    pointed = all(fits(each, ",", ".") for each in digits)
+    return Recognised(notation, marked if pointed else None, marked is not None and not pointed)
+
+
+def _check_text(column: _Column) -> None:
+    """Raise if all texts of a column look like numbers or dates in a form that is not recognised."""
+    texts = [str(cell) for cell in column.cells]
+    measures = [_MEASURE.fullmatch(text) for text in texts]
+    units = {found["unit"] for found in measures if found}
+    numbers = {found["number"] for found in measures if found}
+    measured = all(measures) and (len(units) == 1 or units <= _POWERS) and len(numbers) > 2
+    if measured or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in texts):
+        raise RangeError(
+            f"{column.table.where(column.rows[0], column.name)}: {brief(texts[0])} looks like a number or a date, in a"
+            f" form that is not recognised. Write it like 1234.5 or 2024-01-31, without a unit, or {column.instead}."
+        )
+
+
+def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> RangeError:
+    cell = table.columns[name][row]
+    point, comma = (f"{each.value(cell):g}" for each in readings)
+    return RangeError(
+        f"{table.where(row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say which:"
+        f" --decimal point for {point}, --decimal comma for {comma}; or {instead}."
+    )

@@ -1,0 +1,50 @@
+"""A table in memory: named columns, and where each row stands in its file."""
+
+from dataclasses import dataclass, field, replace
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.tables.cells import Cell, brief
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length, by name.
+
+    Attributes:
+        file: the name of the file, for messages.
+        columns: {name: cells}; a cell is text, a number, a date, or None if it is missing.
+        rows: the number of each row in the file.
+        unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
+        notes: what was noticed about the file, in words.
+        separator: between the columns of a CSV file.
+    """
+
+    file: str
+    columns: dict[str, list[Cell]]
+    rows: list[int]
+    unread: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    separator: str = ","
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def where(self, row: int, column: str) -> str:
+        """Return the location of a cell, for messages."""
+        return f"{self.file}, row {self.rows[row]}, column {brief(column)}"
+
+    def column(self, name: str) -> list[Cell]:
+        """Return a column; raise if there is no such column."""
+        if name in self.unread:
+            raise RangeError(
+                f"{self.file}, column {name!r}: its type is {self.unread[name]}; numbers, text, booleans and dates can"
+                " be read. Convert it, or leave it out (--drop)."
+            )
+        if name not in self.columns:
+            raise PyroDropoutError(f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.")
+        return self.columns[name]
+
+    def only(self, kept: list[int]) -> "Table":
+        """Return the table with only these rows, counted from 0."""
+        columns = {name: [cells[row] for row in kept] for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=[self.rows[row] for row in kept])

@@ -1,0 +1,175 @@
+"""What is a row of a CSV file and what is not: comments, headers, separators and encodings."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import pyro_dropout as pd
+from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.reading import read_table
+from tests.cli.command import FEW, run, written
+
+KINDS = ("#1 oak", "elm", "ash")
+TREES = "kind,age,height\n" + "".join(f"{KINDS[k % 3]},{k},{k * 1.5}\n" for k in range(60))
+
+
+# --- comments ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_begins_with_a_hash_is_a_row(tmp_path: Path) -> None:
+    data = read_table(written(tmp_path, TREES), held_back=0.0)
+    assert len(data.train[0]) == 60
+    assert data.encoding is not None
+    assert data.encoding.inputs[0].categories == ("#1 oak", "ash", "elm")
+
+
+def test_rows_that_begin_with_a_hash_are_predicted(tmp_path: Path) -> None:
+    data = written(tmp_path, TREES)
+    assert run("fit", data, "--out", tmp_path / "run", *FEW).exit_code == 0
+    new = written(tmp_path, "kind,age\n#1 oak,3\nelm,4\n#1 oak,5\n", "new.csv")
+    done = run("predict", tmp_path / "run", new, "--out", tmp_path / "p.csv", "--samples", 5)
+    assert "3 predictions" in done.stdout
+
+
+def test_comments_before_the_header_are_counted_aloud(tmp_path: Path) -> None:
+    text = "# made by hand\n\n#\n# in 2024, I think\n" + TREES
+    table = read_file(written(tmp_path, text))
+    assert list(table.columns) == ["kind", "age", "height"]
+    assert table.rows[:2] == [6, 7]
+    assert "3 comment lines before the header skipped" in read_table(written(tmp_path, text)).note
+    assert "1 comment line before" in read_table(written(tmp_path, "# one\n" + TREES)).note
+    assert "comment" not in read_table(written(tmp_path, TREES)).note
+
+
+def test_a_comment_among_the_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(pd.ShapeError, match=r"table.csv, row 62: 1 values for 3 columns\. Comments may stand before"):
+        read_file(written(tmp_path, TREES + "# the end\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "rows"),
+    [
+        ("#id,age\n1,2\n3,4\n", ["#id", "age"], 2),  # numbers only cannot be a header
+        ("# id,age\n1,2\n3,4\n", ["# id", "age"], 2),
+        ("#id,kind,age\n1,oak,2\n3,elm,4\n", ["#id", "kind", "age"], 2),
+        ("# a remark\n#id;age\n1;2\n", ["#id", "age"], 1),
+        ("# sizes, in metres\nwidth,height\n1,2\n", ["width", "height"], 1),  # as long as a row, and a header follows
+        ("# one, two, three\nwidth,height\n1,2\n", ["width", "height"], 1),
+        ("#,age\n1,2\n", ["#", "age"], 1),
+    ],
+)
+def test_a_header_may_begin_with_a_hash(tmp_path: Path, text: str, names: list[str], rows: int) -> None:
+    table = read_file(written(tmp_path, text))
+    assert list(table.columns) == names
+    assert len(table) == rows
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#id,kind\na,oak\nb,elm\n",  # no numbers: either line could be the header
+        "# people, by country, in millions\ncountry,2019,2020\nDE,80,81\n",
+        "# id, kind\n1,oak\n2,elm\n",
+    ],
+)
+def test_a_line_that_is_a_comment_or_a_header_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(pd.ShapeError, match=r"table.csv, row 1: .*begins with #.*remove the #.*remove the line"):
+        read_file(written(tmp_path, text))
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "5.1,3.5,setosa\n4.9,3.0,setosa\n",
+        '"1,5";"2,5"\n"3,5";"4,5"\n',
+        "12%;$3\n13%;$4\n",
+        "2024-01-01,2\n2024-01-02,3\n",
+    ],
+)
+def test_a_first_row_of_data_is_no_header(tmp_path: Path, text: str) -> None:
+    with pytest.raises(pd.ShapeError, match=r"table.csv has no header: its first line is .*Write the columns' names"):
+        read_file(written(tmp_path, text))
+
+
+def test_names_that_are_numbers_are_told(tmp_path: Path) -> None:
+    years = "country,2019,2020\n" + "".join(f"{'ab'[k % 2]},{k},{2 * k}\n" for k in range(12))
+    assert "columns named by numbers: 2019, 2020" in read_table(written(tmp_path, years)).note
+
+
+# --- separators -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "pipes")])
+def test_separators_are_recognised_and_told(tmp_path: Path, mark: str, name: str) -> None:
+    path = written(tmp_path, TREES.replace(",", mark))
+    plain = read_table(written(tmp_path, TREES, "plain.csv"))
+    found = read_table(path)
+    assert found.encoding == plain.encoding
+    assert f"separated by {name}" in found.note
+    assert "separated" not in plain.note
+
+
+def test_a_separator_inside_names_is_told_apart_by_the_rows(tmp_path: Path) -> None:
+    table = read_file(written(tmp_path, "size, in m;kind|of tree\n1,5;oak\n2;elm\n"))
+    assert table.columns == {"size, in m": ["1,5", "2"], "kind|of tree": ["oak", "elm"]}
+    quoted = read_file(written(tmp_path, '"a;b",c\n1,2\n'))
+    assert list(quoted.columns) == ["a;b", "c"]
+
+
+@pytest.mark.parametrize("text", ["a,b;c\n1,2;3\n", "a,b;c\n1,2\n3;4\n"])
+def test_a_separator_that_is_not_clear_is_asked_for(tmp_path: Path, text: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(pd.ShapeError, match=r"table.csv.*header.*commas or semicolons.*--separator"):
+        read_file(path)
+    assert list(read_file(written(tmp_path, "a,b;c\n1,2;3\n"), separator="comma").columns) == ["a", "b;c"]
+    assert list(read_file(written(tmp_path, "a,b;c\n1,2;3\n"), separator="semicolon").columns) == ["a,b", "c"]
+    with pytest.raises(pd.RangeError, match="separator must be one of comma, semicolon, tab, pipe; got 'dot'"):
+        read_file(path, separator="dot")
+
+
+# --- encodings --------------------------------------------------------------------------------------------------------
+
+UMLAUTS = "größe,art\n" + "".join(f"{k},{('Föhre', 'Weiß')[k % 2]}\n" for k in range(12))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_an_encoding_with_a_mark_is_recognised(tmp_path: Path, encoding: str) -> None:
+    table = read_file(written(tmp_path, UMLAUTS.encode(encoding)))
+    assert list(table.columns) == ["größe", "art"]
+    assert table.columns["art"][:2] == ["Föhre", "Weiß"]
+    assert table.rows[:2] == [2, 3]
+    pieces = list(read_pieces(written(tmp_path, UMLAUTS.encode(encoding)), 5))
+    assert [len(piece) for piece in pieces] == [5, 5, 2]
+
+
+def test_another_encoding_is_asked_for(tmp_path: Path) -> None:
+    path = written(tmp_path, UMLAUTS.encode("latin-1"))
+    with pytest.raises(pd.PyroDropoutError, match=r"byte 3 cannot be decoded.*--encoding latin-1"):
+        read_file(path)
+    assert list(read_file(path, encoding="latin-1").columns) == ["größe", "art"]
+    with pytest.raises(pd.PyroDropoutError, match=r"table.csv is not ascii text: byte 3 cannot be decoded"):
+        read_file(path, encoding="ascii")
+    bare = written(tmp_path, UMLAUTS.encode("utf-16-le"), "bare.csv")
+    with pytest.raises(pd.PyroDropoutError, match=re.escape("bare.csv")):
+        read_file(bare)
+    assert list(read_file(bare, encoding="utf-16-le").columns) == ["größe", "art"]
+    for wrong in ("klingon", "hex"):
+        with pytest.raises(pd.RangeError, match=f"encoding must be the name of a text encoding.*got '{wrong}'"):
+            read_file(path, encoding=wrong)
+
+
+def test_the_command_line_takes_both_flags(tmp_path: Path) -> None:
+    text = "a,b;größe\n" + "".join(f"{k},x{k % 5};{k}\n" for k in range(12))
+    data = written(tmp_path, text.encode("latin-1"))
+    how = ["--encoding", "latin-1", "--separator", "comma", "--target", "a"]
+    refused = run("fit", data, "--out", tmp_path / "run", *FEW)
+    assert refused.exit_code == 2
+    assert "--encoding" in refused.stderr
+    assert run("fit", data, "--out", tmp_path / "run", *how, *FEW).exit_code == 0
+    asked = ["predict", tmp_path / "run", data, "--out", tmp_path / "p.csv", "--samples", 5]
+    assert "--encoding" in run(*asked).stderr
+    assert "12 predictions of 'a'" in run(*asked, *how[:4]).stdout
