@@ -28,6 +28,7 @@ from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
+Search = Callable[[nn.Module, Tensor], list[str] | None]  # of modules that draw noise; None if it cannot tell
 _SHOWN = 8  # the most names that a summary lists
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
@@ -60,9 +61,6 @@ class BayesianNet(nn.Module):
         torch.Size([5, 1])
     """
 
-    # Finds the modules that draw noise of their own, which needs data; None if it cannot tell.
-    on_first_data: Callable[[nn.Module, Tensor], list[str] | None] | None = None
-
     def __init__(
         self,
         net: nn.Module,
@@ -81,8 +79,9 @@ class BayesianNet(nn.Module):
         check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
         self.net = net
         self._still = still_layers(net, frozen_statistics)
-        self.noise: list[str] = []  # modules that draw noise at every pass, whatever the mode
-        self.dropped: list[str] = []  # dropout that a guide reads as rows of a weight
+        self._dropped: list[str] = []
+        self._noise: list[str] = []
+        self._search: Search | None = None
         self.prior = Prior() if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
@@ -122,8 +121,8 @@ class BayesianNet(nn.Module):
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
             "running statistics that move in train()": self._moving(),
             "running statistics that stay": self._still,
-            "dropout of rows, in the guide": self.dropped,
-            "noise of the network's own, at every pass": self.noise,
+            "dropout of rows, in the guide": self._dropped,
+            "noise of the network's own, at every pass": self._noise,
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
@@ -146,11 +145,25 @@ class BayesianNet(nn.Module):
         batch = torch.broadcast_shapes(*batches)
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
+    @property
+    def dropped(self) -> list[str]:
+        """The dropout layers of the network that ``from_dropout`` has moved into the guide."""
+        return list(self._dropped)
+
+    @property
+    def noise(self) -> list[str]:
+        """The modules that draw noise at every pass, whatever the mode; those that need data are found with it."""
+        return list(self._noise)
+
+    def keep_noise(self, noise: list[str], dropped: list[str], search: Search) -> None:
+        """Keep noise of the network's own: what is known of it, and a search for more that needs data."""
+        self._noise, self._dropped, self._search = noise, dropped, search
+
     def look_at(self, x: Tensor) -> None:
-        """Find the noise of the network's own, with the first data."""
-        if self.on_first_data is not None and can_run(x):
-            found = self.on_first_data(self.net, x)
-            self.noise, self.on_first_data = self.noise if found is None else found, None
+        """Find noise of the network's own, with the first data."""
+        if self._search is not None and can_run(x):
+            found = self._search(self.net, x)
+            self._noise, self._search = self._noise if found is None else found, None
 
     def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -173,7 +186,7 @@ class BayesianNet(nn.Module):
     def _run(self, weights: Weights, x: Tensor) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self.noise))
+            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
             with kept_random(noisy), written_out(self.net, weights), held_still(still):
                 f = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
@@ -220,7 +233,7 @@ class BayesianNet(nn.Module):
         return any(
             isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
             or (path in moving and module.training)
-            or (path in self.noise and not isinstance(module, nn.modules.dropout._DropoutNd))
+            or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
 

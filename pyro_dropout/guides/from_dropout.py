@@ -101,9 +101,8 @@ def from_dropout(
     for value in fixed.values():
         value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
     model = BayesianNet(clean, prior, Gaussian(tau) if likelihood is None else likelihood)
-    model.dropped = list(dict.fromkeys(drop.dropout for drop in drops))
-    model.noise = [path for path, module in clean.named_modules() if holds_dropout(module)]
-    model.on_first_data = find_noise
+    noise = [path for path, module in clean.named_modules() if holds_dropout(module)]
+    model.keep_noise(noise, list(dict.fromkeys(drop.dropout for drop in drops)), find_noise)
     if example is not None:
         model.look_at(example)
     for site in keep:

@@ -53,12 +53,14 @@ def find_noise(net: nn.Module, x: Tensor) -> list[str] | None:
 
     None means that this cannot be told: the network does not run with x, or only in evaluation mode (with a warning).
     """
-    batches = [x[torch.arange(count, device=x.device) % len(x)] for count in _ROWS]
+    # A number of data points may be built in; the network then runs with as many, or with a multiple.
+    sizes = (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
+    choices = ([x[torch.arange(count, device=x.device) % len(x)] for count in each] for each in sizes)
     with quietly(net), torch.no_grad():
+        batches = next((each for each in choices if _runs(net, each)), None)
+        if batches is None:
+            return None
         try:
-            batches = batches if _runs(net, batches) else [x, x]  # a number of data points is built in
-            if not _runs(net, batches[:1]):
-                return None
             with training(net):
                 first, again, more = (_watched(net, batch) for batch in (batches[0], batches[0], batches[1]))
         except Exception as cause:
@@ -125,13 +127,13 @@ def _check_generators(first: "_Watch", again: "_Watch") -> None:
 
 
 def _check_points(first: "_Watch", more: "_Watch", ratio: float) -> None:
-    """Raise unless there is as much noise for each data point in a batch of another size."""
+    """Raise unless there is as much noise for each data point in a batch of another size, if there can be one."""
+    if ratio == 1:
+        return  # each draw is a pass of its own, as there is no other way to run the network
     both = list(zip(first.draws, more.draws, strict=False))
     for draw, other in both:
         if draw.operation.removeprefix("torch.") in _MIXING:
             raise _refusal(draw.label, f"in {draw.operation}, which may mix data points")
-        if ratio == 1:
-            raise _refusal(draw.label, f"in {draw.operation}, and the network takes batches of one size only")
         if other.numbers != draw.numbers * ratio:
             raise _refusal(draw.label, f"in {draw.operation}, the same for all data points of a batch")
     if len(first.draws) != len(more.draws):

@@ -2,7 +2,6 @@
 
 import copy
 import random
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -198,19 +197,23 @@ def test_what_runs_in_evaluation_mode_only_is_taken_with_a_warning() -> None:
     assert model.noise == ["0", "2"]  # torch cannot follow it, so that both stay where they are
 
 
-class OneSize(nn.Module):
-    """A network for batches of four."""
+class Sizes(nn.Module):
+    """A network for batches of four, or of multiples of it, with noise for a whole batch."""
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, *groups: int) -> None:
         super().__init__()
-        self.layer, self.p = nn.Linear(3, 1), p
+        self.layer, self.groups, self.p = nn.Linear(3, 1), groups, 0.5
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.layer(x.reshape(4, 3)), self.p, self.training)
+        h = self.layer(x.reshape(*self.groups, 4, 3)).reshape(-1, 1)
+        return h * F.dropout(h[:1] * 0 + 1, self.p, self.training)
 
 
-def test_noise_in_batches_of_one_size_is_refused() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=re.escape("OneSize ''") + ".*batches of one size only"):
-        pd.from_dropout(OneSize(0.5), example=torch.ones(4, 3))
-    model, _ = pd.from_dropout(OneSize(0.0), example=torch.ones(4, 3))
-    assert model.noise == []
+def test_noise_in_batches_of_one_size() -> None:
+    model, guide = pd.from_dropout(Sizes(), example=torch.ones(4, 3))
+    assert model.noise == [""]
+    weights = guide.sample_weights(64)  # every draw is a pass of its own
+    f = model.evaluate(weights, torch.ones(4, 3))
+    assert len(f[:, 0].unique()) == 2
+    with pytest.raises(pd.PyroDropoutError, match=r"Sizes '' draws .* the same for all data points"):
+        pd.from_dropout(Sizes(-1), example=torch.ones(4, 3))
