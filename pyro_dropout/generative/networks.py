@@ -13,23 +13,28 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.stateless import _reparametrize_module
 
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
+from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
 from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.outputs import Output, check_output, picked
 from pyro_dropout.generative.own_noise import kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
-from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
-Search = Callable[[nn.Module, Tensor], list[str] | None]  # of modules that draw noise; None if it cannot tell
+# Of modules that draw noise, with inputs that may have to stay whole; None if it cannot tell.
+Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
 _SHOWN = 8  # the most names that a summary lists
+# Without a batching rule of their own.
+_LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
@@ -44,11 +49,17 @@ class BayesianNet(nn.Module):
     vectorised.
 
     Args:
-        net: the network; it maps x of shape (N, ...) to (N, D).
+        net: the network; it maps x of shape (N, ...) to (N, D). If x is a dict of tensors, they are its keyword
+            arguments; if x is a tuple, its positional ones.
         prior: the prior over its parameters.
         likelihood: the distribution of the targets given the network's output.
         frozen_statistics: which normalisation layers use their running statistics in training mode too, and leave them
             as they are: True, those with frozen parameters; "all"; or False, none, as in torch.
+        output: which part of what the network returns is its outputs: a key of a dict, the name of an attribute, or the
+            index in a tuple. None: it returns one tensor.
+        whole_batch: whether the network needs all its points at once, because the output at one depends on the others,
+            as in a graph network. It then trains without mini-batches, all points share each draw, and predictions are
+            never divided between points.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -68,6 +79,8 @@ class BayesianNet(nn.Module):
         likelihood: Likelihood | None = None,
         *,
         frozen_statistics: FrozenStatistics = True,
+        output: Output = None,
+        whole_batch: bool = False,
     ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
@@ -77,7 +90,9 @@ class BayesianNet(nn.Module):
         if likelihood is not None and not is_likelihood(likelihood):
             raise PyroDropoutError(f"likelihood must be {_A_LIKELIHOOD}; got {describe(likelihood)}.")
         check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
-        self.net = net
+        check_output(output)
+        check_flag("whole_batch", whole_batch)
+        self.net, self.output, self.whole_batch = net, output, whole_batch
         self._still = still_layers(net, frozen_statistics)
         self._dropped: list[str] = []
         self._noise: list[str] = []
@@ -126,11 +141,17 @@ class BayesianNet(nn.Module):
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
-    def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
+    def evaluate(self, weights: Weights, x: Any) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
+        x = inputs_of(x, whole=self.whole_batch)
         self.look_at(x)
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
+            if self.whole_batch:
+                raise NotFollowedError(
+                    "the network takes all its points at once (whole_batch=True), so they share each draw. Use shared"
+                    " draws: ELBO(per_example=False), predict(..., shared=True)."
+                )
             dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
             f = self._run(weights, x)
@@ -159,13 +180,13 @@ class BayesianNet(nn.Module):
         """Keep noise of the network's own: what is known of it, and a search for more that needs data."""
         self._noise, self._dropped, self._search = noise, dropped, search
 
-    def look_at(self, x: Tensor) -> None:
+    def look_at(self, x: AnyInputs) -> None:
         """Find noise of the network's own, with the first data."""
         if self._search is not None and can_run(x):
-            found = self._search(self.net, x)
+            found = self._search(self.net, x, self.whole_batch)
             self._noise, self._search = self._noise if found is None else found, None
 
-    def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+    def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
         tell_pyro(self, self.hidden_parameters())
         f = self.evaluate(self.sample_sites(), x)
@@ -183,25 +204,27 @@ class BayesianNet(nn.Module):
             if name not in self.sites:
                 raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
-    def _run(self, weights: Weights, x: Tensor) -> Tensor:
+    def _run(self, weights: Weights, x: AnyInputs) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
             with kept_random(noisy), written_out(self.net, weights), held_still(still):
-                f = _call(self.net, weights, x)
+                given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
+        f = picked(given, self.output)
         if not isinstance(f, Tensor) or f.dim() != 2:
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
+            raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.")
         return f
 
-    def _check_points_first(self, weights: Weights, x: Tensor) -> None:
+    def _check_points_first(self, weights: Weights, x: AnyInputs) -> None:
         """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
-        key = (x.shape[1:], self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
+        shapes = tuple(leaf.shape[1:] for leaf in leaves_of(x))
+        key = (shapes, self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
         known = _CHECKED.setdefault(self, set())
         if key in known or not can_run(x):
             return
@@ -209,7 +232,7 @@ class BayesianNet(nn.Module):
             check_points_first(self._run, weights, x)
         known.add(key)
 
-    def _vectorised(self, weights: Weights, x: Tensor, batch: Size) -> Tensor:
+    def _vectorised(self, weights: Weights, x: AnyInputs, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""
         flat = {
             name: value.expand(batch + self._parameter(name).shape).flatten(0, len(batch) - 1)
@@ -228,23 +251,24 @@ class BayesianNet(nn.Module):
         return [path for path in with_statistics(self.net) if path not in self._still]
 
     def _needs_a_loop(self) -> bool:
-        """Whether vmap cannot run a module: recurrent kernels, statistics updated in place, noise in place."""
+        """Whether a module of the network cannot run under vmap, or updates its statistics or draws noise in place."""
         moving = self._moving()
         return any(
-            isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
+            isinstance(module, _LOOPED)
             or (path in moving and module.training)
             or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
 
 
-def _call(net: nn.Module, weights: Weights, x: Tensor) -> object:
+def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
     weights = _in_all_places(net, weights)
     if torch._C._get_tracing_state() is None:
-        return functional_call(net, weights, (x,), tie_weights=False)
+        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
+        return functional_call(net, weights, args, kwargs, tie_weights=False)
     with _reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
-        return net(x)
+        return call_net(net, x)
 
 
 def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
@@ -261,14 +285,22 @@ def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
     return {place: weights[name] for place, name in places if name is not None}
 
 
-def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
-    """Return an error that says what is wrong with x; None if x is not at fault."""
+def _shown(x: AnyInputs) -> object:
+    return tuple(x.shape) if isinstance(x, Tensor) else x
+
+
+def _wrong_with(x: AnyInputs, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
+    """Return an error that says what is wrong with x; None if x is not at fault, or it is not known which part is."""
     if not isinstance(x, Tensor):
-        return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")
+        return None
     if x.layout is not torch.strided:
         return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
-    ours = next(iter(weights.values())).dtype
-    numbers = x.is_floating_point() or x.is_complex() or not any(isinstance(m, nn.Embedding) for m in net.modules())
+    ours = [*weights.values(), *net.parameters()][0].dtype
+    numbers = (
+        x.is_floating_point()
+        or x.is_complex()
+        or not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in net.modules())
+    )
     if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
         way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
         way += " or model.to(x)" if x.is_floating_point() else ""

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.outputs import Output
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.dropout import AutoDropout
@@ -42,7 +44,9 @@ def from_dropout(
     *,
     likelihood: Likelihood | None = None,
     prior: Prior | None = None,
-    example: Tensor | None = None,
+    output: Output = None,
+    whole_batch: bool = False,
+    example: object = None,
 ) -> tuple[BayesianNet, AutoDropout]:
     """Turn a network with dropout, trained or not, into the model and the posterior that it represents.
 
@@ -60,6 +64,8 @@ def from_dropout(
         length_scale: l of the prior N(0, l⁻²) on every weight layer and bias.
         likelihood: another likelihood, such as ``Categorical()``; ``tau`` is then not used.
         prior: another prior; ``length_scale`` is then not used.
+        output: which part of what the network returns is its outputs, as in ``BayesianNet``.
+        whole_batch: whether the network needs all its points at once, as in ``BayesianNet``.
         example: some inputs, (N, ...), to run the network with now and not with the first data. Needed for networks on
             sequences: a mask for each position is not one on the rows of a weight, and shapes tell the two apart.
 
@@ -86,7 +92,8 @@ def from_dropout(
                 f"{type(module).__name__} {path!r} drops everything (p={module.p}), so nothing before it is used. Use a"
                 " smaller p, or a network without it."
             )
-    drops = _row_masks(net, example)
+    x = None if example is None else inputs_of(example, "example", whole_batch)
+    drops = _row_masks(net, x)
     clean = copy.deepcopy(net)
     keep: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in net.named_parameters()}
@@ -100,11 +107,12 @@ def from_dropout(
     fixed = {name: value for name, value in clean.named_parameters() if name in keep and not value.requires_grad}
     for value in fixed.values():
         value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
-    model = BayesianNet(clean, prior, Gaussian(tau) if likelihood is None else likelihood)
+    likelihood = Gaussian(tau) if likelihood is None else likelihood
+    model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
     noise = [path for path, module in clean.named_modules() if holds_dropout(module)]
     model.keep_noise(noise, list(dict.fromkeys(drop.dropout for drop in drops)), find_noise)
-    if example is not None:
-        model.look_at(example)
+    if x is not None:
+        model.look_at(x)
     for site in keep:
         if site not in model.sites:
             raise PyroDropoutError(f"prior hides {site!r}, whose rows the network drops; it must be random.")
@@ -144,7 +152,7 @@ def _check_positions(drop: _Drop, module: nn.Module, inputs: tuple[Tensor, ...])
 # --- which masks are on rows ------------------------------------------------------------------------------------------
 
 
-def _row_masks(net: nn.Module, example: Tensor | None) -> list[_Drop]:
+def _row_masks(net: nn.Module, example: AnyInputs | None) -> list[_Drop]:
     """Return the dropout layers that drop rows of one draw of a weight wherever they are used."""
     try:
         with quietly(net), training(net):
@@ -208,7 +216,7 @@ def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> li
     return []
 
 
-def _ranks(net: nn.Module, layers: list[str], example: Tensor | None) -> dict[str, int]:
+def _ranks(net: nn.Module, layers: list[str], example: AnyInputs | None) -> dict[str, int]:
     """Return how many dimensions the inputs of Linear layers have, if there is an example; 2 means rows of a weight."""
     found: dict[str, int] = {}
     if example is None:
@@ -219,5 +227,5 @@ def _ranks(net: nn.Module, layers: list[str], example: Tensor | None) -> dict[st
             if isinstance(module, nn.Linear):
                 note = partial(lambda path, module, inputs: found.update({path: inputs[0].dim()}), path)
                 stack.callback(module.register_forward_pre_hook(note).remove)
-        net(example)
+        call_net(net, example)
     return found

@@ -9,7 +9,7 @@ import functools
 import random
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from pyro_dropout.generative.inputs import AnyInputs, call_net
 from pyro_dropout.generative.own_noise import kept_random, silent
 from pyro_dropout.generative.random_state import random_state, seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
@@ -48,13 +49,14 @@ def training(net: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def find_noise(net: nn.Module, x: Tensor) -> list[str] | None:
+def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] | None:
     """Return the modules of a network that draw noise in training mode; raise if it cannot be kept as it is.
 
+    ``whole`` says that the network takes all its points at once; then each draw is a pass, and may be of the batch.
     None means that this cannot be told: the network does not run with x, or only in evaluation mode (with a warning).
     """
     # A number of data points may be built in; the network then runs with as many, or with a multiple.
-    sizes = (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
+    sizes = ((len(x), len(x)),) if whole else (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
     choices = ([x[torch.arange(count, device=x.device) % len(x)] for count in each] for each in sizes)
     with quietly(net), torch.no_grad():
         batches = next((each for each in choices if _runs(net, each)), None)
@@ -95,22 +97,22 @@ def _differs(one: "_Watch", other: "_Watch") -> str | None:
     return pairs[len(far) - 1 - far[::-1].index(True)][0] if far[:1] == [True] else None
 
 
-def _runs(net: nn.Module, batches: list[Tensor]) -> bool:
+def _runs(net: nn.Module, batches: Sequence[AnyInputs]) -> bool:
     """Whether a network in evaluation mode takes these inputs."""
     try:
         with evaluating(net):
             for batch in batches:
-                net(batch)
+                call_net(net, batch)
     except Exception:
         return False
     return True
 
 
-def _watched(net: nn.Module, x: Tensor) -> "_Watch":
+def _watched(net: nn.Module, x: AnyInputs) -> "_Watch":
     """Return what a run from a fixed random state draws."""
     watch = _Watch()
     with quietly(net), seeded(0, x.device), watch.on(net):
-        net(x)
+        call_net(net, x)
     return watch
 
 

@@ -2,13 +2,12 @@
 
 from typing import Any, Literal
 
-from torch import Tensor, nn
-
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
 from pyro_dropout.prediction.predict_sites import predict_sites
 from pyro_dropout.prediction.sharded import Shard, predict_together
@@ -43,8 +42,8 @@ def predict(
         posterior: a guide of its latent sites; or a reference that gives whole functions, by ``nuts`` (its draws,
             shuffled, each used once before any is repeated), ``conjugate`` or ``gp_posterior`` (which use only the
             likelihood of the model).
-        args: the model's own arguments; for a network x, N data points, first dimension first; moved to the model's
-            device. Data to be predicted are left out, as in ``model(x, y=None)``.
+        args: the model's own arguments; for a network x, N data points, first dimension first, or a dict or a tuple of
+            such tensors; moved to the model's device. Data to be predicted are left out, as in ``model(x, y=None)``.
         samples: the number T of draws.
         method: "mc"; or "standard", one pass with the mean weights, without epistemic uncertainty.
         shared: whether all points share each draw, which is then a whole function. Otherwise every point has its own
@@ -81,7 +80,7 @@ def predict(
     """
     network = isinstance(posterior, FunctionPosterior) or speaks_by_likelihood(ModelCall(model, args, kwargs))
     if network:
-        x = _points_of(model, args, kwargs).to(place_of([model, posterior]))
+        x = _points_of(model, posterior, args, kwargs).to(place_of([model, posterior]))
     else:
         call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)
@@ -127,21 +126,16 @@ def _members(posterior: object, samples: int) -> int | None:
     return min(posterior.members, samples) if isinstance(posterior, Ensemble) else None
 
 
-def _points_of(model: Predictor, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kwargs: dict[str, object]) -> AnyInputs:
     """Return x, the input of a network, given by position or by name; raise if it is not valid."""
     check_keywords(predict, model, kwargs)
     given = [*args, *kwargs.values()]
     if len(given) != 1 or set(kwargs) - {"x"}:
         got = [*(type(arg).__name__ for arg in args), *(f"{name}=..." for name in kwargs)]
         raise PyroDropoutError(f"a network takes only x, as in predict(model, posterior, x); got {got}.")
-    x = given[0]
-    words = isinstance(model, nn.Module) and any(isinstance(m, nn.Embedding) for m in model.modules())
-    if not (words and isinstance(x, Tensor) and not x.is_floating_point()):  # an embedding takes indices
-        check_finite("x", x)
-    assert isinstance(x, Tensor)
-    if x.dim() == 0 or len(x) == 0:
-        raise ShapeError(f"x must hold at least one data point, (N, ...); got shape {tuple(x.shape)}.")
-    return x
+    if isinstance(posterior, FunctionPosterior):  # a Gaussian process has no network that could take anything else
+        check_finite("x", given[0])
+    return check_inputs(given[0], whole=takes_all(model))
 
 
 def _check_posterior(posterior: object) -> None:

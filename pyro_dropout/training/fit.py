@@ -11,6 +11,7 @@ import pyro
 import torch
 from torch import nn
 
+from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -184,7 +185,9 @@ def fit(
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if not isinstance(guide, Ensemble):
-            return attempt(TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call), checkpoint)
+            shared = takes_all(model)
+            default = ELBO(per_example=False if shared else "auto")
+            return attempt(TrainingTask(guide, default if loss is None else loss, call), checkpoint)
         ranks = group if distributed else None
         roster = Roster(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
         facts |= roster.facts()

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites, trace_at
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -29,7 +30,7 @@ def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> Weighed
     return Weighed({"y": each}, each.sum(-1), log_prior, observed, dims, drawn)
 
 
-def _most(x: Tensor, f: Tensor) -> int:
+def _most(x: AnyInputs, f: Tensor) -> int:
     return max(1, _BLOCK // max(1, len(x) * f.shape[-1]))
 
 
