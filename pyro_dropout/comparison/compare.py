@@ -21,6 +21,7 @@ from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -38,6 +39,7 @@ Data = tuple[AnyInputs, Tensor]
 MakeGuide = Callable[..., PyroModel]  # a function of the model
 
 
+@one_at_a_time
 def compare(
     model: object,
     guides: Mapping[str, MakeGuide] | Sequence[MakeGuide],

@@ -10,6 +10,7 @@ from pyro_dropout.generative.output_shape import Dims, OutputShape
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "likelihood_of"]
@@ -58,7 +59,7 @@ class Gaussian(Likelihood):
         except RuntimeError:
             allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
             raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
-        return dist.Normal(f, scale).to_event(1)
+        return Normal(f, scale).to_event(1)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it holds numbers, as many as ``f``."""
@@ -74,7 +75,8 @@ class Gaussian(Likelihood):
 
     def raw_likelihood(self, std: Tensor) -> Likelihood:
         """Return the likelihood of precision τ/σ_y²."""
-        return Gaussian.of_log((self.log_tau - 2 * std.to(self.log_tau).log()).detach())
+        log_tau = self.log_tau.detach().to(torch.float64)
+        return Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -116,7 +118,7 @@ class HeteroscedasticGaussian(Likelihood):
         """Return N(mean, 1/precision)."""
         mean, log_tau = self.split(f)
         event = 1 if self.shape is None else len(self.shape.dims)
-        return dist.Normal(mean, torch.exp(-0.5 * log_tau)).to_event(event)
+        return Normal(mean, torch.exp(-0.5 * log_tau)).to_event(event)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""

@@ -155,6 +155,10 @@ class ModelCall:
         """Return the same call with every tensor on a device."""
         return self.mapped(lambda leaf: leaf.to(device))
 
+    def trainable(self) -> "ModelCall":
+        """Return the same call with copies of tensors that were made in ``torch.inference_mode()``."""
+        return self.mapped(lambda leaf: leaf.clone() if leaf.is_inference() else leaf)
+
     def at(self, index: Tensor | slice) -> "ModelCall":
         """Return the call with a mini-batch: these rows of every tensor that has N of them."""
         count = self.count

@@ -19,6 +19,7 @@ from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
+from pyro_dropout.generative.own_noise import kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
@@ -30,6 +31,8 @@ from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
+# Of modules that draw noise, with inputs that may have to stay whole; None if it cannot tell.
+Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
 _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
@@ -40,7 +43,7 @@ _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 class BayesianNet(nn.Module):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
-    Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
+    Takes any module. Parameters that the prior hides (normalisation and positions, by default) stay ordinary and are
     trained too; frozen ones (``requires_grad=False``) are neither random nor trained. ``repr`` lists all three. Buffers
     and ``train()``/``eval()`` work as in the network itself. A parameter shared by several layers is one site. Leading
     sample dimensions of the weights give leading dimensions of the output, so particles and posterior samples can be
@@ -70,8 +73,6 @@ class BayesianNet(nn.Module):
         torch.Size([5, 1])
     """
 
-    on_first_data: Callable[[nn.Module, AnyInputs], None] | None = None  # a check of the network that needs data
-
     def __init__(
         self,
         net: nn.Module,
@@ -94,6 +95,9 @@ class BayesianNet(nn.Module):
         check_flag("whole_batch", whole_batch)
         self.net, self.output, self.whole_batch = net, output, whole_batch
         self._still = still_layers(net, frozen_statistics)
+        self._dropped: list[str] = []
+        self._noise: list[str] = []
+        self._search: Search | None = None
         self.prior = Prior() if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
@@ -133,6 +137,8 @@ class BayesianNet(nn.Module):
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
             "running statistics that move in train()": self._moving(),
             "running statistics that stay": self._still,
+            "dropout of rows, in the guide": self._dropped,
+            "noise of the network's own, at every pass": self._noise,
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
@@ -140,9 +146,7 @@ class BayesianNet(nn.Module):
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
         x = inputs_of(x, whole=self.whole_batch)
-        if self.on_first_data is not None and can_run(x):
-            self.on_first_data(self.net, x)
-            self.on_first_data = None
+        self.look_at(x)
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             if self.whole_batch:
                 raise NotFollowedError(
@@ -162,6 +166,26 @@ class BayesianNet(nn.Module):
             plain[name] = value.reshape(batches[-1] + value.shape[len(whole) :]) if whole else value
         batch = torch.broadcast_shapes(*batches)
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
+
+    @property
+    def dropped(self) -> list[str]:
+        """The dropout layers of the network that ``from_dropout`` has moved into the guide."""
+        return list(self._dropped)
+
+    @property
+    def noise(self) -> list[str]:
+        """The modules that draw noise at every pass, whatever the mode; those that need data are found with it."""
+        return list(self._noise)
+
+    def keep_noise(self, noise: list[str], dropped: list[str], search: Search) -> None:
+        """Keep noise of the network's own: what is known of it, and a search for more that needs data."""
+        self._noise, self._dropped, self._search = noise, dropped, search
+
+    def look_at(self, x: AnyInputs) -> None:
+        """Find noise of the network's own, with the first data."""
+        if self._search is not None and can_run(x):
+            found = self._search(self.net, x, self.whole_batch)
+            self._noise, self._search = self._noise if found is None else found, None
 
     def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -184,7 +208,8 @@ class BayesianNet(nn.Module):
     def _run(self, weights: Weights, x: AnyInputs) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            with written_out(self.net, weights), held_still(map(self.net.get_submodule, self._still)):
+            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
+            with kept_random(noisy), written_out(self.net, weights), held_still(still):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
@@ -231,21 +256,38 @@ class BayesianNet(nn.Module):
         return [path for path in with_statistics(self.net) if path not in self._still]
 
     def _needs_a_loop(self) -> bool:
-        """Whether a module of the network cannot run under vmap, or updates its statistics in place."""
+        """Whether a module of the network cannot run under vmap, or updates its statistics or draws noise in place."""
         moving = self._moving()
         return any(
-            isinstance(module, _LOOPED) or (path in moving and module.training)
+            isinstance(module, _LOOPED)
+            or (path in moving and module.training)
+            or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
 
 
 def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
+    weights = _in_all_places(net, weights)
     if torch._C._get_tracing_state() is None:
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
-        return functional_call(net, weights, args, kwargs)
-    with _reparametrize_module(net, weights, tie_weights=True):  # what functional_call does itself
+        return functional_call(net, weights, args, kwargs, tie_weights=False)
+    with _reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
         return call_net(net, x)
+
+
+def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
+    """Return weights under the names of all parameters that share them.
+
+    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters.
+    """
+    names = {id(net.get_parameter(name)): name for name in weights}
+    places = (
+        (f"{path}.{own}" if path else own, names.get(id(value)))
+        for path, module in net.named_modules()
+        for own, value in module._parameters.items()
+    )
+    return {place: weights[name] for place, name in places if name is not None}
 
 
 def _shown(x: AnyInputs) -> object:

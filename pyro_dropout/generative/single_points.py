@@ -7,6 +7,7 @@ from torch import Tensor, finfo, nn
 
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import aside, can_run, evaluating
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -19,8 +20,8 @@ _ADVICE = "If it needs all its points at once, as a graph network does, write Ba
 def check_single_points(model: object, x: AnyInputs) -> None:
     """Raise if a network cannot run on one of its points, or if its output there depends on the next point.
 
-    The network runs with its own parameters, in evaluation mode, once for inputs of a shape. One that draws random
-    numbers of its own is not checked.
+    The network runs with its own parameters, in evaluation mode and without noise of its own, once for inputs of a
+    shape. One that draws random numbers all the same is not checked.
     """
     if isinstance(model, Standardised):
         x, model = model.standard_x(cast(Tensor, x)), model.model
@@ -29,7 +30,7 @@ def check_single_points(model: object, x: AnyInputs) -> None:
     known, key = _CHECKED.setdefault(model, set()), tuple(leaf.shape[1:] for leaf in leaves_of(x))
     if key in known:
         return
-    with aside(model.net), evaluating(model.net):
+    with aside(model.net), evaluating(model.net), silent():
         try:
             # Copies, as a prediction makes them: an expanded tensor has no view.
             one, again, two = (model.evaluate({}, copies(x[:rows], 1)) for rows in (1, 1, 2))

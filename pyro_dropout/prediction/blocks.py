@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
 from pyro_dropout.prediction.forward_memory import bytes_per_row
@@ -162,6 +163,7 @@ class Walk:
             self._start = random_state()
             self._blocks = self._walk(label, reduce, receive, [], progress)
 
+    @one_at_a_time
     def again(self, label: str, reduce: Reduce[Result], receive: Receive[Result], *of_points: Tensor) -> None:
         """Run the same blocks with the same draws; ``reduce`` is also given the rows of ``of_points`` at the points."""
         if self._start is None or self._fingerprint() != self._print:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -17,6 +18,7 @@ from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of
 
 
+@one_at_a_time
 def predict(
     model: Predictor,
     posterior: object,

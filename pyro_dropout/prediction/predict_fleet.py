@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
@@ -80,10 +81,11 @@ class FleetPrediction(Prediction):
             right, counted = self.mean.argmax(-1) == self.targets, self.counted(self.targets)
             share = (right & counted).flatten(1).sum(1) / counted.flatten(1).sum(1)
             return {"log_likelihood": log_likelihood, "accuracy": share.to(self._like.dtype)}
-        error = self.mean - self.targets.reshape(self.mean.shape)
-        return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt()}
+        error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
+        return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self._like)}
 
 
+@one_at_a_time
 def predict_fleet(
     fleet: Fleet,
     x: Any,

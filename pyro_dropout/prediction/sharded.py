@@ -98,22 +98,21 @@ class ShardedPrediction(Prediction):
         each = [part.double() + math.log(count / self._count) for count, part in self._shards.of_each(own)]
         return torch.logsumexp(torch.stack(each), 0).to(own)
 
-    @property
-    def covariance(self) -> Tensor:
-        """Cov[y] between the targets of a point, (N, D, D); every rank repeats its draws."""
-        own = self._own.covariance
+    def _covariance(self) -> Tensor:
+        """Cov[y] between the targets of a point, (N, D, D), in float64; every rank repeats its draws."""
+        own = self._own._covariance()
         if self._shards.shard == "points":
             return self._shards.joined(own, 0)
         mean = self._sums["mean"]
         if self.one_of_several:
-            return indicator_covariance(mean).to(own)
-        found = torch.zeros_like(own, dtype=torch.float64)
+            return indicator_covariance(mean)
+        found = torch.zeros_like(own)
         means = self._shards.of_each(self._own._sums["mean"])
         # The law of total covariance: within each rank's draws, and between their means
         for (count, within), (_, middle) in zip(self._shards.of_each(own), means, strict=True):
             apart = middle - mean
-            found += (within.double() + apart.unsqueeze(-1) * apart.unsqueeze(-2)) * (count / self._count)
-        return found.to(own)
+            found += (within + apart.unsqueeze(-1) * apart.unsqueeze(-2)) * (count / self._count)
+        return found
 
 
 def predict_together(model: Predictor, posterior: object, x: AnyInputs, asked: Request, shard: Shard) -> Prediction:

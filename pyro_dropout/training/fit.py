@@ -13,6 +13,7 @@ from torch import nn
 
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -35,6 +36,7 @@ from pyro_dropout.training.preflight import (
     LARGEST_SEED,
     check_data,
     check_duration,
+    check_gradients,
     check_how,
     check_owned,
     check_programs,
@@ -45,6 +47,7 @@ from pyro_dropout.training.svi import Compile, check_compile
 from pyro_dropout.training.training_task import TrainingTask
 
 
+@one_at_a_time
 def fit(
     model: PyroModel,
     guide: PyroModel,
@@ -73,7 +76,8 @@ def fit(
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
-    gather included; on a GPU many steps run in one CUDA graph, with the data resident there.
+    gather included; on a GPU many steps run in one CUDA graph, with the data resident there. Other threads
+    that train or predict wait until it ends.
 
     Args:
         model: any Pyro model. If it has a parameter ``num_data``, as networks of this package have, it is given N, the
@@ -134,6 +138,7 @@ def fit(
         (100, True)
     """
     check_programs(model, guide)
+    check_gradients(model, guide)
     check_compile(compile)
     check_duration(steps, epochs, batch_size)
     loader, stream = loader_of(args), None
@@ -166,7 +171,7 @@ def fit(
             if isinstance(part, nn.Module):
                 part.to(device)
     place = place_of([model, guide], call) if device is None else torch.device(device)
-    call = call.to(place)
+    call = call.trainable().to(place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length

@@ -1,6 +1,6 @@
 """Checks of the arguments of training, before anything is moved, drawn or changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Real
 
 import torch
@@ -30,6 +30,29 @@ def check_programs(model: object, guide: object) -> None:
     for label, value in (("model", model), ("guide", guide)):
         if not callable(value):
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
+
+
+def check_gradients(model: object = None, guide: object = None, doing: str = "training") -> None:
+    """Raise an error where gradients cannot be taken: in inference mode, or of tensors that were made in it."""
+    if torch.is_inference_mode_enabled():
+        raise PyroDropoutError(f"{doing} needs gradients, which torch.inference_mode() switches off; do it outside.")
+    for label, part in (("model", model), ("guide", guide)):
+        named = (*part.named_parameters(), *part.named_buffers()) if isinstance(part, nn.Module) else ()
+        made = next((name for name, value in named if value.is_inference()), None)
+        if made is not None:
+            raise PyroDropoutError(
+                f"{made!r} of the {label} was made in torch.inference_mode(), so it cannot be trained. Make the {label}"
+                " outside it."
+            )
+
+
+def check_trained(names: Collection[str], guide: object) -> None:
+    """Raise an error if no parameter would be trained."""
+    if not names:
+        raise PyroDropoutError(
+            f"there is nothing to train: {name_of(guide)} and the model have no parameters, or all are frozen. Thaw"
+            " them, as in guide.requires_grad_(True)."
+        )
 
 
 def check_duration(steps: object, epochs: object, batch_size: object) -> None:

@@ -18,6 +18,7 @@ from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
@@ -96,6 +97,7 @@ class SBC:
         return ax
 
 
+@one_at_a_time
 def sbc(
     model: PyroModel,
     fit: Callable[..., object],

@@ -28,7 +28,8 @@ def log_density(prediction: Prediction, y: Tensor) -> Tensor:
 )
 def rmse(prediction: Prediction, y: Tensor) -> float:
     """Return the root mean squared error of the predictive mean."""
-    return float((prediction.mean - y.to(prediction.mean)).square().mean().sqrt())
+    error = prediction.mean.double() - y.to(prediction.mean.device).double()
+    return float(error.square().mean().sqrt())
 
 
 @score(

@@ -14,6 +14,7 @@ from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -48,6 +49,7 @@ class JointDraws(Weighed):
         return self.log_data + self.log_prior
 
 
+@one_at_a_time
 def joint_draws(
     call: ModelCall,
     posterior: object,

@@ -16,6 +16,7 @@ from torch import Tensor
 from pyro_dropout.generative.inputs import AnyInputs, copies
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites
+from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -160,6 +161,11 @@ class MeanWeights(WholeFunctions):
                 " method='mc'."
             )
         return {name: value.unsqueeze(0) for name, value in self.posterior.mean().items()}
+
+    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
+        """Run the model without noise of its own."""
+        with silent():
+            return super().outputs(weights, x, count)
 
 
 class KeptDraws(WholeFunctions):

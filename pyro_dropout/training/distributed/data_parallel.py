@@ -21,6 +21,7 @@ from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
@@ -123,6 +124,7 @@ def parallel_run(
     model, guide, _ = parts
     share = group.share(batch)
     parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
+    check_trained(parameters.names, guide)
     # Without their names, which depend on what a process has built before.
     shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
     group.check_same({"the trained parameters": shapes})
@@ -130,7 +132,7 @@ def parallel_run(
     batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
     gradients_of = SharedGradients(group, parts, parameters, x, y, batch)
     buffers = (Buffers(model, guide).values,)
-    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False)
+    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False, guarded=False)
 
 
 def start_alike(group: Group, parts: Iterable[object], others: Iterable[Tensor] = ()) -> None:

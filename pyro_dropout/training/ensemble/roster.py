@@ -179,7 +179,7 @@ class Roster:
                 f"{len(lost)} of {self._count} members reached a loss that is not finite and are left out from here on"
                 f" ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...), and"
                 f" replace them with more({len(lost)}).",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
+from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
@@ -33,7 +34,13 @@ from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
-from pyro_dropout.training.preflight import check_duration, check_how, check_targets
+from pyro_dropout.training.preflight import (
+    check_duration,
+    check_gradients,
+    check_how,
+    check_targets,
+    check_trained,
+)
 from pyro_dropout.training.runner import Batches, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
@@ -160,7 +167,8 @@ class Fleet:
         """
         options["lr"] = _rate(options.get("optim"), options.get("lr"))
         train = self._train_apart if distributed else self._train
-        history = train(x, y, progress, checkpoint, options)
+        with RUNNING:
+            history = train(x, y, progress, checkpoint, options)
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -266,6 +274,7 @@ class Fleet:
             >>> [tuple(value.shape) for value in run.values], tuple(losses.shape)
             ([(2, 1, 2), (2, 1)], (1, 2))
         """
+        check_gradients(*self[0])
         check_compile(compile)
         check_duration(steps, epochs, batch_size)
         x = inputs_of(x, whole=takes_all(self[0][0]))
@@ -284,11 +293,13 @@ class Fleet:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
         self.to(place)
-        x, y, rows, rate = x.to(place), y.to(place), rows.to(place), rate.to(place)
+        x, y = ((part.clone() if part.is_inference() else part).to(place) for part in (x, y))
+        rows, rate = rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
         loss = ELBO() if loss is None else loss
         parameters = Parameters(*self[0], loss, (x[rows[0, :batch]], y[rows[0, :batch]], points), {})
+        check_trained(parameters.names, self[0][1])
         owners = self.owners(parameters)
 
         def write(values: list[Tensor]) -> None:
