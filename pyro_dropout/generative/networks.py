@@ -16,6 +16,7 @@ from pyro_dropout.generative.draws import check_points_first, one_for_each_point
 from pyro_dropout.generative.frozen import freeze_all_but
 from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
 from pyro_dropout.generative.layers import written_out
+from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
@@ -222,9 +223,13 @@ class BayesianNet(nn.Module):
                 raise
             raise wrong from cause
         f = picked(given, self.output)
+        if isinstance(f, Tensor) and isinstance(self.likelihood, OwnLikelihood):
+            f = self.likelihood.flattened(f)
         if not isinstance(f, Tensor) or f.dim() != 2:
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.")
+            maps = isinstance(f, Tensor) and f.dim() > 2
+            advice = " For sequences and maps write Categorical(dims=...)." if maps else ""
+            raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.{advice}")
         return f
 
     def _check_points_first(self, weights: Weights, x: AnyInputs) -> None:

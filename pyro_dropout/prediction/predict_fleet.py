@@ -78,10 +78,11 @@ class FleetPrediction(Prediction):
         log_likelihood = self.log_prob().mean(1)
         assert self.targets is not None
         if self.one_of_several:
-            right = self.mean.argmax(-1) == self.targets
-            return {"log_likelihood": log_likelihood, "accuracy": right.to(self._like.dtype).mean(1)}
+            right, counted = self.mean.argmax(-1) == self.targets, self.counted(self.targets)
+            share = (right & counted).flatten(1).sum(1) / counted.flatten(1).sum(1)
+            return {"log_likelihood": log_likelihood, "accuracy": share.to(self._like.dtype)}
         error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
-        return {"log_likelihood": log_likelihood, "rmse": error.square().mean((1, 2)).sqrt().to(self._like)}
+        return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self._like)}
 
 
 @one_at_a_time
