@@ -19,6 +19,7 @@ from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
@@ -41,7 +42,7 @@ from pyro_dropout.training.preflight import (
     check_targets,
     check_trained,
 )
-from pyro_dropout.training.runner import Batches, TrainingRun
+from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
