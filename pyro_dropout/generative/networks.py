@@ -20,7 +20,7 @@ from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
-from pyro_dropout.generative.own_noise import kept_random
+from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
@@ -220,7 +220,7 @@ class BayesianNet(nn.Module):
             with kept_random(noisy), written, recorded, held_still(still):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
-            wrong = _wrong_with(x, weights, self.net, cause)
+            wrong = drawn_in_place(self._noise, cause) or _wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause

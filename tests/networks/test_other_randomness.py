@@ -227,7 +227,7 @@ def test_networks_with_several_inputs_and_outputs() -> None:
     assert largest_z(passes, pd.predict(model, guide, x, samples=3000, keep_samples=True, seed=0).samples) < 4
 
 
-def test_standardised_networks_and_ensembles_keep_their_noise() -> None:
+def test_standardised_networks_keep_their_noise() -> None:
     x, y = torch.randn(8, 3) + 5, torch.randn(8, 1)
     model, guide = pd.from_dropout(network(GaussianNoise(3.0)))
     whole = pd.Standardised(model, x, y)
@@ -238,6 +238,23 @@ def test_standardised_networks_and_ensembles_keep_their_noise() -> None:
         other.data.copy_(noisy)
     loud, low = (pd.predict(m, g, x[:1], samples=300, seed=0).epistemic for m, g in ((whole, guide), (quiet, same)))
     assert float(loud / low) > 3
+
+
+@pytest.mark.deep
+def test_ensembles_keep_their_noise() -> None:
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    model, _ = pd.from_dropout(network(GaussianNoise(3.0)))
+    ensemble = pd.Ensemble(model, members=2)
+    pd.fit(model, ensemble, x, y, steps=1, compile=False, progress=False, seed=0)
+    assert len(pd.predict(model, ensemble, x, samples=50, keep_samples=True).samples.unique()) == 50 * 8
+
+
+@pytest.mark.deep
+def test_noise_that_networks_would_share_is_refused() -> None:
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    model, _ = pd.from_dropout(network(StochasticDepth(0.3)))
+    with pytest.raises(pd.PyroDropoutError, match=r"noise in place .*'1\.noisy'"):
+        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=1, compile=False, progress=False)
 
 
 class Sizes(nn.Module):
