@@ -50,6 +50,22 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+@contextlib.contextmanager
+def recordable(net: nn.Module, recorded: bool) -> Iterator[None]:
+    """Within this context, where operations are recorded, an LSTM on a CPU runs in those that can be compiled.
+
+    oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
+    """
+    off = recorded and torch._C._get_mkldnn_enabled() and any(isinstance(module, nn.LSTM) for module in net.modules())
+    if off:
+        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn of TF32
+    try:
+        yield
+    finally:
+        if off:
+            torch._C._set_mkldnn_enabled(True)
+
+
 def _step(
     module: nn.Module, x: Tensor, state: State, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None, b_hh: Tensor | None
 ) -> State:

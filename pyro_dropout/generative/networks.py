@@ -15,12 +15,12 @@ from torch.nn.utils.stateless import _reparametrize_module
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.frozen import freeze_all_but
 from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
-from pyro_dropout.generative.layers import written_out
+from pyro_dropout.generative.layers import recordable, written_out
 from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
-from pyro_dropout.generative.own_noise import kept_random
+from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
@@ -32,7 +32,7 @@ from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
-# Of modules that draw noise, with inputs that may have to stay whole; None if it cannot tell.
+# Of modules that draw noise, with inputs that may have to stay whole; None if the network does not run with them.
 Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
 _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
@@ -191,7 +191,8 @@ class BayesianNet(nn.Module):
         """Find noise of the network's own, with the first data."""
         if self._search is not None and can_run(x):
             found = self._search(self.net, x, self.whole_batch)
-            self._noise, self._search = self._noise if found is None else found, None
+            if found is not None:
+                self._noise, self._search = found, None
 
     def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
@@ -215,10 +216,11 @@ class BayesianNet(nn.Module):
         """Run the network once, on x of shape (N, ...)."""
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
-            with kept_random(noisy), written_out(self.net, weights), held_still(still):
+            written, recorded = written_out(self.net, weights), recordable(self.net, not can_run(x))
+            with kept_random(noisy), written, recorded, held_still(still):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
-            wrong = _wrong_with(x, weights, self.net, cause)
+            wrong = drawn_in_place(self._noise, cause) or _wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause

@@ -45,12 +45,28 @@ def silent(on: bool = True) -> Iterator[None]:
         _SILENT.reset(token)
 
 
+def noise_of(model: object) -> list[str]:
+    """Return the modules of a model that draw noise of their own, as far as they are known; all, once it has run."""
+    found: list[str] = getattr(getattr(model, "model", model), "noise", [])  # inside Standardised
+    return found
+
+
 def check_no_noise(model: object, asker: str) -> None:
     """Raise if a network that has run draws noise of its own, where the same weights must give the same output."""
-    model = getattr(model, "model", model)  # of Standardised
-    noise: list[str] = getattr(model, "noise", [])
+    noise = noise_of(model)
     if noise:
         raise PyroDropoutError(
             f"{asker} needs a network that gives the same output for the same weights, but this one draws noise of its"
             f" own at every pass, in {', '.join(map(repr, noise))}. Use BayesianNet(net) with a network without it."
         )
+
+
+def drawn_in_place(noise: list[str], cause: Exception) -> PyroDropoutError | None:
+    """Return an error for noise that vmap cannot draw for each of several networks; None if the cause is another."""
+    if not noise or "inplace randomness" not in str(cause):
+        return None
+    return PyroDropoutError(
+        f"the network draws noise in place (tensor.bernoulli_()), in one of {', '.join(map(repr, noise))}, so that"
+        " networks that run as one would share it. Write torch.rand_like(x) < keep there, or train and predict one"
+        " network at a time, without an ensemble or a fleet."
+    )

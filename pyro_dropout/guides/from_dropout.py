@@ -18,7 +18,7 @@ from pyro_dropout.generative.outputs import Output
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.dropout import AutoDropout
-from pyro_dropout.guides.other_randomness import find_noise, holds_dropout, training
+from pyro_dropout.guides.other_randomness import find_noise, training, with_dropout
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -109,8 +109,7 @@ def from_dropout(
         value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
     likelihood = Gaussian(tau) if likelihood is None else likelihood
     model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
-    noise = [path for path, module in clean.named_modules() if holds_dropout(module)]
-    model.keep_noise(noise, list(dict.fromkeys(drop.dropout for drop in drops)), find_noise)
+    model.keep_noise(with_dropout(clean), list(dict.fromkeys(drop.dropout for drop in drops)), find_noise)
     if x is not None:
         model.look_at(x)
     for site in keep:

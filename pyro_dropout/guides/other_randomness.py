@@ -29,11 +29,14 @@ _ROWS = (2, 3)  # of the data: noise of each point grows with their number
 _MIXING = {"randperm", "randint", "random_", "multinomial"}  # they choose, perhaps among data points
 
 
-def holds_dropout(module: nn.Module) -> bool:
-    """Whether a module of torch's has dropout in its own forward pass."""
-    if isinstance(module, nn.modules.dropout._DropoutNd):
-        return module.p > 0
-    return isinstance(module, nn.RNNBase | nn.MultiheadAttention) and module.dropout > 0
+def with_dropout(net: nn.Module) -> list[str]:
+    """Return the modules of torch's that have dropout in their own forward pass."""
+    kinds = {nn.modules.dropout._DropoutNd: "p", nn.RNNBase: "dropout", nn.MultiheadAttention: "dropout"}
+    return [
+        path
+        for path, module in net.named_modules()
+        if any(isinstance(module, kind) and getattr(module, p) > 0 for kind, p in kinds.items())
+    ]
 
 
 @contextmanager
@@ -53,7 +56,8 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
     """Return the modules of a network that draw noise in training mode; raise if it cannot be kept as it is.
 
     ``whole`` says that the network takes all its points at once; then each draw is a pass, and may be of the batch.
-    None means that this cannot be told: the network does not run with x, or only in evaluation mode (with a warning).
+    None means that the network does not run with x. One that runs in evaluation mode only gives a warning, and those of
+    torch's modules that have dropout.
     """
     # A number of data points may be built in; the network then runs with as many, or with a multiple.
     sizes = ((len(x), len(x)),) if whole else (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
@@ -72,7 +76,7 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
                 " right if there are none.",
                 stacklevel=2,
             )
-            return None
+            return with_dropout(net)
         _check_generators(first, again)
         _check_points(first, more, len(batches[1]) / len(batches[0]))
         found = list(dict.fromkeys(draw.path for draw in first.draws))

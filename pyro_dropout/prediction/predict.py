@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
@@ -114,7 +115,7 @@ def predict(
                 "method='standard' predicts with the mean weights, but the members of an ensemble are different"
                 " networks, and the mean of their weights is none of them; use method='mc'."
             )
-        if posterior.points:
+        if posterior.points and not noise_of(model):
             samples = min(samples, posterior.members)  # more would repeat functions, some of them oftener than others
     asked = Request(
         1 if method == "standard" else samples, method, shared, seed, keep_samples, compile, chunk, progress

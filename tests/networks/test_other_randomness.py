@@ -197,6 +197,66 @@ def test_what_runs_in_evaluation_mode_only_is_taken_with_a_warning() -> None:
     assert model.noise == ["0", "2"]  # torch cannot follow it, so that both stay where they are
 
 
+def test_data_that_do_not_fit_are_no_first_data() -> None:
+    model, guide = pd.from_dropout(network(DropPath(0.5)))
+    with pytest.raises(pd.PyroDropoutError):
+        pd.predict(model, guide, torch.ones(2, 4), samples=2)
+    pd.predict(model, guide, X, samples=2)
+    assert model.noise == ["1.noisy"]
+
+
+class Pair(nn.Module):
+    """Takes two inputs and returns several things, as the networks of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, inputs: Tensor, mask: Tensor) -> dict[str, Tensor | None]:
+        return {"loss": None, "logits": F.dropout(self.layer(inputs * mask), 0.3, self.training)}
+
+
+def test_networks_with_several_inputs_and_outputs() -> None:
+    torch.manual_seed(5)
+    net, x = Pair(), {"inputs": X, "mask": torch.ones(2, 3)}
+    model, guide = pd.from_dropout(net, output="logits", example=x)
+    assert model.noise == [""]
+    many = {name: part.repeat(3000, 1) for name, part in x.items()}
+    with torch.no_grad():
+        passes = net.train()(**many)["logits"].reshape(3000, 2, 2)
+    assert largest_z(passes, pd.predict(model, guide, x, samples=3000, keep_samples=True, seed=0).samples) < 4
+
+
+def test_standardised_networks_keep_their_noise() -> None:
+    x, y = torch.randn(8, 3) + 5, torch.randn(8, 1)
+    model, guide = pd.from_dropout(network(GaussianNoise(3.0)))
+    whole = pd.Standardised(model, x, y)
+    with pytest.raises(pd.PyroDropoutError, match="Thompson sampling needs"):
+        pd.thompson(whole, guide, x)
+    quiet, same = pd.from_dropout(network(GaussianNoise(0.0)))
+    for noisy, other in zip(guide.parameters(), same.parameters(), strict=True):
+        other.data.copy_(noisy)
+    loud, low = (pd.predict(m, g, x[:1], samples=300, seed=0).epistemic for m, g in ((whole, guide), (quiet, same)))
+    assert float(loud / low) > 3
+
+
+@pytest.mark.deep
+def test_ensembles_keep_their_noise() -> None:
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    model, _ = pd.from_dropout(network(GaussianNoise(3.0)))
+    ensemble = pd.Ensemble(model, members=2)
+    pd.fit(model, ensemble, x, y, steps=1, compile=False, progress=False, seed=0)
+    assert len(pd.predict(model, ensemble, x, samples=50, keep_samples=True).samples.unique()) == 50 * 8
+
+
+@pytest.mark.deep
+def test_noise_that_networks_would_share_is_refused() -> None:
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    model, _ = pd.from_dropout(network(StochasticDepth(0.3)))
+    with pytest.raises(pd.PyroDropoutError, match=r"noise in place .*'1\.noisy'"):
+        pd.fit(model, pd.Ensemble(model, members=2), x, y, steps=1, compile=False, progress=False)
+
+
 class Sizes(nn.Module):
     """A network for batches of four, or of multiples of it, with noise for a whole batch."""
 

@@ -180,7 +180,7 @@ class VisionTransformer(nn.Module):
 
 def encoder() -> nn.Module:
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-    whole = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    whole = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     parts = {"first": nn.Linear(3, 8), "encoder": whole, "drop": nn.Dropout(0.2), "last": nn.Linear(8, 2)}
     return Output(nn.ModuleDict(parts), _read_encoder)
 
@@ -211,7 +211,7 @@ def quiet_import(name: str) -> Any:
 def bert() -> nn.Module:
     library = quiet_import("transformers")
     config = library.BertConfig(
-        vocab_size=WORDS, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
         max_position_embeddings=16, num_labels=2, initializer_range=0.3,
     )  # fmt: skip
     return Output(library.BertForSequenceClassification(config), _read_logits)
@@ -224,7 +224,7 @@ def _read_logits(net: Any, x: Tensor) -> Tensor:
 def gpt2() -> nn.Module:
     library = quiet_import("transformers")
     config = library.GPT2Config(
-        vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0,
+        vocab_size=WORDS, n_positions=16, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0,
         initializer_range=0.3, use_cache=False,
     )  # fmt: skip
     return Output(library.GPT2LMHeadModel(config), _read_next)
@@ -250,7 +250,7 @@ def _read_decoder(net: Any, x: Tensor) -> Tensor:
 def vit() -> nn.Module:
     library = quiet_import("transformers")
     config = library.ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=8, patch_size=4,
         num_channels=1, num_labels=2, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1, initializer_range=0.3,
     )  # fmt: skip
     return Output(library.ViTForImageClassification(config), _read_logits)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.whole_sums import is_traced
@@ -149,7 +150,10 @@ class EnsembleLoss:
 
         def mapped() -> list[Tensor]:
             run = vmap(graph.run, in_dims=dims, randomness="different", chunk_size=self.at_once)
-            return list(run(*inputs))
+            try:
+                return list(run(*inputs))
+            except RuntimeError as cause:
+                raise drawn_in_place(noise_of(model), cause) or cause from None
 
         with torch.no_grad():
             losses, *slopes = mapped() if is_traced() else self.within_memory(mapped, ensemble.rows)
