@@ -13,6 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.stateless import _reparametrize_module
 
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
+from pyro_dropout.generative.frozen import freeze_all_but
 from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
 from pyro_dropout.generative.layers import written_out
 from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
@@ -61,6 +62,8 @@ class BayesianNet(nn.Module):
         whole_batch: whether the network needs all its points at once, because the output at one depends on the others,
             as in a graph network. It then trains without mini-batches, all points share each draw, and predictions are
             never divided between points.
+        only: the parameters that are random, by one or several patterns such as "classifier.*", as in a shell. All
+            others are frozen: ``requires_grad=False`` is set on them. What the prior hides is not random anyway.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -82,6 +85,7 @@ class BayesianNet(nn.Module):
         frozen_statistics: FrozenStatistics = True,
         output: Output = None,
         whole_batch: bool = False,
+        only: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
@@ -93,6 +97,8 @@ class BayesianNet(nn.Module):
         check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
         check_output(output)
         check_flag("whole_batch", whole_batch)
+        if only is not None:
+            freeze_all_but(net, only)
         self.net, self.output, self.whole_batch = net, output, whole_batch
         self._still = still_layers(net, frozen_statistics)
         self._dropped: list[str] = []
