@@ -299,3 +299,30 @@ def test_edges_belong_to_all_nodes_of_a_graph() -> None:
     assert pd.predict(model, guide, (x, edges), samples=7).mean.shape == (N, 1)
     with pytest.raises(pd.ShapeError, match=r"x\[1\] must have a row for each of 12 data points"):
         pd.BayesianNet(Edges())((x, edges))
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore")  # of torch_geometric's own
+def test_a_graph_network_of_torch_geometric_learns_from_some_nodes() -> None:
+    """Two cliques with a bridge: labels of two nodes each, and the others follow from the edges."""
+    geometric = pytest.importorskip("torch_geometric.nn")
+
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = geometric.GCNConv(8, 8), geometric.GCNConv(8, 2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            found: Tensor = self.second(torch.relu(self.first(x, edge_index)), edge_index)
+            return found
+
+    pairs = [(a, b) for side in (0, 4) for a in range(side, side + 4) for b in range(side, side + 4) if a != b]
+    edges = torch.tensor([*pairs, (3, 4), (4, 3)]).T
+    x, known = torch.eye(8), torch.tensor([0, 0, -100, -100, -100, -100, 1, 1])
+    prior = pd.Prior(length_scale=0.1, bias_length_scale=0.1, width_scaled=False)  # wide: there are four labels
+    model = pd.BayesianNet(Nodes(), prior, pd.Categorical(ignore_index=-100), whole_batch=True)
+    guide = pd.AutoDropout(model, keep=0.95)
+    pd.fit(model, guide, (x, edges), known, steps=300, lr=0.03, seed=0, **QUIET)
+    answer = pd.predict(model, guide, (x, edges), samples=100, seed=0)
+    assert answer.probs.argmax(-1).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert pd.to_arviz(model, guide, (x, edges), known, samples=5).log_likelihood["y"].shape == (1, 5, 8)
