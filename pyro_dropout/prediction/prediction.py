@@ -154,7 +154,7 @@ class Prediction:
     def _covariance(self) -> Tensor:
         """Cov[y], in float64."""
         mean = self._sums["mean"]
-        if mean.dim() > 2 and not self.one_of_several:
+        if getattr(self._likelihood, "shape", None) is not None and not self.one_of_several:
             raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         if self.one_of_several:
             return indicator_covariance(mean)

@@ -1,4 +1,4 @@
-"""Where the mini-batches of a training run come from."""
+"""Where the mini-batches of a training run come from: rows of data in memory, or what else has the same methods."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -20,13 +20,13 @@ class Batches:
         rows: (count,) or (replicas, count): the indices to choose from, for one run or for each of several.
     """
 
+    chained, together = True, CHAIN
+
     def __init__(self, size: int, rows: Tensor) -> None:
         self.size, self.rows = size, rows
         # A separate generator: the order does not depend on how many steps are taken at a time, or in total.
         self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
         self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
-
-    chained, together = True, CHAIN
 
     def example(self) -> list[Tensor]:
         """Return a batch like any other, as the input of a step."""

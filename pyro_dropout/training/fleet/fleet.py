@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -294,7 +295,8 @@ class Fleet:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
         self.to(place)
-        x, y = ((part.clone() if part.is_inference() else part).to(place) for part in (x, y))
+        data = ModelCall(None, (x, y)).trainable().to(place)
+        x, y = data.args
         rows, rate = rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
