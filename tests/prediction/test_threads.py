@@ -79,7 +79,7 @@ def test_predictions_from_threads_are_those_of_one(make: Callable[[], Any]) -> N
 @pytest.mark.deep
 @pytest.mark.parametrize("make", POSTERIORS)
 def test_ten_thousand_predictions_from_eight_threads(make: Callable[[], Any]) -> None:
-    predictions(make, threads=8, count=10_000 if make is dropout else 1_000)
+    predictions(make, threads=8, count=10_000 if make is whole_functions else 1_000)
 
 
 def trained(model: Any, guide: Any) -> Tensor:
