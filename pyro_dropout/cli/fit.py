@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,33 +75,24 @@ def fit(
     guide = options.checked_guide("--guide", guide)
     members = options.checked_members([guide], members)
     where = options.place(device)
-    from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, Reading, Run, Training
+    from pyro_dropout.cli.run_folder import Reading, Run, Training
     from pyro_dropout.datasets.bundled import BUNDLED
-    from pyro_dropout.training.distributed.torchrun import rank_here, restarted
-    from pyro_dropout.training.history import DivergedError
+    from pyro_dropout.training.distributed.torchrun import rank_here
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
-    first = rank_here() == 0
-    if first and not (restarted() and (out / RECORD).exists()):
-        _check_new(out)
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
     reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
     training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
-    run, table = Run.plan(data, reading, guide, width, training, members)
-    made: list[Path] = []
-    try:
-        with _resumable(out):
-            if first:
-                made = _make(out)
+    with _claimed(out, make=True):
+        again = _check_new(out)
+        run, table = Run.plan(data, reading, guide, width, training, members)
+        if again and Run.read(out).identity != run.identity:
+            raise _taken(out)
+        with _resumable(out), _cleared(out):
+            if rank_here() == 0:
                 run.write(out)
             _train(run, table, out, where, checkpoint_every, as_json, quiet)
-    except DivergedError as cause:
-        if first and not any((out / CHECKPOINTS).glob("step-*")):
-            _remove(out, made)  # it holds nothing useful and would block the next attempt
-            raise
-        kept = f" The last good checkpoint is kept in {out}; to try again, use another --out." if first else ""
-        raise DivergedError(f"{cause}{kept}") from None
 
 
 def resume(
@@ -119,36 +109,35 @@ def resume(
 ) -> None:
     """Continue an interrupted run, or train a finished run for longer."""
     from pyro_dropout.cli.run_folder import Run
-    from pyro_dropout.training.distributed.torchrun import rank_here
 
     where = options.place(device)
-    run = Run.read(folder)
-    if steps is not None and steps < run.training.steps:
-        raise options.refusal("--steps", f"the run was planned for {run.training.steps} steps; {steps} is fewer.")
-    table = run.data(data)
-    if data is not None or steps is not None:
-        file = run.file if data is None else str(data.resolve())
-        training = run.training if steps is None else replace(run.training, steps=steps)
-        run = replace(run, file=file, training=training)
-        if rank_here() == 0:
-            run.write(folder)  # before training, so that the next resume uses the new settings
-    with _resumable(folder):
-        _train(run, table, folder, where, checkpoint_every, as_json, quiet)
+    if not folder.is_dir():
+        Run.read(folder)  # says so
+    with _claimed(folder):
+        run = Run.read(folder)
+        with heard():
+            run.check_checkpoints(folder)
+        if steps is not None and steps < run.training.steps:
+            raise options.refusal("--steps", f"the run was planned for {run.training.steps} steps; {steps} is fewer.")
+        table = run.data(data)
+        if data is not None or steps is not None:
+            run = run.moved(folder, data, steps)  # before training, so that the next resume uses the new settings
+        with _resumable(folder):
+            _train(run, table, folder, where, checkpoint_every, as_json, quiet)
 
 
 def _train(
     run: "Run", data: "Dataset", folder: Path, device: "torch.device", every: int | None, as_json: bool, quiet: bool
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
-    from pyro_dropout.cli.run_folder import CHECKPOINTS, POSTERIOR
+    from pyro_dropout.cli.run_folder import CHECKPOINTS
     from pyro_dropout.mathematics.errors import PyroDropoutError
-    from pyro_dropout.training.checkpoints.posterior_file import save
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
     from pyro_dropout.training.distributed.torchrun import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
 
     model, guide = run.build(data)
-    where = Checkpoint(folder / CHECKPOINTS, every=every)
+    where = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
     how = asdict(run.training) | {"device": device, "distributed": started_together()}
     with heard():
         history = train(model, guide, *data.train, **how, checkpoint=where, progress=not quiet)
@@ -158,7 +147,7 @@ def _train(
     loss = float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
     try:
-        save(folder / POSTERIOR, model, guide, record)
+        run.save(folder, model, guide, record)
     except PyroDropoutError as cause:
         advice = f"to continue from the last checkpoint: {PROGRAM} resume {folder}"
         raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
@@ -234,31 +223,63 @@ def _resumable(folder: Path) -> Iterator[None]:
 # --- where things go --------------------------------------------------------------------------------------------------
 
 
-def _check_new(folder: Path) -> None:
-    """Raise unless a folder for a run is new or empty."""
-    if folder.exists() and not folder.is_dir():
-        raise options.refusal("--out", f"{str(folder)!r} is a file; a folder is needed.")
-    if (folder / "run.json").exists():
-        advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
-        raise options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
-    if folder.is_dir() and any(folder.iterdir()):
+@contextlib.contextmanager
+def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
+    """Hold a folder exclusively, and remove what a killed process left half-written; rank 0 does so for all ranks."""
+    from pyro_dropout.cli.run_folder import POSTERIOR, RECORD
+    from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
+    from pyro_dropout.training.checkpoints.folder_claim import claimed
+    from pyro_dropout.training.distributed.torchrun import rank_here
+
+    if rank_here():
+        yield
+        return
+    with claimed(folder, make=make):
+        clear_unfinished(folder, RECORD)
+        clear_unfinished(folder, POSTERIOR)
+        yield
+
+
+def _check_new(folder: Path) -> bool:
+    """Raise unless a folder for a run is new or empty; return whether torchrun has restarted a run in it."""
+    from pyro_dropout.cli.run_folder import RECORD
+    from pyro_dropout.training.checkpoints.folder_claim import LOCK
+    from pyro_dropout.training.distributed.torchrun import rank_here, restarted
+
+    if rank_here():
+        return False
+    if os.path.lexists(folder / RECORD):
+        if restarted():
+            return True
+        raise _taken(folder)
+    if any(each.name != LOCK for each in folder.iterdir()):
         raise options.refusal("--out", f"{str(folder)!r} is not empty; use a new folder.")
+    return False
 
 
-def _make(folder: Path) -> list[Path]:
-    """Create a folder and return the folders created, innermost first."""
-    made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()]
+def _taken(folder: Path) -> typer.BadParameter:
+    advice = f"continue it ({PROGRAM} resume {folder}) or use another folder"
+    return options.refusal("--out", f"{str(folder)!r} already holds a run; {advice}.")
+
+
+@contextlib.contextmanager
+def _cleared(folder: Path) -> Iterator[None]:
+    """If training diverges before its first checkpoint, remove what the run wrote: it would block the next attempt."""
+    from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, checkpoints_in
+    from pyro_dropout.training.distributed.torchrun import rank_here
+    from pyro_dropout.training.history import DivergedError
+
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as cause:
-        raise options.refusal("--out", f"{str(folder)!r} cannot be created: {cause.strerror}.") from None
-    return made
-
-
-def _remove(folder: Path, made: list[Path]) -> None:
-    """Remove what a run wrote, and the folders created for it."""
-    for each in folder.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
-    for each in made:
-        with contextlib.suppress(OSError):  # no longer empty
-            each.rmdir()
+        yield
+    except DivergedError as cause:
+        if rank_here():
+            raise
+        if checkpoints_in(folder):
+            kept = f"The last good checkpoint is kept in {folder}; to try again, use another --out."
+            raise DivergedError(f"{cause} {kept}") from None
+        (folder / RECORD).unlink(missing_ok=True)
+        where = folder / CHECKPOINTS
+        for each in (*where.glob("group-*"), where):  # those of an ensemble's groups
+            with contextlib.suppress(OSError):  # not empty: what is in it is not ours
+                each.rmdir()
+        raise

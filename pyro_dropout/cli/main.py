@@ -84,6 +84,8 @@ def _code_of(mistake: Exception) -> int | None:
 
     if isinstance(mistake, MemoryError | OutOfMemoryError | DivergedError):
         return 1
+    if isinstance(mistake, RuntimeError) and "can't allocate memory" in str(mistake):  # torch's, on the CPU
+        return 1
     return 2 if isinstance(mistake, PyroDropoutError) else None
 
 

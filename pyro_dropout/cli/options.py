@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 # Read from the source, so that --help need not import torch.
 GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
 DEFAULT_GUIDES = tuple(entry.name for entry in listed_guides() if entry.compared)
+LARGEST, SEEDS = 10**9, 2**32  # counts go up to the first, and seeds stay below the second
 _ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
 HAS_MEMBERS = {entry.name for entry in listed_guides() if "members" in entry.options}
 
@@ -80,16 +81,18 @@ def _positive(value: float | None) -> float | None:
 
 
 def count(value: int | None) -> int | None:
-    """Return the value; raise a usage error unless it is at least 1."""
+    """Return the value; raise a usage error unless it is at least 1, and not absurd."""
     if value is not None and value < 1:
         raise typer.BadParameter(f"{value} is not a whole number of at least 1.")
+    if value is not None and value > LARGEST:
+        raise typer.BadParameter(f"{value} is too large; at most {LARGEST} is allowed.")
     return value
 
 
 def _seed(value: int) -> int:
     if value < 0:
         raise typer.BadParameter(f"{value} is negative; a seed is a whole number of at least 0.")
-    if value >= 2**32:
+    if value >= SEEDS:
         raise typer.BadParameter(f"{value} is too large; a seed is a whole number below 2**32.")
     return value
 

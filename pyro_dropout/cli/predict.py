@@ -79,8 +79,8 @@ def predict(
     from pyro_dropout.training.distributed.torchrun import local_device, rank_here, started_together
 
     run = Run.read(folder)
-    _check_file("--out", out, data)
-    _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data)
+    _check_file("--out", out, data, folder)
+    _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data, folder)
     with heard():
         model, guide = run.trained(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
@@ -238,26 +238,30 @@ class _Shown:
 def _fitted_to(run: "Run") -> "tuple[Columns, str]":
     """Return the columns of the training table; if it is missing or has changed, none and the reason."""
     from pyro_dropout.cli.run_folder import sha256_of
+    from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.tables.files import read_file
+    from pyro_dropout.training.checkpoints.regular_file import check_regular
 
     path = Path(run.file)
     try:
+        check_regular(path, "it is not read.")
         same = sha256_of(path) == run.sha256
-    except OSError:
-        return {}, f"{run.file} no longer exists, so the plot does not show the training data."
+    except (OSError, PyroDropoutError):
+        why = "is not a regular file" if os.path.exists(path) else "no longer exists"
+        return {}, f"{run.file} {why}, so the plot does not show the training data."
     if not same:
         return {}, f"{run.file} has changed since the fit, so the plot does not show it."
     return read_file(path, encoding=run.reading.encoding, separator=run.reading.separator).columns, ""
 
 
-def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str) -> None:
+def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str, folder: Path) -> None:
     if path is None:
         if over is not None:
             raise refusal("--over", "requires --plot FILE.")
         return
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise refusal("--plot", f"{str(path)!r} must end in .png, .pdf or .svg.")
-    _check_file("--plot", path, data)
+    _check_file("--plot", path, data, folder)
     if path.resolve() == out.resolve():
         raise refusal("--plot", f"{str(path)!r} is also the --out file; use another.")
     if over is not None and over not in inputs:
@@ -307,8 +311,12 @@ def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: 
     return done
 
 
-def _check_file(option: str, path: Path, data: str) -> None:
+def _check_file(option: str, path: Path, data: str, run: Path) -> None:
     """Raise unless a file can safely be written there: checked before the work, not after it."""
+    from pyro_dropout.cli.run_folder import OWN
+    from pyro_dropout.training.checkpoints.regular_file import check_name
+
+    check_name(path)
     folder = path.resolve().parent  # for a symbolic link, the folder of its target
     if path.is_dir():
         raise refusal(option, f"{str(path)!r} is a folder; a file is needed.")
@@ -320,3 +328,5 @@ def _check_file(option: str, path: Path, data: str) -> None:
         raise refusal(option, f"the folder {str(path.parent)!r} is not writable.")
     if path.exists() and Path(data).exists() and path.samefile(data):
         raise refusal(option, f"{str(path)!r} is the input table and would be overwritten.")
+    if any(own in (path.resolve(), *path.resolve().parents) for own in (run.resolve() / name for name in OWN)):
+        raise refusal(option, f"{str(path)!r} is a file of the run and would be overwritten.")

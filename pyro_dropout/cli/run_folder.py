@@ -4,39 +4,41 @@ The record is written before training starts, so that an interrupted run can be 
 training ends. Both files are written atomically.
 """
 
+import contextlib
 import csv
 import hashlib
 import io
 import json
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.comparison.standard_models import GUIDES, regression_model, standard_guide
+from pyro_dropout.cli.run_record import FORMAT, identity_of, read_record
+from pyro_dropout.comparison.standard_models import regression_model, standard_guide
 from pyro_dropout.generative.likelihoods import Categorical
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.csv_file import SEPARATORS
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.learning import Task
 from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.reading import Missing, read_table
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
-from pyro_dropout.training.checkpoints.posterior_file import load
+from pyro_dropout.training.checkpoints.posterior_file import load, save
+from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
+from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_facts
+from pyro_dropout.training.distributed.torchrun import rank_here
 
-FORMAT = 1
-Rule = Callable[[object], bool]  # whether a value of a record is allowed
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
+OWN = (RECORD, POSTERIOR, CHECKPOINTS)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Run:
         width: hidden units.
         training: how it was trained.
         members: of an ensemble; None for its default, and for any other guide.
+        identity: what the posterior and the checkpoints of this run carry; None for a run of an earlier version.
 
     Example:
         >>> import pathlib, tempfile
@@ -116,6 +119,7 @@ class Run:
     width: int
     training: Training
     members: int | None = None
+    identity: str | None = None
 
     @classmethod
     def plan(
@@ -131,13 +135,14 @@ class Run:
         data = reading.read(file)
         assert data.encoding is not None
         path = Path(file).resolve()
-        return cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training, members), data
+        made = cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training, members)
+        return replace(made, identity=identity_of(made.as_json())), data
 
     def data(self, file: str | Path | None = None) -> Dataset:
         """Return the data as read for training; raise if the file has changed since."""
         path = Path(self.file if file is None else file)
-        if not path.is_file():
-            raise PyroDropoutError(f"the training file {str(path)!r} does not exist; give its new path with --data.")
+        advice = "give its new path with --data."
+        check_regular(path, advice, f"the training file {str(path)!r} does not exist; {advice}")
         if sha256_of(path) != self.sha256:
             raise PyroDropoutError(
                 f"{path} has changed since the run started: its SHA-256 differs. Restore the file, or fit a new run."
@@ -162,10 +167,11 @@ class Run:
     def trained(self, folder: str | Path) -> tuple[Standardised, nn.Module]:
         """Return the model and guide with the folder's posterior loaded."""
         path = Path(folder) / POSTERIOR
-        if not path.is_file():
+        if not path.exists():
             raise PyroDropoutError(
                 f"{folder} holds an unfinished run: there is no {POSTERIOR}. To continue: pyro-dropout resume {folder}"
             )
+        self._check_belongs(path)
         model, guide = self.build()
         steps = load(path, model, guide).get("steps")
         if isinstance(steps, int) and steps < self.training.steps:
@@ -176,10 +182,14 @@ class Run:
             )
         return model, guide
 
+    def save(self, folder: str | Path, model: object, guide: object, extra: Record) -> None:
+        """Write the trained posterior into the folder."""
+        save(Path(folder) / POSTERIOR, model, guide, extra | {"run": self.identity})
+
     # --- on disk ------------------------------------------------------------------------------------------------------
 
-    def write(self, folder: str | Path) -> None:
-        """Write the record into an existing folder."""
+    def as_json(self) -> Record:
+        """Return the record of the run."""
         record = {
             "format": FORMAT,
             "made by": f"pyro-dropout {version('pyro-dropout')}",
@@ -188,57 +198,85 @@ class Run:
             "model": {"guide": self.guide, "width": self.width} | _options(self.members),
             "training": asdict(self.training),
         }
-        text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
-        with whole_file(Path(folder) / RECORD) as beside:
-            beside.write_text(text, "utf-8")
+        return record | {"identity": identity_of(record)}
+
+    def write(self, folder: str | Path) -> None:
+        """Write the record into an existing folder."""
+        _write(Path(folder) / RECORD, self.as_json())
+
+    def moved(self, folder: str | Path, file: Path | None, steps: int | None) -> "Run":
+        """Change the path of the data or the number of steps, also in the folder's record; the identity stays."""
+        path = Path(folder) / RECORD
+        record = read_record(path)
+        if file is not None:
+            record["data"]["file"] = str(file.resolve())
+        if steps is not None:
+            record["training"]["steps"] = steps
+        if rank_here() == 0:
+            _write(path, {key: value for key, value in record.items() if value is not None})
+        return Run._of(record)
 
     @classmethod
     def read(cls, folder: str | Path) -> "Run":
-        """Return the run in a folder; raise if it is missing or damaged."""
+        """Return the run in a folder; raise if it is missing or damaged, or has links."""
         path = Path(folder) / RECORD
+        check_name(folder)
         if not Path(folder).is_dir():
             raise PyroDropoutError(f"there is no folder {str(folder)!r}; create a run with pyro-dropout fit.")
-        if not path.is_file():
-            raise PyroDropoutError(f"{folder} is not a run: it has no {RECORD}.")
+        check_no_links(Path(folder), *OWN)
+        record = read_record(path)
         try:
-            record = json.loads(path.read_text("utf-8"))
-            if not isinstance(record, dict):
-                raise TypeError("the record")
-            if record["format"] != FORMAT:
-                raise PyroDropoutError(f"{path} has format {record['format']!r}; this version reads {FORMAT}.")
             return cls._of(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-            raise PyroDropoutError(f"{path} is damaged: it is not JSON. Fit the run again.") from None
-        except (KeyError, TypeError, AttributeError, OverflowError) as cause:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as cause:
             raise PyroDropoutError(f"{path} is damaged: {cause} is missing or wrong. Fit the run again.") from None
 
     @classmethod
     def _of(cls, record: Record) -> "Run":
-        for section in ("data", "encoding", "model", "training"):
-            if not isinstance(record[section], dict):
-                raise TypeError(repr(section))
-        data, model, training = (_checked(record[section], rules) for section, rules in _RULES.items())
-        file, digest = data.pop("file"), data.pop("sha256")
-        encoding = Encoding.from_json(record["encoding"])
-        return cls(
-            file,
-            digest,
-            Reading(**data),
-            encoding,
-            model["guide"],
-            model["width"],
-            Training(**training),
-            model["members"],
-        )
+        data: Record = {key: tuple(each) if isinstance(each, list) else each for key, each in record["data"].items()}
+        file, digest, model = data.pop("file"), data.pop("sha256"), record["model"]
+        encoding, training = Encoding.from_json(record["encoding"]), Training(**record["training"])
+        members, identity = model.get("members"), record["identity"]
+        return cls(file, digest, Reading(**data), encoding, model["guide"], model["width"], training, members, identity)
+
+    def check_checkpoints(self, folder: str | Path) -> None:
+        """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""
+        posterior = Path(folder) / POSTERIOR
+        for path in (*checkpoints_in(folder), *([posterior] if posterior.exists() else [])):
+            with contextlib.suppress(DamagedFileError):
+                self._check_belongs(path)
+
+    def _check_belongs(self, path: Path) -> None:
+        """Raise unless a file is of this run, and large enough for its weights: before anything is built."""
+        facts = read_facts(path)
+        found = facts.get("extra" if path.name == POSTERIOR else "facts")
+        if not isinstance(found, dict) or found.get("run") != self.identity:
+            raise PyroDropoutError(
+                f"{path} belongs to another run: its identity is not that of {RECORD}. Put the files of one run"
+                " together again, or fit a new run."
+            )
+        if self.identity is None:
+            warnings.warn(
+                f"{path.parent} was written by an earlier version, which did not record that {RECORD} and {path.name}"
+                " belong together. Fit the run again if either may have been exchanged.",
+                stacklevel=3,
+            )
+        outputs = len(self.encoding.classes) or 1
+        weights = self.width * (len(self.encoding.features) + outputs) * (self.members or 1)
+        if 4 * weights > path.stat().st_size:
+            raise PyroDropoutError(
+                f"{path} belongs to another model or guide: it is too small for the {weights} weights of {RECORD}."
+            )
 
 
-def _checked(found: Record, rules: Mapping[str, Rule]) -> Record:
-    """Return a section of a record, lists as tuples; raise a ``TypeError`` that names a wrong key."""
-    whole = {**{key: None for key in _OPTIONAL if key in rules}, **found}
-    for key in (*whole, *rules):
-        if key not in rules or not rules[key](whole[key]):
-            raise TypeError(repr(key))
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in whole.items()}
+def checkpoints_in(folder: str | Path) -> list[Path]:
+    """Return the checkpoints of a run, those of an ensemble's groups included."""
+    return list((Path(folder) / CHECKPOINTS).rglob("step-*.safetensors"))
+
+
+def _write(path: Path, record: Record) -> None:
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    with whole_file(path) as beside:
+        beside.write_text(text, "utf-8")
 
 
 def _joined(names: tuple[str, ...]) -> str:
@@ -250,53 +288,6 @@ def _joined(names: tuple[str, ...]) -> str:
 
 def _options(members: int | None) -> dict[str, int]:
     return {} if members is None else {"members": members}
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float) or _is_count(value)
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-_OPTIONAL = ("members", "decimal", "encoding", "separator")  # keys that a record need not have
-_RULES: dict[str, dict[str, Rule]] = {
-    "data": {
-        "file": _is_text,
-        "sha256": _is_text,
-        "target": lambda value: value is None or _is_text(value),
-        "task": lambda value: value in get_args(Task),
-        "missing": lambda value: value in get_args(Missing),
-        "categorical": _are_texts,
-        "drop": _are_texts,
-        "held_back": _is_number,
-        "seed": _is_count,
-        "decimal": lambda value: value in (None, *get_args(Decimal)),
-        "encoding": lambda value: value is None or _is_text(value),
-        "separator": lambda value: value in (None, *SEPARATORS),
-    },
-    "model": {
-        "guide": lambda value: _is_text(value) and value in GUIDES,
-        "width": lambda value: _is_count(value) and value != 0,
-        "members": lambda value: value is None or (_is_count(value) and value != 0),
-    },
-    "training": {
-        "steps": _is_count,
-        "lr": _is_number,
-        "batch_size": lambda value: value is None or _is_count(value),
-        "seed": _is_count,
-        "compile": lambda value: isinstance(value, bool) or value == "auto",
-    },
-}
 
 
 def table_model(train: tuple[Tensor, Tensor], classes: tuple[str, ...], width: int) -> Standardised:

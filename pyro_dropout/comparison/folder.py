@@ -5,8 +5,7 @@ import csv
 import json
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from pyro_dropout.comparison.columns import Score
@@ -17,36 +16,49 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished, whole_file
+from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
+from pyro_dropout.training.checkpoints.regular_file import check_no_links
 
 MARK = "comparison.json"  # only a folder with this file is overwritten
 PAGE, TABLE, FIGURES, POSTERIORS = "report.html", "table.csv", "figures", "posteriors"
+_OWN = (MARK, PAGE, TABLE, FIGURES, POSTERIORS)
+_UNFINISHED = ".unfinished"  # what is written here is moved into place when it is complete
 
 
-def check_folder(folder: Path) -> None:
-    """Raise, before anything is computed, unless a comparison can be written to this folder."""
+@contextlib.contextmanager
+def claimed_folder(folder: Path) -> Iterator[bool]:
+    """Hold the folder of a comparison exclusively; raise, before anything is computed, unless it can be written.
+
+    Yields whether an earlier comparison into this folder was killed; what it left is removed.
+    """
     if folder.suffix.lower() in (".html", ".htm"):
         raise PyroDropoutError(f"--out is a folder, and its page is {PAGE} inside; write {folder.with_suffix('')}.")
     if folder.exists() and not folder.is_dir():
         raise PyroDropoutError(f"--out must be a folder; {str(folder)!r} is a file.")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / MARK).is_file():
-        raise PyroDropoutError(
-            f"--out {str(folder)!r} is not empty and holds no comparison; give a new or an empty folder."
-        )
     above = next(parent for parent in folder.absolute().parents if parent.exists())
     if not above.is_dir():
         raise PyroDropoutError(f"--out {str(folder)!r} cannot be created: {str(above)!r} is a file.")
-    with _beside(folder):  # test that it is writable now, not after training
-        pass
+    killed = (folder / LOCK).exists()  # who ends in any other way removes it
+    with claimed(folder, make=True):
+        check_no_links(folder, *_OWN, _UNFINISHED)
+        if not (folder / MARK).is_file() and {each.name for each in folder.iterdir()} - {LOCK, _UNFINISHED}:
+            raise PyroDropoutError(
+                f"--out {str(folder)!r} is not empty and holds no comparison; give a new or an empty folder."
+            )
+        shutil.rmtree(folder / _UNFINISHED, ignore_errors=True)
+        clear_unfinished(folder, MARK)
+        yield killed
 
 
 def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) -> tuple[list[str], list[str]]:
-    """Write everything to a temporary folder next to the target, then move it into place of an older comparison.
+    """Write everything to a temporary folder inside the target, then move it into place of an older comparison.
 
     ArviZ gets ``samples`` draws of every guide, from ``seed``. Returns the names of the files in the folder, and a
     sentence for each thing that could not be written.
 
     Example:
-        >>> import torch, pyro_dropout as pd
+        >>> import tempfile, torch, pyro_dropout as pd
         >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
         >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
         >>> options = {"steps": 20, "seeds": 1, "samples": 30, "compile": False, "progress": False}
@@ -55,50 +67,60 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
         ['comparison.json', 'figures/bands.png', 'figures/scores.png', 'posteriors/mean-field.nc', 'report.html',
          'table.csv']
     """
-    with _beside(folder) as beside:
+    folder.mkdir(exist_ok=True)
+    beside = folder / _UNFINISHED
+    try:
+        beside.mkdir()
         comparison.to_html(beside / PAGE)
         _write_table(comparison, beside / TABLE)
         _write_figures(comparison, beside / FIGURES)
         complaints = _write_posteriors(comparison, beside / POSTERIORS, samples, seed)
+        files = sorted([MARK, *(str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file())])
         settings = {key: value for key, value in comparison.settings.items() if key not in ("loss", "model")}
         seconds = round(comparison.seconds, 1)
-        record = plain({"settings": settings, "seconds": seconds, "scores": scores_of(comparison)})
-        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
-        (beside / MARK).write_text(f"{text}\n", "utf-8")
-        files = sorted(str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file())
-        _put(beside, folder, files)
+        _put(folder, files, {"settings": settings, "seconds": seconds, "scores": scores_of(comparison)})
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
     return files, complaints
 
 
-@contextlib.contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder on the same disk; remove it afterwards, with the parents created for it."""
-    absent = [parent for parent in folder.absolute().parents if not parent.exists()]
-    try:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".comparison-"))
-        except OSError as cause:
-            raise PyroDropoutError(f"--out {str(folder)!r} cannot be written: {cause.strerror}.") from None
-        try:
-            yield beside
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
-    finally:
-        for parent in absent:
-            with contextlib.suppress(OSError):  # no longer empty
-                parent.rmdir()
-
-
-def _put(beside: Path, folder: Path, files: list[str]) -> None:
-    folder.mkdir(exist_ok=True)
-    for old in (*folder.glob(f"{FIGURES}/*.png"), *folder.glob(f"{POSTERIORS}/*.nc")):
-        if str(old.relative_to(folder)) not in files:
-            old.unlink()  # from an older comparison with other guides
+def _put(folder: Path, files: list[str], record: Record) -> None:
+    """Move complete files into place; the record comes last, and until then one says that the rest is unfinished."""
+    older = _older(folder)
+    _write_record(folder, {"unfinished": True, "files": sorted({*older, *files})})
+    for name in older:
+        if name not in files:
+            (folder / name).unlink()  # from an older comparison with other guides
     for name in files:
-        place = folder / name
-        place.parent.mkdir(exist_ok=True)
-        (beside / name).replace(place)
+        if name != MARK:
+            place = folder / name
+            place.parent.mkdir(exist_ok=True)
+            (folder / _UNFINISHED / name).replace(place)
+    _write_record(folder, {**record, "files": files})
+
+
+def _write_record(folder: Path, record: Record) -> None:
+    text = json.dumps(plain(record), indent=1, ensure_ascii=False, allow_nan=False)
+    with whole_file(folder / MARK) as beside:
+        beside.write_text(f"{text}\n", "utf-8")
+
+
+def _older(folder: Path) -> list[str]:
+    """Return the figures and draws in the folder that an older comparison wrote; what others put there stays."""
+    try:
+        record = json.loads((folder / MARK).read_text("utf-8"))
+        listed = record.get("files")
+        if listed is None:  # earlier versions did not list them
+            names = [f"{POSTERIORS}/{name}.nc" for name in _file_names(record["scores"])]
+            listed = [f"{FIGURES}/bands.png", f"{FIGURES}/scores.png", *names]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        return []
+    there = (*folder.glob(f"{FIGURES}/*.png"), *folder.glob(f"{POSTERIORS}/*.nc"))
+    return [name for name in (str(path.relative_to(folder)) for path in there) if name in listed]
+
+
+def _file_names(rows: Iterable[str]) -> list[str]:
+    return distinct((re.sub(r"[^\w.-]+", "-", name) for name in rows), "-")
 
 
 def _write_table(comparison: Comparison, path: Path) -> None:
@@ -129,8 +151,7 @@ def _write_figures(comparison: Comparison, folder: Path) -> None:
 def _write_posteriors(comparison: Comparison, folder: Path, samples: int, seed: int) -> list[str]:
     folder.mkdir()
     complaints = []
-    names = distinct((re.sub(r"[^\w.-]+", "-", row.name) for row in comparison.rows), "-")
-    for name, row in zip(names, comparison.rows, strict=True):
+    for name, row in zip(_file_names(row.name for row in comparison.rows), comparison.rows, strict=True):
         if not row.trained:
             continue
         model, posterior = row.trained[0]

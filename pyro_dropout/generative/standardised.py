@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihood import check_standardised, likelihood_of
 from pyro_dropout.mathematics.checks import check_finite, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -90,6 +91,11 @@ class Standardised(nn.Module):
     # --- the network's interface for guides and predictions, passed on ------------------------------------------------
 
     @property
+    def whole_batch(self) -> bool:
+        """Whether the network needs all its points at once."""
+        return takes_all(self.model)
+
+    @property
     def sites(self) -> Mapping[str, object]:
         """The random parameters, by name."""
         sites: Mapping[str, object] = self.model.sites
@@ -159,6 +165,8 @@ def _moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_alike(name: str, value: Tensor, mean: Tensor) -> None:
     """Raise unless points have the shape of the standardised data; a single column would be broadcast to all."""
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{name} of a Standardised model must be one tensor; got {type(value).__name__}.")
     if value.shape[1:] != mean.shape:
         raise ShapeError(
             f"{name} must have shape (N, {', '.join(map(str, mean.shape))}), as in the data that the model was"

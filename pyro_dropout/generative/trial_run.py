@@ -4,9 +4,10 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.turns import RUNNING
 
@@ -62,7 +63,7 @@ def can_run(x: object) -> bool:
     """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
     recorded = _get_current_dispatch_mode_stack() or torch._C._get_tracing_state() is not None
     mapped = torch._C._functorch.peek_interpreter_stack() is not None
-    return isinstance(x, Tensor) and not recorded and not mapped and not torch.compiler.is_compiling()
+    return isinstance(x, AnyInputs) and not recorded and not mapped and not torch.compiler.is_compiling()
 
 
 def modules_of(*roots: object) -> Iterator[nn.Module]:

@@ -154,6 +154,8 @@ class Prediction:
     def _covariance(self) -> Tensor:
         """Cov[y], in float64."""
         mean = self._sums["mean"]
+        if mean.dim() > 2 and not self.one_of_several:
+            raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         if self.one_of_several:
             return indicator_covariance(mean)
         found = torch.diag_embed(self._sums["noise"] / self._count)
@@ -275,11 +277,17 @@ class Prediction:
         f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
         checked: Tensor = self._likelihood.checked(f, y.to(f.device))
         self._likelihood.check_values(f, checked)
-        classes = f.shape[-1]  # checked whatever the likelihood checks, because torch would crash on a GPU
-        if self.one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
-            low, high = int(checked.min()), int(checked.max())
-            raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
+        if self.one_of_several:  # checked whatever the likelihood checks, because torch would crash on a GPU
+            classes, known = self._sums["mean"].shape[-1], checked[self.counted(checked)]
+            if not bool(((known >= 0) & (known < classes)).all()):
+                low, high = int(known.min()), int(known.max())
+                raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
         return checked
+
+    def counted(self, y: Tensor) -> Tensor:
+        """Return which targets are data: all, without those that the likelihood ignores."""
+        ignored = getattr(self._likelihood, "ignore_index", None)
+        return torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
 

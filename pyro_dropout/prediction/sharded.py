@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.inputs import AnyInputs, named, takes_all
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.moments import Running, Sums, indicator_covariance
 from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
@@ -114,16 +115,17 @@ class ShardedPrediction(Prediction):
         return found
 
 
-def predict_together(model: Predictor, posterior: object, x: Tensor, asked: Request, shard: Shard) -> Prediction:
+def predict_together(model: Predictor, posterior: object, x: AnyInputs, asked: Request, shard: Shard) -> Prediction:
     """Return the prediction that all ranks make together, on all of them; they have the same parameters."""
-    _check_divisible(posterior, shard)
+    _check_divisible(model, posterior, shard)
     group = join(x.device)
     # Whether samples are kept depends on their total size, not on that of a rank's share.
-    width = walk_of(model, posterior, x[:1], replace(asked, samples=1)).like.shape[-1]
+    width = walk_of(model, posterior, x if takes_all(model) else x[:1], replace(asked, samples=1)).like.shape[-1]
     asked = replace(asked, keep_samples=asked.keeps(asked.samples * len(x) * width))
     modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
     values = [digest(t) for module in modules for t in (*module.parameters(), *module.buffers())]
-    group.check_same({**asdict(asked), "shard": shard, "x": digest(x), "the parameters of model and posterior": values})
+    digests = {name: digest(leaf) for name, leaf in named(x).items()}
+    group.check_same({**asdict(asked), "shard": shard, **digests, "the parameters of model and posterior": values})
     shards = Shards(group, shard, len(x), asked.samples)
     base = group.one_seed(asked.seed)
     if shard == "points" and shares_draws(posterior, asked):
@@ -140,7 +142,12 @@ def predict_together(model: Predictor, posterior: object, x: Tensor, asked: Requ
     return Prediction(own.likelihood, sums, asked.samples, own._like, shards.draws(own.samples), None)
 
 
-def _check_divisible(posterior: object, shard: Shard) -> None:
+def _check_divisible(model: object, posterior: object, shard: Shard) -> None:
+    if shard == "points" and takes_all(model):
+        raise PyroDropoutError(
+            "the network takes all its points at once (whole_batch=True), so they cannot be divided: use"
+            " shard='samples'."
+        )
     if shard == "points" and isinstance(posterior, FunctionPosterior):
         raise PyroDropoutError(
             f"{type(posterior).__name__} draws its functions at all points together, so they cannot be divided: use"

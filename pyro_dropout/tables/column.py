@@ -112,12 +112,21 @@ class Column:
         # Older runs have no notation: their numbers are plain.
         notation = Notation.from_json(found["notation"]) if "notation" in found else PLAIN
         labels = None if categories is None else labels_of(categories, notation)
-        return cls(str(found["name"]), labels, notation, finite(found.get("centre", 0), "the centre of a column"))
+        return cls(name_of(found["name"]), labels, notation, finite(found.get("centre", 0), "the centre of a column"))
 
 
-def labels_of(found: Sequence[object], notation: Notation) -> tuple[str, ...]:
+def name_of(found: object) -> str:
+    """Return the name of a column in a record; raise ``TypeError`` if it is none."""
+    if not isinstance(found, str):
+        raise TypeError(f"the name of a column, {found!r},")
+    return found
+
+
+def labels_of(found: object, notation: Notation) -> tuple[str, ...]:
     """Return the labels in a record; older runs wrote some of them differently, and kept 1 and 1.0 apart."""
-    labels = tuple(notation.label(str(each)) for each in found)
+    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
+        raise TypeError("a list of categories")
+    labels = tuple(notation.label(each) for each in found)
     if len(set(labels)) < len(labels):
         raise TypeError(f"the list of categories {list(found)!r}, in which one is written in two ways,")
     return labels

@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.cells import Number
-from pyro_dropout.tables.column import Column, finite, labels_of
+from pyro_dropout.tables.column import Column, finite, labels_of, name_of
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.table import Table
 
@@ -101,13 +101,16 @@ class Encoding:
     def from_json(cls, found: Record) -> "Encoding":
         """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
         inputs = tuple(map(Column.from_json, found["inputs"]))
+        target = name_of(found["target"])
         notation = Notation.from_json(found["target_notation"]) if "target_notation" in found else PLAIN
         classes = labels_of(found["classes"], notation)
         gaps = found["fill"]
         fill = None if gaps is None else tuple(float(finite(each, "what fills gaps")) for each in gaps)
         ranges = None if found.get("ranges") is None else tuple(map(_range, found["ranges"]))  # older runs have none
         centre = finite(found.get("target_centre", 0), "the centre of the target")
-        made = cls(inputs, str(found["target"]), classes, fill, ranges, notation, centre)
+        made = cls(inputs, target, classes, fill, ranges, notation, centre)
+        if len({column.name for column in inputs} | {target}) <= len(inputs):
+            raise TypeError("a column that occurs twice")
         if not inputs or any(each is not None and len(each) != len(made.features) for each in (fill, ranges)):
             raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made

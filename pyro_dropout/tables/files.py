@@ -6,11 +6,12 @@ Nothing is guessed here. Errors name the file, the row (the line of a CSV file, 
 from collections.abc import Iterator
 from pathlib import Path
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.tables.cells import MISSING, Cell, as_label, as_number, brief
 from pyro_dropout.tables.csv_file import read_csv
 from pyro_dropout.tables.parquet_file import read_parquet
 from pyro_dropout.tables.table import Table
+from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 __all__ = ["MISSING", "Cell", "Table", "as_label", "as_number", "brief", "read_file", "read_pieces"]
 
@@ -48,10 +49,7 @@ def read_pieces(
 ) -> Iterator[Table]:
     """Yield tables of ``size`` rows each, for files larger than memory; with None, one table of all rows."""
     path = Path(path)
-    if path.is_dir():
-        raise PyroDropoutError(f"{str(path)!r} is a folder; give a CSV or Parquet file.")
-    if not path.is_file():
-        raise PyroDropoutError(f"there is no file {str(path)!r}.")
+    check_regular(path, "give a CSV or Parquet file.")
     with path.open("rb") as file:
         begins = file.read(len(_PARQUET))
     if not begins:

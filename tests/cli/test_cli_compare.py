@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ import xarray
 import pyro_dropout as pd
 from pyro_dropout.cli import options as cli_options
 from pyro_dropout.comparison import compare as comparison
+from pyro_dropout.comparison import folder as folder_module
 from pyro_dropout.comparison.standard_models import GUIDES, kept, regression_model, wave_model
 from pyro_dropout.datasets.bundled import BUNDLED
+from pyro_dropout.training.checkpoints.folder_claim import claimed
 from tests.cli.command import FEW, contents, houses, run, table_of, trees, written
 
 
@@ -66,16 +69,24 @@ def open_group(path: Path, group: str) -> list[str]:
         return list(found.data_vars)
 
 
-def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(tmp_path: Path) -> None:
+OLD = ("comparison.json", "posteriors/low-rank.nc", "figures/bands.png", "report.html")
+
+
+@pytest.mark.parametrize("older", [{"files": OLD}, {"scores": {"low rank": {}}}], ids=["listed", "earlier version"])
+def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(
+    tmp_path: Path, older: dict[str, Any]
+) -> None:
     out = tmp_path / "out"
     data = tmp_path / "trees.parquet"
     lines = [line.split(",") for line in trees().splitlines()]
     columns = {name: [row[k] for row in lines[1:]] for k, name in enumerate(lines[0])}
     numbers = {name: [float(value) for value in columns[name]] for name in ("width", "age")}
     pyarrow.parquet.write_table(pyarrow.table({**numbers, "kind": columns["kind"]}), data)
-    for name in ("comparison.json", "posteriors/low-rank.nc", "figures/bands.png", "report.html", "mine.txt"):
+    for name in (*OLD, "mine.txt", "figures/mine.png"):
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("old")
+    (out / "comparison.json").write_text(json.dumps(older))
+    (out / ".lock").touch()  # of a comparison that was killed
     options = ["--guides", "dropout", "--seeds", 1, "--seed", 4, "--samples", 20, "--out", out, *FEW]
     done = run("compare", data, "--target", "kind", "--json", *options)
     assert done.exit_code == 0, done.stderr
@@ -86,10 +97,13 @@ def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(tm
     }  # fmt: skip
     assert "read as one of 3 classes" in found["about"]
     new = {name: what for name, what in contents(out).items() if what is not None}
-    assert new.pop("mine.txt") == b"old"  # what is not the comparison's stays
+    assert new.pop("mine.txt") == new.pop("figures/mine.png") == b"old"  # what is not the comparison's stays
+    assert f"an earlier comparison into {out} was killed; all guides are trained again" in " ".join(done.stderr.split())
+    assert json.loads(new["comparison.json"])["files"] == found["files"]
     assert sorted(new) == found["files"]
     assert "posteriors/dropout.nc" in new
     assert "posteriors/low-rank.nc" not in new
+    assert "figures/bands.png" not in new
     assert b"old" not in new.values()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "trees.parquet"]
 
@@ -162,3 +176,45 @@ def test_an_interrupted_comparison_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert done.exit_code == 130
     assert done.stderr == "pyro-dropout: interrupted; nothing was written.\n"
     assert contents(tmp_path) == {}
+
+
+def test_a_comparison_is_killed_while_it_replaces_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill between two moves the record says that the folder is unfinished, and the next one replaces it."""
+    listed = ["comparison.json", "posteriors/a.nc", "posteriors/b.nc", "report.html"]
+    for stop in range(2, 5):  # whole_file, which writes the record, renames as well
+        out = tmp_path / str(stop)
+        for name in ("posteriors/old.nc", *(f".unfinished/{name}" for name in listed[1:])):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            (out / name).write_text("x")
+        (out / "comparison.json").write_text(json.dumps({"files": ["posteriors/old.nc"]}))
+        left = iter(range(stop))
+        rename, replace = Path.replace, os.replace
+
+        def killed(call: Any, *paths: Any, left: Any = left) -> Any:
+            if next(left, None) is None:
+                raise SystemExit
+            return call(*paths)
+
+        monkeypatch.setattr(Path, "replace", lambda self, to, rename=rename: killed(rename, self, to))
+        monkeypatch.setattr(os, "replace", lambda self, to, replace=replace: killed(replace, self, to))
+        with pytest.raises(SystemExit):
+            folder_module._put(out, listed, {})
+        monkeypatch.undo()
+        assert json.loads((out / "comparison.json").read_text())["unfinished"]
+        with folder_module.claimed_folder(out):
+            assert not (out / ".unfinished").exists()
+            assert set(folder_module._older(out)) <= set(listed)
+
+
+def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
+    data = written(tmp_path, houses())
+    with claimed(tmp_path / "out", make=True):
+        done = run("compare", data, "--out", tmp_path / "out", *FEW)
+    assert (done.exit_code, "is in use: another process" in done.stderr) == (2, True)
+    (tmp_path / "far").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "comparison.json").write_text("{}")
+    (tmp_path / "out" / "figures").symlink_to(tmp_path / "far")
+    done = run("compare", data, "--out", tmp_path / "out", *FEW)
+    assert (done.exit_code, "figures' is a symbolic link" in done.stderr) == (2, True)
+    assert sorted(contents(tmp_path / "out")) == ["comparison.json", "figures"]

@@ -1,5 +1,6 @@
 """Mistakes on the command line: each is one line that names the thing, and nothing is written."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from pyro_dropout.cli.run_record import identity_of
 from tests.cli.command import contents, houses, run, trees, written
 
 NO_DEVICE = "--device must be a torch device that can be used here, such as 'cpu' or 'cuda'; got "
@@ -48,7 +50,13 @@ def spoiled(name: str, content: bytes) -> Callable[[Path], object]:
 
 
 def swapped(old: str, new: str) -> Callable[[Path], object]:
-    return lambda folder: (folder / "run.json").write_text((folder / "run.json").read_text("utf-8").replace(old, new))
+    """Edit the record, and give it the identity that it would have if it had been written so."""
+
+    def change(folder: Path) -> None:
+        record = json.loads((folder / "run.json").read_text("utf-8").replace(old, new))
+        (folder / "run.json").write_text(json.dumps(record | {"identity": identity_of(record)}), "utf-8")
+
+    return change
 
 
 def piped(path: Path) -> Path:
@@ -214,12 +222,35 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         of_run(swapped('"ranges": [', '"ranges": [[1], ')), "run.json is damaged: the range of an input, [1], is",
     ),
     "a record of another guide": (
-        of_run(swapped('"dropout-ensemble"', '"mean-field"')), "belongs to another model or guide",
+        of_run(swapped('"dropout-ensemble"', '"mean-field"')), "belongs to another run: its identity",
     ),
-    "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another model or guide"),
+    "a record of another width": (of_run(swapped('"width": 5', '"width": 6')), "belongs to another run: its"),
+    "absurd steps": (of_table(houses(), "--steps", 10**30), "'--steps': 1" + "0" * 30 + " is too large"),
+    "a table that is a pipe": (
+        lambda folder, fitted: ["fit", piped(folder / "p.csv"), "--out", folder / "run"], "p.csv' is a pipe; give",
+    ),
+    "a table that is a device": (
+        lambda folder, fitted: ["compare", "/dev/zero", "--out", folder / "out"], "'/dev/zero' is a device; give a CSV",
+    ),
+    "training data that are a pipe": (
+        lambda folder, fitted: ["resume", fitted / "houses", "--data", piped(folder / "p.csv")],
+        "p.csv' is a pipe; give its new path with --data",
+    ),
+    "a name that is not UTF-8": (
+        lambda folder, fitted: ["fit", folder / "a\udcff.csv", "--out", folder / "run"], "is not a path in UTF-8",
+    ),
+    "out that is not UTF-8": (
+        lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", folder / "a\udcff"], "is not a path in UTF-8",
+    ),
+    "predict over the record": (
+        lambda folder, fitted: [
+            "predict", fitted / "houses", fitted / "houses.csv", "--out", fitted / "houses" / "run.json",
+        ],
+        "is a file of the run and would be overwritten",
+    ),
     "a garbled posterior": (of_run(spoiled("posterior.safetensors", b"x" * 100)), "posterior.safetensors cannot be"),
     "data that moved": (of_run(swapped("houses.csv", "gone.csv"), "resume"), "gone.csv' does not exist; give its"),
-    "data that changed": (of_run(swapped('"sha256": "', '"sha256": "0'), "resume"), "houses.csv has changed since"),
+    "data that changed": (of_run(swapped("houses.csv", "trees.csv"), "resume"), "trees.csv has changed since"),
     "fewer steps": (
         lambda folder, fitted: ["resume", fitted / "houses", "--steps", 2], "'--steps': the run was planned for 3",
     ),

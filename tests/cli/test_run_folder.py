@@ -1,6 +1,9 @@
 """A run's folder: what is written is what is read, and what does not fit together is refused."""
 
+import contextlib
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,9 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.cli.run_folder import POSTERIOR, RECORD, Reading, Run, Training
+from pyro_dropout.cli.run_folder import RECORD, Reading, Run, Training
+from pyro_dropout.cli.run_record import identity_of
 from pyro_dropout.comparison.standard_models import GUIDES
-from pyro_dropout.training.checkpoints.posterior_file import save
 
 TRAINING = Training(3, 0.01, None, 5, False)
 
@@ -34,7 +37,7 @@ def test_a_trained_run_answers_as_before(tmp_path: Path, guide: str, target: str
     model, trained = run.build(data)
     pd.fit(model, trained, *data.train, steps=2, lr=0.1, compile=False, progress=False, seed=0)
     run.write(tmp_path)
-    save(tmp_path / POSTERIOR, model, trained)
+    run.save(tmp_path, model, trained, {})
     again = Run.read(tmp_path)
     assert again == run
     one, other = (
@@ -73,7 +76,11 @@ def test_a_posterior_of_another_run_is_refused(tmp_path: Path) -> None:
     run.write(tmp_path)
     with pytest.raises(pd.PyroDropoutError, match=r"unfinished run: there is no posterior.safetensors.*resume"):
         run.trained(tmp_path)
-    save(tmp_path / POSTERIOR, *planned(tmp_path, guide="mean-field")[0].build(data))
+    other = planned(tmp_path, guide="mean-field")[0]
+    other.save(tmp_path, *other.build(data), {})
+    with pytest.raises(pd.PyroDropoutError, match=r"posterior.safetensors belongs to another run: its identity"):
+        run.trained(tmp_path)
+    run.save(tmp_path, *other.build(data), {})  # with this run's identity
     with pytest.raises(pd.PyroDropoutError, match="belongs to another model or guide"):
         run.trained(tmp_path)
 
@@ -96,7 +103,7 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("where", "value", "message"),
     [
-        (["format"], 2, "has format 2; this version reads 1"),
+        (["format"], 3, "has format 3; this version reads 2"),
         (["format"], None, "'format' is missing or wrong"),
         (["data"], None, "'data' is missing"),
         (["data", "file"], 3, "'file' is missing or wrong"),
@@ -114,6 +121,19 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
         (["data", "separator"], ";", "'separator' is missing or wrong"),
         (["model", "guide"], "laplace", "'guide' is missing or wrong"),
         (["model", "width"], 0, "'width' is missing or wrong"),
+        (["model", "width"], 10**12, "'width' is missing or wrong"),
+        (["model", "members"], 0, "'members' is missing or wrong"),
+        (["data", "seed"], 2**70, "'seed' is missing or wrong"),
+        (["data", "file"], "a\0b", "'file' is missing or wrong"),
+        (["data", "file"], "a\ud800b", "it is not JSON"),
+        (["data", "held_back"], 1, "'held_back' is missing or wrong"),
+        (["data", "task"], ["auto"], "'task' is missing or wrong"),
+        (["training", "lr"], math.inf, "'lr' is missing or wrong"),
+        (["training", "batch_size"], 0, "'batch_size' is missing or wrong"),
+        (["training", "seed"], 2**70, "'seed' is missing or wrong"),
+        (["encoding", "classes"], "ab", "a list of categories is missing or wrong"),
+        (["encoding", "target"], 7, "the name of a column, 7, is missing or wrong"),
+        (["encoding", "target"], "size", "a column that occurs twice is missing or wrong"),
         (["model", "width"], True, "'width' is missing or wrong"),
         (["training", "steps"], "many", "'steps' is missing or wrong"),
         (["training"], [], "'training' is missing or wrong"),
@@ -131,6 +151,8 @@ def test_a_damaged_record_is_named(tmp_path: Path, where: list[str], value: Any,
         del place[where[-1]]
     else:
         place[where[-1]] = value
+    with contextlib.suppress(KeyError, AttributeError):
+        record["identity"] = identity_of(record)  # as if it had been written so
     path.write_text(json.dumps(record), "utf-8")
     with pytest.raises(pd.PyroDropoutError, match=message) as caught:
         Run.read(tmp_path)
@@ -142,6 +164,8 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     run, data = planned(tmp_path, "kind")
     run.write(tmp_path)
     record = json.loads((tmp_path / RECORD).read_text("utf-8"))
+    del record["identity"]
+    record["format"] = 1
     for key in ("decimal", "encoding", "separator"):
         del record["data"][key]
     for key in ("target_notation", "target_centre"):
@@ -149,8 +173,12 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     for column in record["encoding"]["inputs"]:
         del column["notation"], column["centre"]
     (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
-    assert Run.read(tmp_path) == run
+    old = replace(run, identity=None)
+    assert Run.read(tmp_path) == old
     assert torch.equal(Run.read(tmp_path).data().train[0], data.train[0])
+    old.save(tmp_path, *run.build(data), {})
+    with pytest.warns(UserWarning, match="written by an earlier version, which did not record that run.json and post"):
+        Run.read(tmp_path).trained(tmp_path)
     record["encoding"]["classes"] = ["0", "0.0", "1"]  # which were three classes then
     (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
     with pytest.raises(
@@ -164,12 +192,13 @@ def test_a_table_that_is_read_differently_now_is_not_resumed(tmp_path: Path) -> 
     run.write(tmp_path)
     record = json.loads((tmp_path / RECORD).read_text("utf-8"))
     record["encoding"]["inputs"][0]["centre"] = 2
+    record["identity"] = identity_of(record)
     (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
     with pytest.raises(pd.PyroDropoutError, match=r"table.csv is read differently by this version.*Fit a new run"):
         Run.read(tmp_path).data()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"9" * 5000])
 def test_what_is_no_json_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / RECORD).write_bytes(content)
     with pytest.raises(pd.PyroDropoutError, match=r"run.json is damaged: it is not JSON"):

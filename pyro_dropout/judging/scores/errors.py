@@ -43,4 +43,5 @@ def rmse(prediction: Prediction, y: Tensor) -> float:
 def accuracy(prediction: Prediction, y: Tensor) -> float:
     """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
     best = prediction.probs.argmax(-1) if prediction.one_of_several else prediction.probs > 0.5
-    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
+    y = y.reshape(best.shape).to(best.device)
+    return float((best == y.to(best.dtype))[prediction.counted(y)].double().mean())

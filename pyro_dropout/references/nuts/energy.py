@@ -20,6 +20,7 @@ from torch.distributions.utils import _sum_rightmost
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import check_whole, sample_sites, trace_of
+from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, Weights
@@ -53,6 +54,7 @@ class Energy:
         self._given = self._call = exact if has_gaussian_prior(call.model) else call
         self.model = self._call.model
         sites = self._sites()
+        check_no_noise(self.model, "this sampler")
         self._types = dict.fromkeys(sites, F64)
         self._transforms = {name: biject_to(site["fn"].support) for name, site in sites.items()}
         self._shapes = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}

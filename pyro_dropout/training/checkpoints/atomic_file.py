@@ -32,6 +32,15 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         _force(path.parent)
 
 
+def clear_unfinished(folder: Path, pattern: str) -> None:
+    """Remove the temporary files of ``whole_file`` for such names; a process that is killed while writing leaves one.
+
+    Only for a folder that no other process writes to.
+    """
+    for left in folder.glob(f".????????-{pattern}"):
+        left.unlink(missing_ok=True)
+
+
 def _mode(path: Path) -> int:
     """Return the permissions of the file that is replaced, or the default ones for a new file."""
     if path.exists():

@@ -19,6 +19,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
+from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 FORMAT = 1
 _KEY = "pyro_dropout"
@@ -101,10 +102,7 @@ def _as_path(path: object) -> Path:
 
 def _opened(path: Path) -> Any:
     """Open a file of tensors, whose header is not longer than the file and not absurd."""
-    if path.is_dir():
-        raise PyroDropoutError(f"{str(path)!r} is a folder; give the file that save wrote into it.")
-    if not path.is_file():
-        raise PyroDropoutError(f"there is no file {str(path)!r}.")
+    check_regular(path, "give a file that save wrote.")
     try:
         with path.open("rb") as raw:
             first = raw.read(8)

@@ -13,7 +13,9 @@ from torch import Tensor
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
+from pyro_dropout.training.checkpoints.regular_file import check_no_links
 from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_facts, read_tensors, write_tensors
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.runner import TrainingRun
@@ -32,6 +34,8 @@ class Checkpoint:
         every: steps between two checkpoints; None to go by time alone.
         seconds: time between two checkpoints, in seconds.
         keep: how many of the latest ones are kept.
+        run: what identifies the training, such as a hash of its settings; it is written into each checkpoint, and one
+            with another ``run`` is refused.
 
     Example:
         >>> import tempfile, torch, pyro_dropout as pd
@@ -55,6 +59,7 @@ class Checkpoint:
     every: int | None = None
     seconds: float = 60.0
     keep: int = 3
+    run: str | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None:
@@ -63,6 +68,8 @@ class Checkpoint:
         if not isinstance(self.folder, str | Path):
             raise PyroDropoutError(f"folder must be the path of a folder; got {self.folder!r}.")
         check_count("keep", self.keep)
+        if not isinstance(self.run, str | None):
+            raise PyroDropoutError(f"run must be text that identifies the training; got {self.run!r}.")
 
 
 def last_facts(folder: Path) -> tuple[Record, int]:
@@ -113,7 +120,8 @@ class Keeper:
     ) -> None:
         self.how = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint(checkpoint)
         self.folder = Path(self.how.folder)
-        self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts, watch
+        named = {} if self.how.run is None else {"run": self.how.run}
+        self.run, self.model, self.guide, self.facts, self.watch = run, model, guide, facts | named, watch
         self._time, self._group = time.monotonic(), group
         self._damaged: set[Path] = set()
         self.step = 0  # that of the last checkpoint on disk
@@ -122,6 +130,7 @@ class Keeper:
     def _make_folder(self) -> tuple[dict[str, Tensor], None]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            clear_unfinished(self.folder, "step-*.safetensors")
         except OSError as cause:
             reason = f"{str(self.folder)!r} cannot be one: {cause.strerror}"
             raise PyroDropoutError(f"checkpoint must be a folder; {reason}.") from None
@@ -201,7 +210,9 @@ class Keeper:
     def _files(self) -> list[tuple[int, Path]]:
         """Return the checkpoints in the folder with their steps, by age."""
         named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
-        return sorted((int(name[1]), path) for name, path in named if name)
+        found = sorted((int(name[1]), path) for name, path in named if name)
+        check_no_links(self.folder, *(path.name for _, path in found))
+        return found
 
     def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.turns import RUNNING
-from pyro_dropout.mathematics.checks import check_pairs, check_positive
+from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
@@ -138,7 +139,7 @@ class Fleet:
 
     def fit(
         self,
-        x: Tensor,
+        x: Any,
         y: Tensor,
         *,
         progress: bool = True,
@@ -152,7 +153,7 @@ class Fleet:
         counts such replicas, and ``history.diverged`` names them.
 
         Args:
-            x: inputs that all replicas draw from, (N, ...).
+            x: inputs that all replicas draw from, (N, ...), or a dict or a tuple of them.
             y: targets.
             progress: show a progress bar.
             checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call resumes from it.
@@ -178,7 +179,7 @@ class Fleet:
         return history
 
     def _train(
-        self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
+        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
     ) -> History:
         """Train all replicas in this process."""
         run = self.prepare(x, y, **options)
@@ -186,16 +187,18 @@ class Fleet:
         return loop(run, run.total, progress, keeper=keeper)
 
     def _train_apart(
-        self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
+        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
     ) -> History:
         """Train replicas r, r + R, r + 2R, ... on rank r of R; all ranks end with all replicas and their history."""
         if options.get("anchors") is not None:
             raise PyroDropoutError("anchored replicas are trained in one process; leave out anchors or distributed.")
         device = local_device(options.get("device"), self.place())
         group = join(device)
+        x = inputs_of(x)
         rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
         told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
-        data = {"x": digest(x), "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
+        parts = {name: digest(leaf) for name, leaf in named(x).items()}
+        data = {**parts, "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
         group.check_same({"the number of replicas": len(self), **told, **data, "checkpoint": str(checkpoint)})
         seed = group.seed(group.one_seed(options.get("seed")))
         own = list(range(group.rank, len(self), group.world))
@@ -214,7 +217,7 @@ class Fleet:
 
     def prepare(
         self,
-        x: Tensor,
+        x: Any,
         y: Tensor,
         *,
         indices: Tensor | None = None,
@@ -238,7 +241,7 @@ class Fleet:
         step sees what x and y hold when it is taken, so a learner may refill them in place between steps.
 
         Args:
-            x: inputs that all replicas draw from, (N, ...).
+            x: inputs that all replicas draw from, (N, ...), or a dict or a tuple of them.
             y: targets.
             indices: (E, n), the rows that each replica trains on; all rows by default. All replicas have n points.
             steps: how many steps ``fit`` takes; or give ``epochs``.
@@ -274,7 +277,13 @@ class Fleet:
         check_gradients(*self[0])
         check_compile(compile)
         check_duration(steps, epochs, batch_size)
+        x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
+        if takes_all(self[0][0]):
+            raise PyroDropoutError(
+                "a fleet draws weights for each data point, but this network takes all its points at once"
+                " (whole_batch=True). Train its replicas one by one with fit."
+            )
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
         check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
@@ -308,7 +317,7 @@ class Fleet:
         buffers, first = [*self.buffers(), *extras], [value[0] for value in values]
 
         def gradients(
-            values: list[Tensor], settings: list[Tensor], x: Tensor, y: Tensor, index: Tensor
+            values: list[Tensor], settings: list[Tensor], x: AnyInputs, y: Tensor, index: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
             here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
@@ -323,7 +332,7 @@ class Fleet:
         run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=compile)
         run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         run.facts = lambda: {
-            **{name: digest(tensor) for name, tensor in {"x": x, "y": y, "indices": rows, "lr": rate}.items()},
+            **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},
             "settings": [digest(buffer) for buffer in [*self.buffers(), *extras]],
             "replicas": len(self),
             "batch": batch,
@@ -351,7 +360,7 @@ class Fleet:
                 )
         return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
 
-    def rows(self, x: Tensor, indices: Tensor | None) -> Tensor:
+    def rows(self, x: AnyInputs, indices: Tensor | None) -> Tensor:
         """Return the rows of x that each replica sees, (E, n); raise if they are not valid."""
         if indices is None:
             return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()

@@ -20,8 +20,9 @@ from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Trace
-from pyro_dropout.training.loss.attempt import Attempt, is_traced, untraced
+from pyro_dropout.training.loss.attempt import Attempt, untraced
 from pyro_dropout.training.loss.operations import Args, Kwargs
 from pyro_dropout.training.loss.other_points import check_other_points
 from pyro_dropout.training.loss.particle import Particle

@@ -1,0 +1,117 @@
+"""An exclusive claim to a folder, so that two processes never write their results into one.
+
+The claim is a lock on the file ``.lock`` in the folder (``flock``; on Windows, ``msvcrt.locking``). The operating
+system releases it when its process ends, however it ends.
+"""
+
+import contextlib
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links
+
+LOCK = ".lock"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # of some network file systems
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, *, make: bool = False) -> Iterator[None]:
+    """Hold a folder exclusively; raise if another process holds it.
+
+    Args:
+        folder: the folder.
+        make: create it, with its parents, if it does not exist; those that are empty at the end are removed again.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from pyro_dropout.training.checkpoints.folder_claim import claimed
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> with claimed(folder):
+        ...     try:
+        ...         with claimed(folder):
+        ...             pass
+        ...     except ValueError as refused:
+        ...         print(str(refused).split(": ")[1])
+        another process is writing to it. Wait until it ends, or use another folder.
+    """
+    check_name(folder)
+    if folder.exists() and not folder.is_dir():
+        raise PyroDropoutError(f"{str(folder)!r} is a file; a folder is needed.")
+    check_no_links(folder, LOCK)
+    made = [each for each in (folder.absolute(), *folder.absolute().parents) if not each.exists()] if make else []
+    try:
+        try:
+            handle = _lock(folder, make)
+        except OSError as cause:
+            what = "written" if folder.is_dir() else "created"
+            raise PyroDropoutError(f"{str(folder)!r} cannot be {what}: {cause.strerror}.") from None
+        try:
+            yield
+        finally:
+            if sys.platform == "win32":  # which removes no open file
+                os.close(handle)
+            with contextlib.suppress(OSError):
+                (folder / LOCK).unlink(missing_ok=True)
+            if sys.platform != "win32":
+                os.close(handle)
+    finally:
+        for each in made:
+            with contextlib.suppress(OSError):  # no longer empty
+                each.rmdir()
+
+
+def _lock(folder: Path, make: bool) -> int:
+    """Return the open and locked file."""
+    while True:
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            if not make:
+                raise
+            continue  # the folder was removed by the process that had made it
+        try:
+            if not _locked(handle, folder):
+                raise PyroDropoutError(
+                    f"{str(folder)!r} is in use: another process is writing to it. Wait until it ends, or use another"
+                    " folder."
+                )
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK)):
+                    return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # it was removed by its owner before we got the lock
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _try(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _locked(handle: int, folder: Path) -> bool:
+    """Lock an open file and return whether that succeeded; where nothing can be locked, warn."""
+    try:
+        _try(handle)
+    except OSError as cause:
+        if cause.errno not in _NO_LOCKS:
+            return False
+        warnings.warn(
+            f"{folder} is on a file system without locks: make sure that no other process writes to it.", stacklevel=5
+        )
+    return True

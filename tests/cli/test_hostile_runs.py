@@ -1,0 +1,262 @@
+"""A run folder under hostile use: its files belong together, are its own, and are used by one process at a time."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import pyro_dropout as pd
+from pyro_dropout.cli.run_record import identity_of
+from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
+from tests.cli.command import FEW, contents, houses, run, trees, written
+
+PLAIN = ["--guide", "dropout", *FEW]
+
+
+@pytest.fixture(scope="module")
+def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs of equal shapes on different tables, and their tables; not to be written to."""
+    folder = tmp_path_factory.mktemp("twins")
+    tables = {"one": trees(), "two": trees().replace("width,age,kind", "age,width,kind")}
+    for name, text in tables.items():
+        done = run("fit", written(folder, text, f"{name}.csv"), "--out", folder / name, *PLAIN)
+        assert done.exit_code == 0, done.stderr
+    return folder
+
+
+def predicted(folder: Path, data: Path, *options: object) -> tuple[int, str]:
+    out = folder.parent / "predictions.csv"
+    done = run("predict", folder, data, "--out", out, "--samples", 5, "--quiet", *options)
+    assert (done.exit_code == 0) == out.exists()
+    return done.exit_code, " ".join(done.stderr.split())
+
+
+def edited(folder: Path, change: Callable[[dict], object], forge: bool = False) -> None:  # type: ignore[type-arg]
+    path = folder / "run.json"
+    record = json.loads(path.read_text("utf-8"))
+    change(record)
+    if forge:
+        record["identity"] = identity_of(record)
+    path.write_text(json.dumps(record), "utf-8")
+
+
+# --- one run, one identity --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["posterior.safetensors", "run.json", "checkpoints"])
+def test_files_of_two_runs_do_not_mix(twins: Path, tmp_path: Path, file: str) -> None:
+    mixed = tmp_path / "mixed"
+    shutil.copytree(twins / "one", mixed)
+    if file == "checkpoints":
+        shutil.rmtree(mixed / file)
+        shutil.copytree(twins / "two" / file, mixed / file)
+    else:
+        shutil.copy(twins / "two" / file, mixed / file)
+        code, said = predicted(mixed, twins / "one.csv")
+        assert (code, "belongs to another run: its identity is not that of run.json" in said) == (2, True)
+    before = contents(mixed)
+    done = run("resume", mixed, "--quiet")
+    assert (done.exit_code, "belongs to another run" in done.stderr) == (2, True)
+    assert contents(mixed) == before
+
+
+@pytest.mark.parametrize("forge", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record["encoding"]["classes"].reverse(),
+        lambda record: record["encoding"]["inputs"].reverse(),
+        lambda record: record["encoding"]["inputs"][0].update(centre=3),
+        lambda record: record["model"].update(width=10**9),
+        lambda record: record["data"].update(seed=1),
+    ],
+)
+def test_an_edited_record_is_refused(twins: Path, tmp_path: Path, change: Callable[..., object], forge: bool) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    edited(tmp_path / "run", change, forge)
+    expected = "belongs to another run" if forge else "has been edited since the run started"
+    code, said = predicted(tmp_path / "run", twins / "one.csv")
+    assert (code, expected in said) == (2, True)
+    done = run("resume", tmp_path / "run", "--quiet")
+    assert (done.exit_code, expected in " ".join(done.stderr.split())) == (2, True)
+
+
+def test_the_path_of_the_data_may_be_edited(twins: Path, tmp_path: Path) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    shutil.copy(twins / "one.csv", tmp_path / "moved.csv")
+    edited(tmp_path / "run", lambda record: record["data"].update(file=str(tmp_path / "moved.csv")))
+    assert predicted(tmp_path / "run", twins / "one.csv")[0] == 0
+    assert run("resume", tmp_path / "run", "--quiet").exit_code == 0
+    (tmp_path / "moved.csv").rename(tmp_path / "again.csv")
+    done = run("resume", tmp_path / "run", "--data", tmp_path / "again.csv", "--steps", 5, "--quiet")
+    assert done.exit_code == 0, done.stderr
+    (tmp_path / "predictions.csv").unlink()
+    assert predicted(tmp_path / "run", twins / "one.csv")[0] == 0
+
+
+def test_a_run_of_an_earlier_version_is_used_with_a_word_and_nothing_too_large_is_built(
+    twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def older(record: dict) -> None:  # type: ignore[type-arg]
+        record["format"] = 1
+        del record["identity"]
+
+    old = tmp_path / "run"
+    shutil.copytree(twins / "one", old)
+    edited(old, older)
+    assert "belongs to another run" in predicted(old, twins / "one.csv")[1]  # its posterior is not so old
+    monkeypatch.setattr("pyro_dropout.cli.run_record.identity_of", lambda record: None)
+    monkeypatch.setattr("pyro_dropout.cli.run_folder.identity_of", lambda record: None)
+    shutil.rmtree(old)
+    assert run("fit", twins / "one.csv", "--out", old, *PLAIN).exit_code == 0
+    edited(old, older)
+    monkeypatch.undo()
+    code, said = predicted(old, twins / "one.csv")
+    assert code == 0
+    assert "was written by an earlier version, which did not record that run.json and posterior.safetensors" in said
+    assert run("resume", old, "--steps", 4, "--quiet").exit_code == 0
+    edited(old, lambda record: record["model"].update(width=10**9))
+    (tmp_path / "predictions.csv").unlink()
+    code, said = predicted(old, twins / "one.csv")
+    assert (code, "it is too small for the 5000000000 weights" in said) == (2, True)
+
+
+# --- one process at a time --------------------------------------------------------------------------------------------
+
+
+def test_two_processes_do_not_write_into_one_folder(twins: Path, tmp_path: Path) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    before = contents(tmp_path / "run")
+    for command in (["resume", tmp_path / "run"], ["fit", twins / "two.csv", "--out", tmp_path / "new", *PLAIN]):
+        folder = tmp_path / ("run" if command[0] == "resume" else "new")
+        with claimed(folder, make=True):
+            done = run(*command)
+        assert (done.exit_code, "is in use: another process is writing to it" in done.stderr) == (2, True)
+    assert contents(tmp_path) == {"run": None} | {f"run/{name}": what for name, what in before.items()}
+
+
+def test_a_killed_process_holds_nothing(twins: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, pathlib; from pyro_dropout.training.checkpoints.folder_claim import claimed\n"
+        "with claimed(pathlib.Path(sys.argv[1]), make=True): print('held', flush=True); sys.stdin.read()"
+    )
+    out = tmp_path / "run"
+    command = [sys.executable, "-c", script, str(out)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        assert "is in use" in run("fit", twins / "one.csv", "--out", out, *PLAIN).stderr
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+    assert (out / LOCK).exists()
+    (out / ".abcd_123-run.json").write_text("{")  # as if it had been writing
+    done = run("fit", twins / "one.csv", "--out", out, *PLAIN)
+    assert done.exit_code == 0, done.stderr
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "posterior.safetensors", "run.json"]
+
+
+def test_ranks_share_one_claim(twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyro_dropout.cli.fit import _claimed
+
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    with claimed(tmp_path), _claimed(tmp_path):  # rank 0 holds it, and rank 1 goes on
+        pass
+
+
+def test_a_restart_by_torchrun_does_not_overwrite_another_run(
+    twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    before = contents(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    done = run("fit", twins / "two.csv", "--out", tmp_path / "run", *PLAIN)
+    assert (done.exit_code, "already holds a run" in done.stderr) == (2, True)
+    assert contents(tmp_path) == before
+    assert run("fit", twins / "one.csv", "--out", tmp_path / "run", *PLAIN).exit_code == 0
+
+
+# --- what is not ours -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_diverges_removes_only_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = written(tmp_path, houses()), tmp_path / "run"
+    train = pd.fit
+
+    def busy(*args: object, **options: object) -> object:
+        for name in ("notes.txt", "checkpoints/mine.txt", "mine/data.csv"):  # by others, during the training
+            (out / name).parent.mkdir(exist_ok=True)
+            (out / name).write_text("mine")
+        return train(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("pyro_dropout.training.fit.fit", busy)
+    assert run("fit", data, "--out", out, "--lr", 1e30, *PLAIN).exit_code == 1
+    assert {name for name, what in contents(out).items() if what} == {
+        "notes.txt",
+        "checkpoints/mine.txt",
+        "mine/data.csv",
+    }
+
+
+@pytest.mark.parametrize("name", ["run.json", "posterior.safetensors", "checkpoints", "checkpoints/step", LOCK])
+def test_links_in_a_run_are_refused(twins: Path, tmp_path: Path, name: str) -> None:
+    run_folder, far = tmp_path / "run", tmp_path / "far"
+    shutil.copytree(twins / "one", run_folder)
+    far.mkdir()
+    (run_folder / LOCK).touch()
+    (step,) = (run_folder / "checkpoints").iterdir()
+    link = step if name.endswith("step") else run_folder / name
+    link.rename(far / link.name)
+    link.symlink_to(far / link.name)
+    before = contents(far)
+    done = run("resume", run_folder, "--steps", 9, "--checkpoint-every", 1, "--quiet")
+    assert (done.exit_code, f"{link.name}' is a symbolic link" in done.stderr) == (2, True)
+    if name != LOCK:
+        code, said = predicted(run_folder, twins / "one.csv")
+        assert (code, "is a symbolic link" in said) == (2, True)
+    assert contents(far) == before
+
+
+def test_links_among_checkpoints_are_refused_in_python(tmp_path: Path) -> None:
+    import torch
+
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+    (tmp_path / "far").write_text("mine")
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / f"step-{4:012d}.safetensors").symlink_to(tmp_path / "far")
+    model = pd.BayesianNet(torch.nn.Linear(1, 1))
+    with pytest.raises(pd.PyroDropoutError, match="is a symbolic link"):
+        pd.fit(model, pd.AutoDropout(model), x, x, steps=4, compile=False, progress=False, checkpoint=tmp_path / "kept")
+    assert (tmp_path / "far").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["run.json", "posterior.safetensors", "checkpoints/step"])
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_only_regular_files_are_read(twins: Path, tmp_path: Path, name: str, kind: str) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    (step,) = (tmp_path / "run" / "checkpoints").iterdir()
+    path = step if name.endswith("step") else tmp_path / "run" / name
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    if path != step:
+        code, said = predicted(tmp_path / "run", twins / "one.csv")
+        assert (code, f"{path.name}' is a {kind}" in said) == (2, True)
+    done = run("resume", tmp_path / "run", "--quiet")
+    assert (done.exit_code, f"{path.name}' is a {kind}" in done.stderr) == (2, True)
+
+
+def test_a_plot_does_not_read_a_device(twins: Path, tmp_path: Path) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    edited(tmp_path / "run", lambda record: record["data"].update(file="/dev/zero"))
+    done = run(
+        "predict", tmp_path / "run", twins / "one.csv", "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png",
+        "--samples", 5, "--quiet",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.stderr
+    assert "/dev/zero is not a regular file, so the plot does not show the training data" in done.stdout
