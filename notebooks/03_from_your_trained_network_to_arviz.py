@@ -207,13 +207,24 @@ figure.suptitle("What the weights disagree on most (left four) and least (right 
 plt.show()
 
 # %% [markdown]
-# What `from_dropout` cannot read, it refuses by name: dropout that stands before no weight layer, a mask that two
-# layers share, a network that `torch.fx` cannot follow.
+# Dropout that is not on the rows of one weight, as behind the last layer, stays in the model: every pass draws it.
+# What `from_dropout` cannot keep as it is, it refuses by name: here, noise that a whole batch shares.
 
 # %%
+print(pd.from_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))[0].extra_repr())
+
+
+class BatchNoise(nn.Module):
+    """One number for all data points of a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x, scaled at random."""
+        return x * torch.rand(()) if self.training else x
+
+
 try:
-    pd.from_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))
+    pd.from_dropout(nn.Sequential(nn.Linear(2, 2), BatchNoise()), example=torch.ones(2, 2))
 except pd.PyroDropoutError as refusal:
     print(refusal)
 else:
-    raise AssertionError("dropout behind the last layer is no q(w)")
+    raise AssertionError("draws of one pass would not be independent")

@@ -13,9 +13,10 @@ from pyro import poutine
 from torch import Tensor
 from torch.nn import functional
 
+from pyro_dropout.generative.inputs import check_pairs
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.judging.decisions.rejection import check_vector
-from pyro_dropout.mathematics.checks import check_count, check_number, check_pairs
+from pyro_dropout.mathematics.checks import check_count, check_number
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
 from pyro_dropout.training.loss.per_example import per_example

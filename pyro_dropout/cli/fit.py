@@ -131,6 +131,7 @@ def _train(
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
     from pyro_dropout.cli.run_folder import CHECKPOINTS
+    from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
     from pyro_dropout.training.distributed.torchrun import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
@@ -145,7 +146,11 @@ def _train(
         scores = _scores(model, guide, data, run.training.seed)
     loss = float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
-    run.save(folder, model, guide, record)
+    try:
+        run.save(folder, model, guide, record)
+    except PyroDropoutError as cause:
+        advice = f"to continue from the last checkpoint: {PROGRAM} resume {folder}"
+        raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
     lines = [data.note, f"{run.guide}: {history.steps} steps, {ended}."]
@@ -173,7 +178,7 @@ def _scores(model: "PyroModel", guide: object, data: "Dataset", seed: int) -> di
         commonest = data.train[1].mode().values.to(y)
         plainly = float((y == commonest).double().mean())
         return {**scores, "accuracy": accuracy(found, y), "accuracy_of_commonest": plainly}
-    plainly = float((data.train[1].mean().to(y) - y).square().mean().sqrt())
+    plainly = float((data.train[1].mean().to(y) - y).double().square().mean().sqrt())
     return {**scores, "rmse": rmse(found, y), "rmse_of_mean": plainly, "coverage_95": coverage(found, y, 0.95)}
 
 

@@ -18,13 +18,13 @@ from pyro_dropout.comparison.model_source import source_of
 from pyro_dropout.comparison.scores import Exam, bounds_of
 from pyro_dropout.comparison.site_exam import SiteExam
 from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
-    check_finite,
-    check_pairs,
     check_positive,
     check_seed,
     describe,
@@ -35,10 +35,11 @@ from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.svi import Compile, check_compile
 
-Data = tuple[Tensor, Tensor]
+Data = tuple[AnyInputs, Tensor]
 MakeGuide = Callable[..., PyroModel]  # a function of the model
 
 
+@one_at_a_time
 def compare(
     model: object,
     guides: Mapping[str, MakeGuide] | Sequence[MakeGuide],
@@ -263,10 +264,9 @@ def _pair(name: str, model: Any, data: object) -> Data:
     """Return (x, y); raise before training if they are no such pair, or do not fit the network."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise ShapeError(f"{name} must be a pair of tensors (x, y); got {type(data).__name__}.")
-    x, y = data
+    x, y = inputs_of(data[0], f"{name}: x", takes_all(model)), data[1]
     check_pairs(name, x, y)
-    if x.is_floating_point():
-        check_finite(f"{name}: x", x)
+    check_inputs(x, f"{name}: x")
     with torch.no_grad(), poutine.block(), forked():
         try:
             f = model(x)

@@ -1,6 +1,6 @@
 """The figures of a comparison: bands along one input, calibration, rejection, and scores with their errors."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -76,7 +76,8 @@ def draw_band(ax: Axes, comparison: "Comparison", name: str) -> None:
     ax.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0, label="95 % of y")
     ax.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour, alpha=0.4, linewidth=0, label="mean ± 2 epistemic")
     ax.plot(x, mean, color=colour, linewidth=1.2, label="mean")
-    train, test = ([part.cpu().squeeze(-1) for part in pair] for pair in (comparison.train, comparison.test))
+    pairs = cast(list[tuple[Tensor, Tensor]], [comparison.train, comparison.test])  # a curve has one input
+    train, test = ([part.cpu().squeeze(-1) for part in pair] for pair in pairs)
     many = len(train[0]) + len(test[0]) > _MANY
     ax.plot(*train, ".", color="#444444", markersize=2.5, label="training", rasterized=many)
     ax.plot(

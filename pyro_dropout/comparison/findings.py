@@ -6,6 +6,7 @@ from pathlib import Path
 from torch import Tensor
 
 from pyro_dropout.comparison.columns import REFERENCE, Column, Score, best, columns
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
@@ -57,8 +58,8 @@ class Comparison:
     """
 
     rows: list[Row]
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    train: tuple[AnyInputs, Tensor]
+    test: tuple[AnyInputs, Tensor]
     settings: Record
     seconds: float
     call: ModelCall | None = None

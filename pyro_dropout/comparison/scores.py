@@ -7,6 +7,7 @@ from torch import Tensor
 
 from pyro_dropout import registry
 from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
 from pyro_dropout.judging.diagnostics.inference_data import khat
@@ -34,8 +35,8 @@ class Exam:
         seed: of the draws.
     """
 
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    train: tuple[AnyInputs, Tensor]
+    test: tuple[AnyInputs, Tensor]
     samples: int
     reference: Prediction | None = None
     seed: int = 0
@@ -45,7 +46,7 @@ class Exam:
         """The training data as arguments of a network."""
         return ModelCall(None, self.train)
 
-    def predict(self, model: PyroModel, posterior: object, x: Tensor) -> Prediction:
+    def predict(self, model: PyroModel, posterior: object, x: AnyInputs) -> Prediction:
         """Predict with shared draws (one function for all points), which every posterior supports."""
         found: Prediction = predict(
             model, posterior, x, samples=self.samples, shared=True, seed=self.seed, keep_samples=True
@@ -57,19 +58,24 @@ class Exam:
         x, y = self.test
         answer = self.predict(model, posterior, x)
         scores = held_out_scores(answer, y)
-        here = self._doubt(model, posterior, self.train[0])
-        scores["between"] = self._doubt(model, posterior, between(self.train[0])) / here
-        scores["outside"] = self._doubt(model, posterior, outside(self.train[0])) / here
+        given = self.train[0]
+        # Token ids, several inputs and graphs have no points between them.
+        if isinstance(given, Tensor) and given.is_floating_point() and not takes_all(model):
+            here = self._doubt(model, posterior, given)
+            scores["between"] = self._doubt(model, posterior, between(given)) / here
+            scores["outside"] = self._doubt(model, posterior, outside(given)) / here
         if is_normal(answer.target_distribution) or is_class(answer.target_distribution):
             scores |= distances(answer, self.reference)
         return scores, answer
 
     def curve(self, answer: Prediction, model: PyroModel, posterior: object) -> tuple[Tensor, ...] | None:
         """Return the bands along one input; None for several inputs or targets, or for classes."""
-        x = self.train[0]
+        x, test = self.train[0], self.test[0]
+        if not isinstance(x, Tensor) or not isinstance(test, Tensor) or not x.is_floating_point() or takes_all(model):
+            return None
         if x.dim() != 2 or not x.shape[1] == answer.mean.shape[1] == 1 or not is_normal(answer.target_distribution):
             return None
-        everything = torch.cat([x, self.test[0]])
+        everything = torch.cat([x, test])
         low, high = float(everything.min()), float(everything.max())
         margin = 0.12 * (high - low)
         grid = torch.linspace(low - margin, high + margin, _GRID, dtype=x.dtype).unsqueeze(-1)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor
 
+from pyro_dropout.generative.inputs import AnyInputs, X, copies
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
@@ -43,8 +44,8 @@ def sample_dimensions(batch: Size) -> Size:
 
 
 def one_for_each_point(
-    weights: Mapping[str, Tensor], dimensions: Mapping[str, int], x: Tensor
-) -> tuple[dict[str, Tensor], Tensor, Size]:
+    weights: Mapping[str, Tensor], dimensions: Mapping[str, int], x: X
+) -> tuple[dict[str, Tensor], X, Size]:
     """Return weights without sample dimensions, matching inputs, and the sample dimensions of the result.
 
     Where weights are drawn for each data point inside the layers, P draws become P copies of every data point. Other
@@ -67,7 +68,7 @@ def one_for_each_point(
             )
         single[site] = value[(0,) * len(batch)] if recipe is None else recipe.weight
     if particles.numel() > 1:
-        x = x.repeat(particles.numel(), *[1] * (x.dim() - 1))
+        x = copies(x, particles.numel())
     return single, x, particles
 
 
@@ -77,7 +78,7 @@ def other_count(count: int) -> int:
 
 
 def check_points_first(
-    run: Callable[[dict[str, Tensor], Tensor], object], weights: Mapping[str, Tensor], x: Tensor
+    run: Callable[[dict[str, Tensor], AnyInputs], object], weights: Mapping[str, Tensor], x: AnyInputs
 ) -> None:
     """Raise unless draws for each data point meet inputs with the data points first; ``run`` is the network.
 

@@ -78,6 +78,11 @@ def layout_of(layer: nn.Module, name: str, value: Tensor) -> Layout:
     return _out_in(layer, name, value)._replace(assumed=True)
 
 
+def is_known(layer: nn.Module) -> bool:
+    """Whether the layout of a layer's weights is known."""
+    return is_conv1d(layer) or isinstance(layer, tuple(_LAYOUTS))
+
+
 def is_conv1d(layer: nn.Module) -> bool:
     """Whether a layer is the Conv1D of the library transformers: a linear layer with its weight stored as (in, out)."""
     weight, width = getattr(layer, "weight", None), getattr(layer, "nf", None)

@@ -13,6 +13,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_dropout import protocols
+from pyro_dropout.generative.output_shape import OutputShape
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.mathematics.checks import check_count, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -32,6 +33,12 @@ class Likelihood(nn.Module):
         >>> isinstance(pd.Gaussian(tau=4.0), pd.Likelihood), pd.Gaussian(tau=4.0).distribution(torch.zeros(5, 1))
         (True, Independent(Normal(loc: torch.Size([5, 1]), scale: torch.Size([5, 1])), 1))
     """
+
+    shape: OutputShape | None = None  # of the network's output at one point, where it has more than one dimension
+
+    def flattened(self, f: Tensor) -> Tensor:
+        """Return the network's outputs as rows, (N, D); those of a shape of their own, (N, *dims), are flattened."""
+        return f if self.shape is None else self.shape.flat(f)
 
     @abstractmethod
     def distribution(self, f: Tensor) -> Distribution:

@@ -3,12 +3,14 @@
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from pyro_dropout.generative.likelihood import Likelihood, checked_numbers, likelihood_of
+from pyro_dropout.generative.output_shape import Dims, OutputShape
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.protocols import Distribution
 
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "likelihood_of"]
@@ -57,7 +59,7 @@ class Gaussian(Likelihood):
         except RuntimeError:
             allowed = f"one number, or one for each of the model's {f.shape[-1]} outputs"
             raise ShapeError(f"tau must be {allowed}; got shape {tuple(scale.shape)}.") from None
-        return dist.Normal(f, scale).to_event(1)
+        return Normal(f, scale).to_event(1)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it holds numbers, as many as ``f``."""
@@ -73,21 +75,40 @@ class Gaussian(Likelihood):
 
     def raw_likelihood(self, std: Tensor) -> Likelihood:
         """Return the likelihood of precision τ/σ_y²."""
-        return Gaussian.of_log((self.log_tau - 2 * std.to(self.log_tau).log()).detach())
+        log_tau = self.log_tau.detach().to(torch.float64)
+        return Gaussian.of_log(log_tau - 2 * std.to(log_tau).log())
 
 
 class HeteroscedasticGaussian(Likelihood):
     """Targets whose noise depends on the input: the network gives D means and then D log precisions.
+
+    Args:
+        dims: the shape of the network's output at one point if it is a sequence or a map, such as (T, 2·D) or
+            (2·D, H, W); one size may be None, if it differs from batch to batch. Targets have D in the place of 2·D;
+            if D is 1, they may be without it.
+        dim: which of ``dims`` holds the means and then the log precisions.
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> f = torch.tensor([[2.0, 0.0]])  # one point: mean 2, log precision 0
         >>> pd.HeteroscedasticGaussian().distribution(f).variance
         tensor([[1.]])
+        >>> depth = pd.HeteroscedasticGaussian(dims=(2, 8, 8), dim=0)
+        >>> depth.distribution(depth.flattened(torch.zeros(5, 2, 8, 8))).event_shape
+        torch.Size([1, 8, 8])
     """
+
+    def __init__(self, dims: Dims | None = None, dim: int = -1) -> None:
+        super().__init__()
+        self.shape = None if dims is None else OutputShape(dims, dim)
+        if self.shape is not None and self.shape.parts % 2:
+            raise ShapeError(f"dims must have an even size at dim, for means and log precisions; got {dims}.")
 
     def split(self, f: Tensor) -> tuple[Tensor, Tensor]:
         """Return the means and the log precisions in ``f``, (..., N, 2D)."""
+        if self.shape is not None:
+            mean, log_tau = self.shape.whole(f).chunk(2, dim=self.shape.from_end)
+            return mean, log_tau
         if f.shape[-1] % 2:
             raise ShapeError(f"the model must have 2·D outputs, means and log precisions; got {f.shape[-1]}.")
         mean, log_tau = f.chunk(2, dim=-1)
@@ -96,11 +117,20 @@ class HeteroscedasticGaussian(Likelihood):
     def distribution(self, f: Tensor) -> Distribution:
         """Return N(mean, 1/precision)."""
         mean, log_tau = self.split(f)
-        return dist.Normal(mean, torch.exp(-0.5 * log_tau)).to_event(1)
+        event = 1 if self.shape is None else len(self.shape.dims)
+        return Normal(mean, torch.exp(-0.5 * log_tau)).to_event(event)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""
-        return super().checked(self.split(f)[0], checked_numbers(y))
+        mean = self.split(f)[0]
+        if self.shape is None:
+            return super().checked(mean, checked_numbers(y))
+        wanted = mean.shape[f.dim() - 2 :]
+        if self.shape.parts == 2 and y.dim() == len(wanted) - 1:
+            y = y.unsqueeze(self.shape.from_end)
+        if y.shape != wanted or y.is_complex():
+            raise ShapeError(f"y must hold real numbers, shape {tuple(wanted)}; got {tuple(y.shape)}.")
+        return checked_numbers(y)
 
     def standardised_targets(self) -> bool:
         """Yes: means and log precisions are those of standardised targets."""
@@ -117,35 +147,75 @@ class HeteroscedasticGaussian(Likelihood):
 
 
 class _Classes(dist.Categorical):
-    """Pyro's Categorical, with a log density whose gradient scatters nothing: it fuses where it is compiled."""
+    """Pyro's Categorical, with a log density whose gradient scatters nothing: it fuses where it is compiled.
+
+    Targets with the value ``ignored`` have the log density 0: they are not data.
+    """
+
+    ignored: int | None = None
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of class indices, (*batch_shape)."""
+        if self.ignored is not None:
+            known = value != self.ignored
+            return torch.where(known, self._log_prob(torch.where(known, value, 0)), 0.0)
+        return self._log_prob(value)
+
+    def _log_prob(self, value: Tensor) -> Tensor:
         if value.shape != self.batch_shape or value.is_floating_point():
             found: Tensor = super().log_prob(value)  # type: ignore[no-untyped-call]
             return found
         logits = self.logits.reshape(-1, self.logits.shape[-1])
         return -F.nll_loss(logits, value.reshape(-1), reduction="none").reshape(value.shape)
 
+    def expand(self, batch_shape: Size | list[int] | tuple[int, ...], _instance: object = None) -> "_Classes":
+        """Return the same distribution in larger plates."""
+        made: _Classes = super().expand(batch_shape, _instance)  # type: ignore[no-untyped-call]
+        made.ignored = self.ignored
+        return made
+
 
 class Categorical(Likelihood):
     """One of C classes by the softmax of the outputs (eq. 5, Prop. 2); ``y`` holds class indices, (N,).
+
+    Args:
+        dims: the shape of the network's output at one point if every point has many targets, such as (T, C) for the
+            tokens of a text or (C, H, W) for a map of classes; one size may be None, if it differs from batch to batch.
+            ``y`` is then (N, T) or (N, H, W), and probabilities are (N, T, C) or (N, H, W, C).
+        dim: which of ``dims`` holds the classes.
+        ignore_index: a value of ``y`` that is not a class: such targets have no likelihood, and no score counts them.
 
     Example:
         >>> import torch, pyro_dropout as pd
         >>> pd.Categorical().distribution(torch.zeros(3, 4)).probs[0].tolist()
         [0.25, 0.25, 0.25, 0.25]
+        >>> tokens = pd.Categorical(dims=(None, 4), ignore_index=-100)
+        >>> p = tokens.distribution(tokens.flattened(torch.zeros(1, 3, 4)))  # a text of three tokens
+        >>> torch.allclose(p.log_prob(torch.tensor([[2, 0, -100]])).exp(), torch.tensor([0.25**2]))
+        True
     """
 
+    def __init__(self, dims: Dims | None = None, dim: int = -1, ignore_index: int | None = None) -> None:
+        super().__init__()
+        self.shape = None if dims is None else OutputShape(dims, dim)
+        if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
+            raise RangeError(f"ignore_index must be a whole number, such as -100, or None; got {ignore_index!r}.")
+        self.ignore_index = ignore_index
+
     def distribution(self, f: Tensor) -> Distribution:
-        """Return the softmax of ``f`` over its last dimension."""
-        return _Classes(logits=f, validate_args=False)
+        """Return the softmax of ``f`` over its classes."""
+        logits = f if self.shape is None else self.shape.whole(f).movedim(self.shape.from_end, -1)
+        classes = _Classes(logits=logits, validate_args=False)
+        classes.ignored = self.ignore_index
+        event = 0 if self.shape is None else len(self.shape.dims) - 1
+        return classes.to_event(event) if event else classes  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
-        """Return ``y`` if it is a vector of whole numbers."""
-        if y.shape != f.shape[-2:-1]:
-            wanted = tuple(f.shape[-2:-1])
-            raise ShapeError(f"y must hold one class index a point, shape {wanted}; got {tuple(y.shape)}.")
+        """Return ``y`` if it holds whole numbers, one for each position of each point."""
+        wanted = tuple(f.shape[-2:-1]) + (() if self.shape is None else self.shape.positions(f))
+        if y.shape != wanted:
+            where = "a point" if self.shape is None else "a position"
+            raise ShapeError(f"y must hold one class index {where}, shape {wanted}; got {tuple(y.shape)}.")
         if y.is_floating_point() or y.is_complex():
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
         return y.long()
@@ -156,9 +226,13 @@ class Categorical(Likelihood):
 
     def check_values(self, f: Tensor, y: Tensor) -> None:
         """Raise unless every target is the index of a class."""
-        low, high = int(y.min()), int(y.max())
-        if low < 0 or high >= f.shape[-1]:
-            raise RangeError(f"y must hold class indices from 0 to {f.shape[-1] - 1}; got {low} to {high}.")
+        classes = f.shape[-1] if self.shape is None else self.shape.parts
+        known = y if self.ignore_index is None else y[y != self.ignore_index]
+        if not known.numel():
+            raise RangeError(f"y must hold class indices, and not ignore_index={self.ignore_index} alone.")
+        low, high = int(known.min()), int(known.max())
+        if low < 0 or high >= classes:
+            raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
 
 
 class Bernoulli(Likelihood):

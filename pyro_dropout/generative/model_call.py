@@ -17,6 +17,7 @@ from pyro.poutine.messenger import _bound_partial, _context_wrap
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pyro_dropout.generative.inputs import inputs_of, takes_all
 from pyro_dropout.generative.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -124,7 +125,8 @@ class ModelCall:
         if len(given) != 2 or set(self.kwargs) - set(names):
             got = [*(type(arg).__name__ for arg in self.args), *(f"{name}=..." for name in self.kwargs)]
             raise PyroDropoutError(f"a network takes its data as (x, y); got ({', '.join(got)}).")
-        return replace(self, args=given, kwargs={})
+        x, y = given
+        return replace(self, args=(inputs_of(x, whole=takes_all(self.model)), y), kwargs={})
 
     # --- the data in it -----------------------------------------------------------------------------------------------
 
@@ -152,6 +154,10 @@ class ModelCall:
     def to(self, device: torch.device | str) -> "ModelCall":
         """Return the same call with every tensor on a device."""
         return self.mapped(lambda leaf: leaf.to(device))
+
+    def trainable(self) -> "ModelCall":
+        """Return the same call with copies of tensors that were made in ``torch.inference_mode()``."""
+        return self.mapped(lambda leaf: leaf.clone() if leaf.is_inference() else leaf)
 
     def at(self, index: Tensor | slice) -> "ModelCall":
         """Return the call with a mini-batch: these rows of every tensor that has N of them."""

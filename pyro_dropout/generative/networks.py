@@ -13,21 +13,30 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.stateless import _reparametrize_module
 
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
+from pyro_dropout.generative.frozen import freeze_all_but
+from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
 from pyro_dropout.generative.layers import written_out
+from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.outputs import Output, check_output, picked
+from pyro_dropout.generative.own_noise import kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
-from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
+# Of modules that draw noise, with inputs that may have to stay whole; None if it cannot tell.
+Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
 _SHOWN = 8  # the most names that a summary lists
+# Without a batching rule of their own.
+_LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
 _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
@@ -35,18 +44,26 @@ _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 class BayesianNet(nn.Module):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
-    Takes any module. Parameters that the prior hides (those of normalisation layers, by default) stay ordinary and are
+    Takes any module. Parameters that the prior hides (normalisation and positions, by default) stay ordinary and are
     trained too; frozen ones (``requires_grad=False``) are neither random nor trained. ``repr`` lists all three. Buffers
     and ``train()``/``eval()`` work as in the network itself. A parameter shared by several layers is one site. Leading
     sample dimensions of the weights give leading dimensions of the output, so particles and posterior samples can be
     vectorised.
 
     Args:
-        net: the network; it maps x of shape (N, ...) to (N, D).
+        net: the network; it maps x of shape (N, ...) to (N, D). If x is a dict of tensors, they are its keyword
+            arguments; if x is a tuple, its positional ones.
         prior: the prior over its parameters.
         likelihood: the distribution of the targets given the network's output.
         frozen_statistics: which normalisation layers use their running statistics in training mode too, and leave them
             as they are: True, those with frozen parameters; "all"; or False, none, as in torch.
+        output: which part of what the network returns is its outputs: a key of a dict, the name of an attribute, or the
+            index in a tuple. None: it returns one tensor.
+        whole_batch: whether the network needs all its points at once, because the output at one depends on the others,
+            as in a graph network. It then trains without mini-batches, all points share each draw, and predictions are
+            never divided between points.
+        only: the parameters that are random, by one or several patterns such as "classifier.*", as in a shell. All
+            others are frozen: ``requires_grad=False`` is set on them. What the prior hides is not random anyway.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -59,8 +76,6 @@ class BayesianNet(nn.Module):
         torch.Size([5, 1])
     """
 
-    on_first_data: Callable[[nn.Module, Tensor], None] | None = None  # a check of the network that needs data
-
     def __init__(
         self,
         net: nn.Module,
@@ -68,6 +83,9 @@ class BayesianNet(nn.Module):
         likelihood: Likelihood | None = None,
         *,
         frozen_statistics: FrozenStatistics = True,
+        output: Output = None,
+        whole_batch: bool = False,
+        only: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(net, nn.Module):
@@ -77,8 +95,15 @@ class BayesianNet(nn.Module):
         if likelihood is not None and not is_likelihood(likelihood):
             raise PyroDropoutError(f"likelihood must be {_A_LIKELIHOOD}; got {describe(likelihood)}.")
         check_choice("frozen_statistics", frozen_statistics, (True, False, "all"))
-        self.net = net
+        check_output(output)
+        check_flag("whole_batch", whole_batch)
+        if only is not None:
+            freeze_all_but(net, only)
+        self.net, self.output, self.whole_batch = net, output, whole_batch
         self._still = still_layers(net, frozen_statistics)
+        self._dropped: list[str] = []
+        self._noise: list[str] = []
+        self._search: Search | None = None
         self.prior = Prior() if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
@@ -118,16 +143,22 @@ class BayesianNet(nn.Module):
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],
             "running statistics that move in train()": self._moving(),
             "running statistics that stay": self._still,
+            "dropout of rows, in the guide": self._dropped,
+            "noise of the network's own, at every pass": self._noise,
         }
         return "\n".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
 
-    def evaluate(self, weights: Weights, x: Tensor) -> Tensor:
+    def evaluate(self, weights: Weights, x: Any) -> Tensor:
         """Run the network with the given weights, (*batch, ...), on x: (*batch without the data plate, N, D)."""
         self._check_sites(weights)
-        if self.on_first_data is not None and can_run(x):
-            self.on_first_data(self.net, x)
-            self.on_first_data = None
+        x = inputs_of(x, whole=self.whole_batch)
+        self.look_at(x)
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
+            if self.whole_batch:
+                raise NotFollowedError(
+                    "the network takes all its points at once (whole_batch=True), so they share each draw. Use shared"
+                    " draws: ELBO(per_example=False), predict(..., shared=True)."
+                )
             dimensions = {name: self._parameter(name).dim() for name in weights}
             weights, x, batch = one_for_each_point(weights, dimensions, x)
             f = self._run(weights, x)
@@ -142,7 +173,27 @@ class BayesianNet(nn.Module):
         batch = torch.broadcast_shapes(*batches)
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
-    def forward(self, x: Tensor, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
+    @property
+    def dropped(self) -> list[str]:
+        """The dropout layers of the network that ``from_dropout`` has moved into the guide."""
+        return list(self._dropped)
+
+    @property
+    def noise(self) -> list[str]:
+        """The modules that draw noise at every pass, whatever the mode; those that need data are found with it."""
+        return list(self._noise)
+
+    def keep_noise(self, noise: list[str], dropped: list[str], search: Search) -> None:
+        """Keep noise of the network's own: what is known of it, and a search for more that needs data."""
+        self._noise, self._dropped, self._search = noise, dropped, search
+
+    def look_at(self, x: AnyInputs) -> None:
+        """Find noise of the network's own, with the first data."""
+        if self._search is not None and can_run(x):
+            found = self._search(self.net, x, self.whole_batch)
+            self._noise, self._search = self._noise if found is None else found, None
+
+    def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
         tell_pyro(self, self.hidden_parameters())
         f = self.evaluate(self.sample_sites(), x)
@@ -160,24 +211,31 @@ class BayesianNet(nn.Module):
             if name not in self.sites:
                 raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
-    def _run(self, weights: Weights, x: Tensor) -> Tensor:
+    def _run(self, weights: Weights, x: AnyInputs) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
         try:
-            with written_out(self.net, weights), held_still(map(self.net.get_submodule, self._still)):
-                f = _call(self.net, weights, x)
+            still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
+            with kept_random(noisy), written_out(self.net, weights), held_still(still):
+                given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = _wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
+        f = picked(given, self.output)
+        if isinstance(f, Tensor) and isinstance(self.likelihood, OwnLikelihood):
+            f = self.likelihood.flattened(f)
         if not isinstance(f, Tensor) or f.dim() != 2:
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
-            raise ShapeError(f"net must map x of shape {tuple(x.shape)} to outputs (N, D); it gave {shape}.")
+            maps = isinstance(f, Tensor) and f.dim() > 2
+            advice = " For sequences and maps write Categorical(dims=...)." if maps else ""
+            raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.{advice}")
         return f
 
-    def _check_points_first(self, weights: Weights, x: Tensor) -> None:
+    def _check_points_first(self, weights: Weights, x: AnyInputs) -> None:
         """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
-        key = (x.shape[1:], self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
+        shapes = tuple(leaf.shape[1:] for leaf in leaves_of(x))
+        key = (shapes, self.net.training, *(drawn_per_data_point(value) is None for value in weights.values()))
         known = _CHECKED.setdefault(self, set())
         if key in known or not can_run(x):
             return
@@ -185,7 +243,7 @@ class BayesianNet(nn.Module):
             check_points_first(self._run, weights, x)
         known.add(key)
 
-    def _vectorised(self, weights: Weights, x: Tensor, batch: Size) -> Tensor:
+    def _vectorised(self, weights: Weights, x: AnyInputs, batch: Size) -> Tensor:
         """Run one copy of the network for each draw."""
         flat = {
             name: value.expand(batch + self._parameter(name).shape).flatten(0, len(batch) - 1)
@@ -204,31 +262,56 @@ class BayesianNet(nn.Module):
         return [path for path in with_statistics(self.net) if path not in self._still]
 
     def _needs_a_loop(self) -> bool:
-        """Whether a module of the network cannot run under vmap: recurrent kernels, and statistics updated in place."""
+        """Whether a module of the network cannot run under vmap, or updates its statistics or draws noise in place."""
         moving = self._moving()
         return any(
-            isinstance(module, nn.RNNBase | nn.RNNCellBase | nn.TransformerEncoderLayer | nn.MultiheadAttention)
+            isinstance(module, _LOOPED)
             or (path in moving and module.training)
+            or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
 
 
-def _call(net: nn.Module, weights: Weights, x: Tensor) -> object:
+def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
+    weights = _in_all_places(net, weights)
     if torch._C._get_tracing_state() is None:
-        return functional_call(net, weights, (x,))
-    with _reparametrize_module(net, weights, tie_weights=True):  # what functional_call does itself
-        return net(x)
+        args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
+        return functional_call(net, weights, args, kwargs, tie_weights=False)
+    with _reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
+        return call_net(net, x)
 
 
-def _wrong_with(x: object, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
-    """Return an error that says what is wrong with x; None if x is not at fault."""
+def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
+    """Return weights under the names of all parameters that share them.
+
+    torch's ``tie_weights`` would swap a module with two names twice, and leave the weights in place of its parameters.
+    """
+    names = {id(net.get_parameter(name)): name for name in weights}
+    places = (
+        (f"{path}.{own}" if path else own, names.get(id(value)))
+        for path, module in net.named_modules()
+        for own, value in module._parameters.items()
+    )
+    return {place: weights[name] for place, name in places if name is not None}
+
+
+def _shown(x: AnyInputs) -> object:
+    return tuple(x.shape) if isinstance(x, Tensor) else x
+
+
+def _wrong_with(x: AnyInputs, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
+    """Return an error that says what is wrong with x; None if x is not at fault, or it is not known which part is."""
     if not isinstance(x, Tensor):
-        return ShapeError(f"x must be a tensor, (N, ...); got {type(x).__name__}. Write torch.as_tensor(x).")
+        return None
     if x.layout is not torch.strided:
         return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
-    ours = next(iter(weights.values())).dtype
-    numbers = x.is_floating_point() or x.is_complex() or not any(isinstance(m, nn.Embedding) for m in net.modules())
+    ours = [*weights.values(), *net.parameters()][0].dtype
+    numbers = (
+        x.is_floating_point()
+        or x.is_complex()
+        or not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in net.modules())
+    )
     if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
         way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
         way += " or model.to(x)" if x.is_floating_point() else ""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
 from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Distribution, Message, Trace, Weights
 
@@ -118,6 +119,7 @@ class _AtDraw(ConditionMessenger):
             )
 
 
+@one_at_a_time
 def trace_of(call: ModelCall, draw: Weights | None = None) -> Trace:
     """Return the model's trace at a draw of its latent sites; outer handlers see its parameters."""
     model = call.model if draw is None else _AtDraw(draw)(call.model)

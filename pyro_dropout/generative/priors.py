@@ -7,20 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.by_name import check_named
+from pyro_dropout.generative.hidden import hidden_by_default
 from pyro_dropout.generative.layouts import layout_of
 from pyro_dropout.mathematics.checks import check_flag, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 
 # A number for all, a dict by site, or a function of the site's name.
 BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]
-
-NORMALISATION = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.LocalResponseNorm,
-    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
-)
 
 
 def by_site(name: str, value: "BySite | None", site: str, sites: list[str]) -> float | Tensor | None:
@@ -62,11 +55,6 @@ class Site:
     assumed: bool = False
 
 
-def in_normalisation(name: str, module: nn.Module) -> bool:
-    """Whether a parameter belongs to a normalisation layer; such parameters stay ordinary by default."""
-    return isinstance(module, NORMALISATION)
-
-
 class Prior:
     """Independent Gaussians over a network's parameters, with the paper's widths.
 
@@ -78,7 +66,8 @@ class Prior:
             or a function names gets N(0, l⁻²) whatever its depth.
         bias_length_scale: l' of the biases, given the same way.
         width_scaled: whether weight layers after the first are N(0, 1/fan_in).
-        hide: which parameters stay ordinary: a function of (name, module); by default, those of normalisation layers.
+        hide: which parameters stay ordinary: a function of (name, module) that replaces ``hidden_by_default``, which
+            leaves out normalisation layers, tables of positions and class tokens.
         include_frozen: whether parameters with ``requires_grad=False`` are random too. By default they stay as they
             are: ordinary and not trained, whatever ``hide`` says.
 
@@ -113,7 +102,7 @@ class Prior:
             )
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
         self.width_scaled, self.include_frozen = width_scaled, include_frozen
-        self.hide = in_normalisation if hide is None else hide
+        self.hide = hidden_by_default if hide is None else hide
 
     def __getstate__(self) -> dict[str, object]:
         check_named("Prior", length_scale=self.length_scale, bias_length_scale=self.bias_length_scale, hide=self.hide)

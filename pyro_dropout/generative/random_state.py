@@ -10,6 +10,8 @@ import torch
 from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
+from pyro_dropout.generative.turns import RUNNING
+
 
 class RandomState(NamedTuple):
     """The states of all generators."""
@@ -42,7 +44,7 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
-    """Restore the states of all generators on leaving the context.
+    """Restore the states of all generators on leaving the context; other threads that run models wait.
 
     Example:
         >>> import torch
@@ -52,11 +54,12 @@ def forked() -> Iterator[None]:
         >>> bool(torch.rand(()) == first)
         True
     """
-    state = random_state()
-    try:
-        yield
-    finally:
-        set_random_state(state)
+    with RUNNING:
+        state = random_state()
+        try:
+            yield
+        finally:
+            set_random_state(state)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,8 @@
 
 The first ``AutoMeanField`` of a process is "AutoMeanField" in the store, the second "AutoMeanField_1": one script finds
 what another has saved, and two guides never train each other's parameters. A value in the store that no model or guide
-of this process has registered was loaded, and takes precedence, as in Pyro.
+of this process has registered was loaded, and takes precedence, as in Pyro. What an owner has registered leaves the
+store when the owner is gone.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.errors import ShapeError
 
 # The parameters in the store that a model or guide of this process has registered.
@@ -23,6 +25,11 @@ _TOLD = WeakIdKeyDictionary()
 # The name of each owner, and the next number to try for each kind.
 _NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 _NEXT: dict[str, int] = {}
+# What each owner has registered, and what owners that are gone had registered and has not left the store yet.
+_HELD: "weakref.WeakKeyDictionary[nn.Module, Held]" = weakref.WeakKeyDictionary()
+_LEFT: "Held" = {}
+
+Held = dict[str, "weakref.ref[Tensor]"]  # by name in the store
 
 
 def store_name(owner: nn.Module, kind: str, parameters: Mapping[str, Tensor]) -> str:
@@ -60,6 +67,8 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
             _say_locally(f"{prefix}.{name}", value)
         return
     store = pyro.get_param_store()
+    if _LEFT:
+        _clear()
     for name, value in trained.items():
         full = f"{prefix}.{name}"
         present = store._params.get(full)
@@ -72,7 +81,43 @@ def tell_pyro(owner: nn.Module, parameters: Mapping[str, Tensor], kind: str = ""
             store._params[full] = value
             store._param_to_name[value] = full
             _TOLD[value] = True
+            _held_by(owner)[full] = weakref.ref(value)
         pyro.param(full)
+
+
+def _held_by(owner: nn.Module) -> Held:
+    """Return the record of what an owner has registered, which ends with the owner."""
+    if owner not in _HELD:
+        _HELD[owner] = held = Held()
+        weakref.finalize(owner, _let_go, held).atexit = False
+    return _HELD[owner]
+
+
+def _let_go(held: Held) -> None:
+    """Take what an owner had registered out of the store, now or, if a model is running, before the next one does."""
+    _LEFT.update(held)
+    if RUNNING.take_if_free():
+        try:
+            _clear()
+        finally:
+            RUNNING.give_back()
+
+
+def _clear() -> None:
+    """Take out of the store what owners had registered that are gone; what another has replaced stays.
+
+    A store that is set aside (``scope``) may still hold a value, which is then taken out later.
+    """
+    store = pyro.get_param_store()
+    for full, reference in list(_LEFT.items()):
+        value = reference()
+        if value is not None and store._params.get(full) is value:
+            del store._params[full], store._constraints[full]
+            if store._param_to_name.get(value) == full:
+                del store._param_to_name[value]
+        elif value is not None:
+            continue
+        _LEFT.pop(full, None)
 
 
 def forget(parameters: Iterable[Tensor]) -> None:

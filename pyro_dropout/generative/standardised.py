@@ -10,10 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihood import check_standardised, likelihood_of
-from pyro_dropout.mathematics.checks import check_finite
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.checks import check_finite, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
+
+_SMALLEST, _LARGEST = 1e-150, 1e150  # standard deviations whose squares float64 can hold
 
 
 class Standardised(nn.Module):
@@ -58,11 +61,9 @@ class Standardised(nn.Module):
         for name, value, scaled in (("x", x, True), ("y", y, self._scales_targets)):
             if scaled:
                 check_finite(name, value)
-            mean, std = (value.mean(0), value.std(0)) if scaled else (torch.zeros(()), torch.ones(()))
+            mean, std = _moments(name, value) if scaled else (torch.zeros(()), torch.ones(()))
             self.register_buffer(f"{name}_mean", mean)
-            # The spread of a constant column is rounding, not always zero; dividing by it would make noise of size one.
-            rounding = 8 * torch.finfo(mean.dtype).eps * mean.abs()
-            self.register_buffer(f"{name}_std", torch.where(std > rounding, std, 1.0))
+            self.register_buffer(f"{name}_std", std)
 
     def _check(self, x: object, y: object) -> None:
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
@@ -88,6 +89,11 @@ class Standardised(nn.Module):
         return raw
 
     # --- the network's interface for guides and predictions, passed on ------------------------------------------------
+
+    @property
+    def whole_batch(self) -> bool:
+        """Whether the network needs all its points at once."""
+        return takes_all(self.model)
 
     @property
     def sites(self) -> Mapping[str, object]:
@@ -135,8 +141,32 @@ class Standardised(nn.Module):
         return self.raw(self.model(self.standard_x(x), observed, num_data))
 
 
+def _moments(name: str, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean and the standard deviation of each column, 1 for a constant one.
+
+    Distances are squared in units of the largest: float32 cannot hold the squares of 1e-27 or 1e22.
+    """
+    mean = value.mean(0, dtype=torch.float64).to(value)
+    apart = value - mean
+    unit = apart.abs().amax(0)
+    std = unit * torch.nan_to_num(apart / unit).std(0)
+    # The spread of a constant column is rounding, not always zero; dividing by it would make noise of size one.
+    limits = torch.finfo(value.dtype)
+    spread = std[std > 8 * limits.eps * mean.abs()]
+    low, high = max(1e3 * limits.tiny, _SMALLEST), min(1e-3 * limits.max, _LARGEST)
+    if limits.bits >= 32 and not bool(((spread > low) & (spread < high)).all()):
+        raise RangeError(
+            f"{name} must spread over more than {low:.0e} and less than {high:.0e}, which {value.dtype} can compute"
+            f" with; got a standard deviation of {describe(spread)}. Give it in another unit"
+            + (", or in float64." if limits.bits == 32 else ".")
+        )
+    return mean, torch.where(std > 8 * limits.eps * mean.abs(), std, 1.0)
+
+
 def _check_alike(name: str, value: Tensor, mean: Tensor) -> None:
     """Raise unless points have the shape of the standardised data; a single column would be broadcast to all."""
+    if not isinstance(value, Tensor):
+        raise ShapeError(f"{name} of a Standardised model must be one tensor; got {type(value).__name__}.")
     if value.shape[1:] != mean.shape:
         raise ShapeError(
             f"{name} must have shape (N, {', '.join(map(str, mean.shape))}), as in the data that the model was"

@@ -4,18 +4,20 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.turns import RUNNING
 
 
 @contextlib.contextmanager
 def quietly(*roots: object) -> Iterator[None]:
     """Restore random states and the buffers of ``roots`` on leaving the context."""
     buffers = [buffer for module in modules_of(*roots) for buffer in module._buffers.values() if buffer is not None]
-    kept = [buffer.detach().clone() for buffer in buffers]
     with forked():
+        kept = [buffer.detach().clone() for buffer in buffers]
         try:
             yield
         finally:
@@ -31,8 +33,8 @@ def aside(*roots: object) -> Iterator[None]:
     No gradients are recorded, and random states are restored.
     """
     holders = [module._buffers for module in modules_of(*roots)]
-    kept = [dict(holder) for holder in holders]
     with forked(), torch.no_grad():
+        kept = [dict(holder) for holder in holders]
         try:
             for holder in holders:
                 holder.update({key: None if value is None else value.clone() for key, value in holder.items()})
@@ -46,22 +48,22 @@ def aside(*roots: object) -> Iterator[None]:
 def evaluating(*roots: object) -> Iterator[None]:
     """Within this context networks are in evaluation mode and record no gradients."""
     modules = list(modules_of(*roots))
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
-        with torch.no_grad():
+    with RUNNING, torch.no_grad():
+        modes = [module.training for module in modules]
+        try:
+            for module in modules:
+                module.training = False
             yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode
+        finally:
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
 
 
 def can_run(x: object) -> bool:
     """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
     recorded = _get_current_dispatch_mode_stack() or torch._C._get_tracing_state() is not None
     mapped = torch._C._functorch.peek_interpreter_stack() is not None
-    return isinstance(x, Tensor) and not recorded and not mapped and not torch.compiler.is_compiling()
+    return isinstance(x, AnyInputs) and not recorded and not mapped and not torch.compiler.is_compiling()
 
 
 def modules_of(*roots: object) -> Iterator[nn.Module]:

@@ -23,6 +23,7 @@ from torch.distributions import register_kl
 
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.guides.pyro_distribution import pyro_distribution
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
@@ -246,14 +247,14 @@ class SiteGuide(Marginals):
         return [pyro_distribution(self.weight_distribution(site.element(), part)) for part in parts], index.shape
 
     def _made(self, site: GuideSite, state: State) -> Distribution:
-        if site.kind == "weight":
-            return pyro_distribution(self.weight_distribution(site, state))
-        if site.kind == "bias":
-            return pyro_distribution(self.bias_distribution(site, state))
+        if site.kind in ("weight", "bias"):
+            make = self.weight_distribution if site.kind == "weight" else self.bias_distribution
+            return pyro_distribution(make(site, state))
         return self._simple_distribution(site, state)
 
     # --- reading the model --------------------------------------------------------------------------------------------
 
+    @one_at_a_time
     def _setup_prototype(self, *args: object, **kwargs: object) -> None:
         start = InitMessenger(first_value(self.init_loc_fn))
         if not args and not kwargs and hasattr(self.model, "sample_sites"):

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import TransformedDistribution
 
 from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count, check_level
@@ -59,6 +60,7 @@ class Marginals(AutoGuide):
         self._tell()
         return list(self._sites.values())
 
+    @one_at_a_time
     def posterior(self, name: str) -> Distribution:
         """Return the posterior distribution of one site."""
         sites = {site.name: site for site in self._known()}
@@ -71,11 +73,13 @@ class Marginals(AutoGuide):
             return dist.Delta(site.image(q.v), event_dim=site.event_dim)
         return TransformedDistribution(q, [site.transform])
 
+    @one_at_a_time
     def mean(self) -> dict[str, Tensor]:
         """Return E[w] of every site; of a constrained site, the image of the mean in unconstrained space."""
         with torch.no_grad():
             return {site.name: site.image(self._marginal(site).mean.clone()) for site in self._known()}
 
+    @one_at_a_time
     def sample_weights(self, n: int) -> dict[str, Tensor]:
         """Draw ``n`` times from the posterior: {name: (n, ...)}."""
         check_count("n", n)
@@ -88,6 +92,7 @@ class Marginals(AutoGuide):
         """Return the posterior median of every element of every site."""
         return {name: values[0] for name, values in self.quantiles([0.5], *args, **kwargs).items()}
 
+    @one_at_a_time
     def quantiles(self, quantiles: Sequence[float] | Tensor, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return quantiles of every element of every site: {name: (len(quantiles), ...)}."""
         levels = [float(level) for level in quantiles]

@@ -16,6 +16,7 @@ from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.registration import forget, tell_pyro
+from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.member_starts import Make, Start, all_equal, at_anchors, check_alike, started
 from pyro_dropout.guides.points import Points
@@ -183,14 +184,15 @@ class StackedMembers(nn.Module):
             for key, value in holder.items()
             if value is not None
         ]
-        kept = [holder[key] for holder, key, _ in places]
-        try:
-            for holder, key, value in places:
-                holder[key] = value.detach()[row] if detached else value[row]
-            yield template
-        finally:
-            for (holder, key, _), value in zip(places, kept, strict=True):
-                holder[key] = value
+        with RUNNING:
+            kept = [holder[key] for holder, key, _ in places]
+            try:
+                for holder, key, value in places:
+                    holder[key] = value.detach()[row] if detached else value[row]
+                yield template
+            finally:
+                for (holder, key, _), value in zip(places, kept, strict=True):
+                    holder[key] = value
 
     def part(self, rows: slice, copied: bool = True) -> Self:
         """Return an ensemble of some of the rows: with copies of their tensors, or with the same memory."""

@@ -89,17 +89,6 @@ def check_finite(name: str, value: object) -> None:
         raise RangeError(f"{name} must be finite; got {describe(value)}.")
 
 
-def check_pairs(name: str, x: object, y: object) -> None:
-    """Raise unless inputs and targets are dense tensors with the same number of points, at least one."""
-    n, m = (len(part) if isinstance(part, Tensor) and part.dim() else None for part in (x, y))
-    if n != m or not n:
-        got = [type(part).__name__ if size is None else f"{size} points" for part, size in ((x, n), (y, m))]
-        allowed = "tensors with the same number of points, at least one"
-        raise ShapeError(f"{name} must be {allowed}; got {got[0]} and {got[1]}.")
-    for part, value in (("x", x), ("y", y)):
-        check_dense(part if name == "x and y" else f"{name}: {part}", value)
-
-
 def check_flag(name: str, value: object) -> None:
     """Raise unless ``value`` is True or False: any other value would silently be read as one of them."""
     if not isinstance(value, bool):

@@ -18,8 +18,9 @@ from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture, apart
 from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.whole_sums import is_traced, sum_of_squares, width_sums
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 _METHODS = ("large_k", "exact", "monte_carlo")
@@ -50,6 +51,8 @@ def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[T
     """
     loc, log_prior = _prior(q, p)
     precision = torch.exp(-2 * log_prior)
+    if whole and _sums_apart(q, loc, precision):
+        return _whole_kl(q, log_prior, precision)
     sizes = (q.rows, q.rest) if whole else (1, q.rest)
     half_log_det = _half_log_det(q, sizes)
     # The normaliser of the prior is part of ½(l²σ² - log l²σ² - 1); with σ = 0 it goes too, unless l is being learned.
@@ -70,6 +73,38 @@ def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[T
         terms += [functools.reduce(torch.add, dense)] if dense else []
         quadratic = functools.reduce(torch.add, [_weighted(precision, each, sizes) for each in terms])
         found.append(0.5 * quadratic + normaliser - half_log_det[min(label, len(half_log_det) - 1)])
+    return found
+
+
+def _sums_apart(q: RowMixture, loc: Tensor, precision: Tensor) -> bool:
+    """Whether ``_whole_kl`` applies: an eager step on a CPU, and one prior N(0, l⁻²) for all weights."""
+    if q.like.device.type != "cpu" or is_traced() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    by_weight = (q.noiseless and not q.factor_columns()) or (
+        not q.singular and compact(q.scale[0]).shape == q.scale.shape[1:]
+    )
+    return by_weight and precision.numel() == loc.numel() == 1 and bool(loc == 0)
+
+
+def _whole_kl(q: RowMixture, log_prior: Tensor, precision: Tensor) -> list[Tensor]:
+    """Return KL(N_l‖p) of every component, summed over rows, through sums that keep nothing for their gradients."""
+    number = q.rows * q.rest
+    widths = [] if q.noiseless else [width_sums(each) for each in apart(q.scale)]
+    columns = [] if q.noiseless else q.factor_columns()
+    log_dets = q.low_rank_log_det() if columns else None
+    normaliser = 0.0 if q.noiseless and not log_prior.requires_grad else number * log_prior.reshape(1)
+    found = []
+    for label, mean in enumerate(q.means):
+        squares = q.like.new_zeros(()) if mean is None else sum_of_squares(mean)
+        half_log_det: Tensor | float = 0.0
+        if widths:
+            added, logs = widths[min(label, len(widths) - 1)]
+            squares, half_log_det = squares + added, logs + 0.5 * number
+        for column in columns:
+            squares = squares + sum_of_squares(column[min(label, len(column) - 1)])
+        if log_dets is not None:
+            half_log_det = half_log_det + 0.5 * log_dets[min(label, len(log_dets) - 1)].sum()
+        found.append(0.5 * precision.reshape(1) * squares + normaliser - half_log_det)
     return found
 
 

@@ -28,6 +28,7 @@ class LowRankNormal(RowMixture):
     ) -> None:
         self.directions = directions
         self._spread: Tensor | None = None
+        self._columns: list[tuple[Tensor, ...]] | None = None
         self._build([loc], scale, torch.ones(1, dtype=loc.dtype, device=loc.device), "all", None, False)
 
     @property
@@ -36,6 +37,13 @@ class LowRankNormal(RowMixture):
         if self._spread is None:
             self._spread = (self.directions * self.scale.reshape(-1, 1))[None, None]
         return self._spread
+
+    def factor_columns(self) -> list[tuple[Tensor, ...]]:
+        """Return the R columns of V, each (1, K) and contiguous, without V itself."""
+        if self._columns is None:
+            scale = self.scale.reshape(-1)
+            self._columns = [((scale * column).unsqueeze(0),) for column in self.directions.unbind(-1)]
+        return self._columns
 
     def factor_variance(self) -> Tensor:
         """Return σ²·ΣA², what A adds to the variance of each weight, (1, 1, K)."""

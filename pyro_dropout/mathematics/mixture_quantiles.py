@@ -11,7 +11,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 
 _F64 = torch.float64
-_THINNEST = torch.finfo(torch.float32).tiny  # stands for a width of zero, which would give NaN
+_THINNEST = 1e-150  # stands for a width of zero, which would give NaN
 
 
 def _average(values: Tensor, probs: Tensor | None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.no_density import MARK
-from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
+from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
 
 POINTS_FIRST = (
     "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared draws"
@@ -118,8 +118,8 @@ class PerDataPoint:
             for label, mean in enumerate(q.means)
             if mean is not None
         ]
-        if self._coefficients is not None and q.cov_factor is not None:
-            parts += self._low_rank(x, layer, self._coefficients, q.cov_factor)
+        if self._coefficients is not None:
+            parts += self._low_rank(x, layer, self._coefficients)
         if not q.noiseless:
             parts.append(self._gaussian(x, layer))
         return _total(parts)
@@ -132,12 +132,12 @@ class PerDataPoint:
             return layer.by_input(x, matrix, rows)
         return layer.scale_out(layer.op(x, matrix), rows)  # rows are output units, or all weights are one row
 
-    def _low_rank(self, x: Tensor, layer: "Layer", eta: Tensor, cov_factor: Tensor) -> list[Tensor]:
+    def _low_rank(self, x: Tensor, layer: "Layer", eta: Tensor) -> list[Tensor]:
         """Return the products with V_r∘η_r: R of them, or L·R where each component has its own factor."""
         parts = []
-        for r in range(cov_factor.shape[-1]):
-            for label, factor in enumerate(cov_factor[..., r].unbind()):
-                rows = eta[..., r] * self.masks[label] if len(cov_factor) > 1 else eta[..., r]
+        for r, column in enumerate(self.q.factor_columns()):
+            for label, factor in enumerate(column):
+                rows = eta[..., r] * self.masks[label] if len(column) > 1 else eta[..., r]
                 parts.append(self._part(x, layer, self.q.from_rows(factor), rows))
         return parts
 
@@ -145,7 +145,7 @@ class PerDataPoint:
         """Return a draw of the product with σ∘ε."""
         q = self.q
         # A low-rank part with a coefficient for each weight is independent noise too.
-        variances = (q.component_variance() if q.row_dim is None else q.scale.square()).unbind()
+        variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
         masks = self.masks if len(variances) > 1 else [None]
         if not layer.positions and not self.reused:
             self._uses += 1

@@ -64,7 +64,7 @@ class RowMixture(Scored):
             check_finite("locs", locs)
         if not locs.dim() or not len(locs):
             raise ShapeError(f"locs must hold a mean for each component, (L, *shape); got {tuple(locs.shape)}.")
-        self._build(list(locs.unbind(0)), scale, probs, row_dim, cov_factor, validate_args is not False)
+        self._build(list(apart(locs)), scale, probs, row_dim, cov_factor, validate_args is not False)
 
     def _build(
         self,
@@ -114,6 +114,8 @@ class RowMixture(Scored):
             check_non_negative("scale", scale)
         given = scale.to(self.like) if isinstance(scale, Tensor) else self.like.new_full((), scale)
         shape = self.like.shape
+        if given.shape == shape:
+            return given.unsqueeze(0)
         shared = given.dim() <= len(shape) or given.shape[0] == 1
         try:
             return given.expand(1 if shared else self.components, *shape)
@@ -150,6 +152,10 @@ class RowMixture(Scored):
     def cov_factor(self) -> Tensor | None:
         """V, (1 or L, rows, rest, R), which adds V Vᵀ to each row's covariance; None where it is diagonal."""
         return self._cov_factor
+
+    def factor_columns(self) -> list[tuple[Tensor, ...]]:
+        """Return the R columns of V, each as one or L tensors of shape (rows, rest); none where there is no V."""
+        return [] if self.cov_factor is None else [apart(column) for column in self.cov_factor.unbind(-1)]
 
     def factor_variance(self) -> Tensor | None:
         """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
@@ -359,6 +365,11 @@ class RowMixture(Scored):
             f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, components={self.components},"
             f" row_dim={self.row_dim}{rank}, singular={self.singular})"
         )
+
+
+def apart(stacked: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors along the first dimension; the gradient of a single one is a view, and not a copy."""
+    return (stacked.squeeze(0),) if len(stacked) == 1 else stacked.unbind(0)
 
 
 def _component(factor: Factor | None, label: int) -> Factor | None:

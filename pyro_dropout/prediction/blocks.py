@@ -17,20 +17,24 @@ from pyro import poutine
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
+from pyro_dropout.prediction.forward_memory import bytes_per_row
 from pyro_dropout.prediction.snapshot import fingerprint
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
 from pyro_dropout.training.compile.program import Program
-from pyro_dropout.training.out_of_memory import unless_out_of_memory
+from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
 
 Result = TypeVar("Result")
 Reduce = Callable[..., Result]  # outputs (T, N, D) of a block, and what belongs to its N points -> its result
 
 _CPU_ROWS = 8192  # more rows do not make a row faster
+_CPU_BYTES = 2**30  # of the largest tensor in a forward pass; a pass holds a few of them
 _CUDA_ROWS = 2**20
 _TRIAL_ROWS = 1024
 
@@ -43,11 +47,13 @@ class Block:
         drawn: the draws whose weights are made together.
         draws: those of them that this block runs.
         points: the data points, or the replicas.
+        whole: whether its points stay together.
     """
 
     drawn: slice
     draws: slice
     points: slice
+    whole: bool = False
 
     @property
     def count(self) -> int:
@@ -59,14 +65,19 @@ class Block:
         """How many pairs of a draw and a point it has."""
         return self.count * int(self.points.stop - self.points.start)
 
+    @property
+    def smallest(self) -> bool:
+        """Whether it cannot be divided."""
+        return self.rows == 1 or (self.whole and self.count == 1)
+
     def within(self, rows: int) -> Iterator["Block"]:
-        """Yield the block in parts of at most ``rows`` rows, or of one row: draws are split first, then points."""
-        if self.rows <= max(1, rows):
+        """Yield the block in parts of at most ``rows`` rows, if it can be: draws are divided first, then points."""
+        if self.rows <= max(1, rows) or self.smallest:
             yield self
             return
         for half in _halves(self.draws) if self.count > 1 else _halves(self.points):
             parts = (half, self.points) if self.count > 1 else (self.draws, half)
-            yield from Block(self.drawn, *parts).within(rows)
+            yield from Block(self.drawn, *parts, self.whole).within(rows)
 
 
 Receive = Callable[[Block, Result], None]
@@ -91,8 +102,8 @@ def run_blocks(
         block = todo.popleft()
         prepare(block)
         before = random_state()
-        # A single row cannot be halved, so torch's error is raised.
-        result = run(block) if block.rows == 1 else unless_out_of_memory(functools.partial(run, block))
+        # The smallest block cannot be halved, so torch's error is raised.
+        result = run(block) if block.smallest else unless_out_of_memory(functools.partial(run, block))
         if result is None:
             set_random_state(before)
             # What did not fit once will not fit later: the remaining blocks are split too.
@@ -113,22 +124,36 @@ class Walk:
         chunk: rows of one forward pass; by default what fits.
         seed: for the random numbers; without one they come from torch's generators in their current state.
         compile: whether a block is compiled.
+        together: draws whose weights are made together; by default what fits.
+
+    Attributes:
+        together: the same.
     """
 
     def __init__(
-        self, weights: WeightDraws, x: Tensor, samples: int, *, chunk: int | None, seed: int | None, compile: bool
+        self,
+        weights: WeightDraws,
+        x: AnyInputs,
+        samples: int,
+        *,
+        chunk: int | None,
+        seed: int | None,
+        compile: bool,
+        together: int | None = None,
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
         self._start: RandomState | None = None
         self._print: list[object] | None = None
         self._programs: dict[Hashable, Program] = {}
+        whole = takes_all(weights.model)
+        self._some = x if whole else x[:1]
         with self._trial():
-            self.like = self.weights.one(x[:1])
-            most = weights.most(samples, x[:1])
-            rows = chunk or (self._rows_that_fit() if x.is_cuda else _CPU_ROWS)
-        points = _even(len(x), rows)
-        draws = _even(samples, min(most, max(1, rows // points)))
-        self._blocks = [Block(drawn, drawn, p) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
+            self.like = self.weights.one(self._some)
+            most = weights.most(samples, self._some)
+            rows = chunk or (self._rows_that_fit() if x.is_cuda else self._rows_on_cpu())
+        points = len(x) if whole else _even(len(x), max(1, rows // (together or 1)))
+        self.together = draws = together or _even(samples, min(most, max(1, rows // points)))
+        self._blocks = [Block(drawn, drawn, p, whole) for drawn in cuts(samples, draws) for p in cuts(len(x), points)]
 
     # --- the two passes -----------------------------------------------------------------------------------------------
 
@@ -138,6 +163,7 @@ class Walk:
             self._start = random_state()
             self._blocks = self._walk(label, reduce, receive, [], progress)
 
+    @one_at_a_time
     def again(self, label: str, reduce: Reduce[Result], receive: Receive[Result], *of_points: Tensor) -> None:
         """Run the same blocks with the same draws; ``reduce`` is also given the rows of ``of_points`` at the points."""
         if self._start is None or self._fingerprint() != self._print:
@@ -167,10 +193,10 @@ class Walk:
         def run(block: Block) -> Result:
             first = block.drawn.start
             own = {k: w[block.draws.start - first : block.draws.stop - first] for k, w in weights.items()}
-            inputs = [each[block.points] for each in (self.x, *of_points)]
+            x, targets = self.x[block.points], [each[block.points] for each in of_points]
             if self.compile:
-                return self._compiled(label, reduce, block.count, own, inputs)
-            return reduce(self.weights.outputs(own, inputs[0], block.count), *inputs[1:])
+                return self._compiled(label, reduce, block.count, own, x, targets)
+            return reduce(self.weights.outputs(own, x, block.count), *targets)
 
         def pass_on(block: Block, result: Result) -> None:
             receive(block, result)
@@ -188,25 +214,25 @@ class Walk:
 
     @functools.cached_property
     def _parameters(self) -> Parameters:
-        return Parameters(self.weights.model, self.weights.posterior, self.weights, (self.x[:1],), {})
+        return Parameters(self.weights.model, self.weights.posterior, self.weights, (self._some,), {})
 
     def _compiled(
-        self, label: str, reduce: Reduce[Result], count: int, weights: Weights, inputs: list[Tensor]
+        self, label: str, reduce: Reduce[Result], count: int, weights: Weights, x: AnyInputs, targets: list[Tensor]
     ) -> Result:
-        values = self._parameters.values
-        key = (label, count, *((each.shape, each.dtype) for each in inputs))
+        values, inputs = self._parameters.values, (x, *targets)
+        key = (label, count, *((each.shape, each.dtype) for each in (*leaves_of(x), *targets)))
         if key not in self._programs:
 
-            def run(values: list[Tensor], weights: Weights, x: Tensor, *of_points: Tensor) -> Result:
+            def run(values: list[Tensor], weights: Weights, x: AnyInputs, *of_points: Tensor) -> Result:
                 with unvalidated(), poutine.block(), self._parameters.replaced(values):
                     return reduce(self.weights.outputs(weights, x, count), *of_points)
 
             try:
                 with quietly(self.weights.model, self.weights.posterior):
                     self._programs[key] = Program(run, values, weights, *inputs)
-            except torch.OutOfMemoryError:
-                raise
             except Exception as cause:
+                if is_out_of_memory(cause):
+                    raise
                 raise PyroDropoutError(
                     f"this model or posterior cannot be compiled for prediction: {cause} Use compile=False."
                 ) from cause
@@ -221,9 +247,16 @@ class Walk:
         with forked(), evaluating(self.weights.model, self.weights.posterior):
             yield
 
+    def _rows_on_cpu(self) -> int:
+        """Return how many rows keep the largest tensor of a forward pass small; it does not depend on the machine."""
+        if takes_all(self.weights.model):
+            return _CPU_ROWS
+        each = bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
+        return _power_of_two(min(_CPU_ROWS, _CPU_BYTES // max(1, each)))
+
     def _rows_that_fit(self) -> int:
         """Return how many rows use half of the free memory, from the peak of a small block."""
-        x, device = self.x[:_TRIAL_ROWS], self.x.device
+        x, device = self.x if takes_all(self.weights.model) else self.x[:_TRIAL_ROWS], self.x.device
         self.weights.one(x)  # libraries allocate their workspace on first use
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -231,16 +264,15 @@ class Walk:
         peak = max(1, torch.cuda.max_memory_allocated(device) - before)
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + unused
-        fits = max(1, min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))
-        return int(2 ** math.floor(math.log2(fits)))  # so that a seed gives the same draws every time
+        return _power_of_two(min(_CUDA_ROWS, int(free / 2 * len(x) / peak)))  # so that a seed gives the same draws
 
     def _fingerprint(self) -> list[object]:
         model, posterior = self.weights.model, self.weights.posterior
         modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
         with self._trial():
-            found = Parameters(model, posterior, self.weights, (self.x[:1],), {}).by_name.values()
+            found = Parameters(model, posterior, self.weights, (self._some,), {}).by_name.values()
             owned = (tensor for module in modules for tensor in (*module.parameters(), *module.buffers()))
-            return fingerprint((*found, self.x, *owned))
+            return fingerprint((*found, *leaves_of(self.x), *owned))
 
 
 def cuts(total: int, size: int) -> list[slice]:
@@ -251,6 +283,11 @@ def cuts(total: int, size: int) -> list[slice]:
 def _halves(whole: slice) -> list[slice]:
     middle = (whole.start + whole.stop) // 2
     return [slice(whole.start, middle), slice(middle, whole.stop)]
+
+
+def _power_of_two(most: int) -> int:
+    """Return the largest power of two up to ``most``, and at least 1."""
+    return 1 << max(0, most.bit_length() - 1)
 
 
 def _even(total: int, most: int) -> int:

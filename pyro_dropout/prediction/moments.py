@@ -18,7 +18,7 @@ F64 = torch.float64
 Sums = dict[str, Tensor]
 Points = slice | int | EllipsisType  # some of a prediction's points, one replica of a fleet, or all
 
-_THINNEST = torch.finfo(torch.float32).tiny  # a standard deviation that underflows to zero would give NaN
+_THINNEST = 1e-150  # a standard deviation that underflows to zero would give NaN
 
 
 def base_of(p: Distribution) -> Distribution:
@@ -46,7 +46,9 @@ def moments_of(p: Distribution) -> Sums:
         means, best = base.probs.to(F64), base.logits.argmax(-1, keepdim=True)
         votes = best == torch.arange(base.logits.shape[-1], device=best.device)
         return {"mean": means, "noise": means * (1 - means), "surprise": base.entropy().to(F64), "votes": votes}
-    found = {"mean": p.mean.to(F64), "noise": p.variance.to(F64)}
+    # In small or large units, float32 can hold a standard deviation, but not its square.
+    noise = base.scale.to(F64).square() if isinstance(base, Normal) else p.variance.to(F64)
+    found = {"mean": p.mean.to(F64), "noise": noise}
     if isinstance(base, Bernoulli):
         found |= {"surprise": base.entropy().to(F64), "votes": base.logits > 0}
     return found

@@ -2,20 +2,23 @@
 
 from typing import Any, Literal
 
-from torch import Tensor, nn
-
-from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
+from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
 from pyro_dropout.prediction.predict_sites import predict_sites
 from pyro_dropout.prediction.sharded import Shard, predict_together
 from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.loader import loader_of
 
 
+@one_at_a_time
 def predict(
     model: Predictor,
     posterior: object,
@@ -30,6 +33,7 @@ def predict(
     progress: bool = False,
     distributed: bool = False,
     shard: Shard = "points",
+    target: str | int | None = None,
     **kwargs: object,
 ) -> Any:
     """Predict a model's outputs or sites at new data, averaged over draws of its posterior.
@@ -43,8 +47,10 @@ def predict(
         posterior: a guide of its latent sites; or a reference that gives whole functions, by ``nuts`` (its draws,
             shuffled, each used once before any is repeated), ``conjugate`` or ``gp_posterior`` (which use only the
             likelihood of the model).
-        args: the model's own arguments; for a network x, N data points, first dimension first; moved to the model's
-            device. Data to be predicted are left out, as in ``model(x, y=None)``.
+        args: the model's own arguments; for a network x, N data points, first dimension first, or a dict or a tuple of
+            such tensors; moved to the model's device. Data to be predicted are left out, as in ``model(x,
+            y=None)``. Or a torch ``DataLoader`` that does not shuffle: its batches are predicted one after another, and
+            the answer is of all their points, in order.
         samples: the number T of draws.
         method: "mc"; or "standard", one pass with the mean weights, without epistemic uncertainty.
         shared: whether all points share each draw, which is then a whole function. Otherwise every point has its own
@@ -63,6 +69,7 @@ def predict(
             the same call and all get the whole answer. Where samples are not kept, ``log_prob`` and ``covariance`` of
             it must be called by all of them as well.
         shard: what they divide, "points" or "samples"; draws differ from those of one process.
+        target: the part of a ``DataLoader``'s batches that is not an input: a key of dicts, or the index in tuples.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -79,10 +86,18 @@ def predict(
         >>> bool((answer.epistemic > 0).all()), answer.log_prob(torch.zeros(5, 1)).shape
         (True, torch.Size([5]))
     """
-    network = isinstance(posterior, FunctionPosterior) or speaks_by_likelihood(ModelCall(model, args, kwargs))
-    if network:
-        x = _points_of(model, args, kwargs).to(place_of([model, posterior]))
-    else:
+    loader = loader_of(args)
+    if loader is not None:
+        check_keywords(predict, model, kwargs)
+        if not is_network(model) or distributed:
+            raise PyroDropoutError("predict takes a DataLoader for networks, in one process; give it the data instead.")
+    elif target is not None:
+        raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x.")
+    network = loader is not None or isinstance(posterior, FunctionPosterior)
+    network = network or speaks_by_likelihood(ModelCall(model, args, kwargs))
+    if loader is None and network:
+        x = _points_of(model, posterior, args, kwargs).to(place_of([model, posterior]))
+    elif not network:
         call = call_of(predict, model, args, kwargs)
     check_count("samples", samples)
     if chunk is not None:
@@ -114,7 +129,9 @@ def predict(
         for each in found.values() if isinstance(found, dict) else [found]:
             each.members = _members(posterior, samples)
         return found
-    if distributed:
+    if loader is not None:
+        answer = predict_loader(model, posterior, loader, target, asked)
+    elif distributed:
         answer = predict_together(model, posterior, x, asked, shard)
     else:
         answer = predict_network(model, posterior, x, asked)
@@ -127,21 +144,16 @@ def _members(posterior: object, samples: int) -> int | None:
     return min(posterior.members, samples) if isinstance(posterior, Ensemble) else None
 
 
-def _points_of(model: Predictor, args: tuple[object, ...], kwargs: dict[str, object]) -> Tensor:
+def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kwargs: dict[str, object]) -> AnyInputs:
     """Return x, the input of a network, given by position or by name; raise if it is not valid."""
     check_keywords(predict, model, kwargs)
     given = [*args, *kwargs.values()]
     if len(given) != 1 or set(kwargs) - {"x"}:
         got = [*(type(arg).__name__ for arg in args), *(f"{name}=..." for name in kwargs)]
         raise PyroDropoutError(f"a network takes only x, as in predict(model, posterior, x); got {got}.")
-    x = given[0]
-    words = isinstance(model, nn.Module) and any(isinstance(m, nn.Embedding) for m in model.modules())
-    if not (words and isinstance(x, Tensor) and not x.is_floating_point()):  # an embedding takes indices
-        check_finite("x", x)
-    assert isinstance(x, Tensor)
-    if x.dim() == 0 or len(x) == 0:
-        raise ShapeError(f"x must hold at least one data point, (N, ...); got shape {tuple(x.shape)}.")
-    return x
+    if isinstance(posterior, FunctionPosterior):  # a Gaussian process has no network that could take anything else
+        check_finite("x", given[0])
+    return check_inputs(given[0], whole=takes_all(model))
 
 
 def _check_posterior(posterior: object) -> None:

@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_seed
+from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.draws.weight_draws import PerExample
@@ -75,15 +78,17 @@ class FleetPrediction(Prediction):
         log_likelihood = self.log_prob().mean(1)
         assert self.targets is not None
         if self.one_of_several:
-            right = self.mean.argmax(-1) == self.targets
-            return {"log_likelihood": log_likelihood, "accuracy": right.to(self._like.dtype).mean(1)}
-        error = self.mean - self.targets.reshape(self.mean.shape)
-        return {"log_likelihood": log_likelihood, "rmse": error.square().mean((1, 2)).sqrt()}
+            right, counted = self.mean.argmax(-1) == self.targets, self.counted(self.targets)
+            share = (right & counted).flatten(1).sum(1) / counted.flatten(1).sum(1)
+            return {"log_likelihood": log_likelihood, "accuracy": share.to(self._like.dtype)}
+        error = self._sums["mean"] - self.targets.reshape(self.mean.shape)
+        return {"log_likelihood": log_likelihood, "rmse": error.square().flatten(1).mean(1).sqrt().to(self._like)}
 
 
+@one_at_a_time
 def predict_fleet(
     fleet: Fleet,
-    x: Tensor,
+    x: Any,
     y: Tensor | None = None,
     *,
     indices: Tensor | None = None,
@@ -98,7 +103,7 @@ def predict_fleet(
 
     Args:
         fleet: the fleet.
-        x: data points, (N, ...).
+        x: data points, (N, ...), or a dict or a tuple of them.
         y: their targets, if log-likelihoods and scores are needed.
         indices: (E, n), the rows of x that each replica predicts; all of them by default.
         samples: the number T of draws.
@@ -121,14 +126,13 @@ def predict_fleet(
     check_count("samples", samples)
     if chunk is not None:
         check_count("chunk", chunk)
-    check_finite("x", x)
     check_seed(seed)
     if not isinstance(fleet, Fleet):
         raise PyroDropoutError(
             f"fleet must be a pyro_dropout.Fleet; got {type(fleet).__name__}. For one model and guide use predict."
         )
     given, device = y, fleet.place()
-    x = x.to(device)
+    x = check_inputs(x, whole=takes_all(fleet[0][0])).to(device)
     rows = fleet.rows(x, indices)
     if y is not None:
         y = y.to(device)
@@ -137,7 +141,7 @@ def predict_fleet(
     with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)):
         forward = _ForwardPass(fleet, x, y, rows, compile, keep_samples)
         like = forward.like
-        kept = x.new_empty((samples, *rows.shape, like.shape[-1]), dtype=like.dtype) if keep_samples else None
+        kept = like.new_empty((samples, *rows.shape, like.shape[-1])) if keep_samples else None
         budget = chunk or (_CUDA_ROWS if x.is_cuda else _CPU_ROWS)
         together = max(1, min(len(fleet), budget // rows.shape[1]))
         draws = max(1, min(samples, budget // (together * rows.shape[1])))
@@ -165,7 +169,7 @@ def predict_fleet(
 class _ForwardPass:
     """The forward pass of some replicas, as one replica's graph mapped over them."""
 
-    def __init__(self, fleet: Fleet, x: Tensor, y: Tensor | None, rows: Tensor, compile: bool, keep: bool) -> None:
+    def __init__(self, fleet: Fleet, x: AnyInputs, y: Tensor | None, rows: Tensor, compile: bool, keep: bool) -> None:
         self.x, self.y, self.rows, self.compile, self.keep = x, y, rows, compile, keep
         self.model, self.guide = fleet[0]
         self.weights = PerExample(self.model, self.guide)

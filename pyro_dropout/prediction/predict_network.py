@@ -5,7 +5,9 @@ from typing import Literal
 
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
+from pyro_dropout.generative.single_points import check_single_points
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.draws.weight_draws import (
@@ -39,13 +41,14 @@ class Request:
     compile: bool
     chunk: int | None
     progress: bool
+    together: int | None = None  # draws whose weights are made together; by default what fits
 
     def keeps(self, numbers: int) -> bool:
         """Whether samples are kept if they are this many numbers."""
         return numbers <= _FEW if self.keep_samples == "auto" else self.keep_samples
 
 
-def predict_network(model: Predictor, posterior: object, x: Tensor, asked: Request) -> Prediction:
+def predict_network(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -> Prediction:
     """Return the prediction of a network at the points ``x``."""
     likelihood = frozen(likelihood_of(model))
     walk = walk_of(model, posterior, x, asked)
@@ -73,12 +76,15 @@ def shares_draws(posterior: object, asked: Request) -> bool:
     return asked.shared or kept or not callable(posterior) or bool(getattr(posterior, "whole_functions", False))
 
 
-def walk_of(model: Predictor, posterior: object, x: Tensor, asked: Request) -> Walk:
+def walk_of(model: Predictor, posterior: object, x: AnyInputs, asked: Request) -> Walk:
     """Return the walk, ready to run; raise with advice if weights cannot be drawn for each point."""
 
     def walk(draws: WeightDraws) -> Walk:
-        return Walk(draws, x, asked.samples, chunk=asked.chunk, seed=asked.seed, compile=asked.compile)
+        how = {"chunk": asked.chunk, "seed": asked.seed, "together": asked.together}
+        return Walk(draws, x, asked.samples, compile=asked.compile, **how)
 
+    if not isinstance(posterior, FunctionPosterior):
+        check_single_points(model, x)
     if asked.method == "standard":
         return walk(MeanWeights(model, posterior))
     if isinstance(posterior, FunctionPosterior):
@@ -87,7 +93,7 @@ def walk_of(model: Predictor, posterior: object, x: Tensor, asked: Request) -> W
         return walk(FunctionDraws(model, posterior))
     if isinstance(posterior, HasDraws):
         return walk(KeptDraws(model, posterior, asked.samples))
-    if shares_draws(posterior, asked):
+    if shares_draws(posterior, asked) or takes_all(model):
         return walk(WholeFunctions(model, posterior))
     try:
         return walk(PerExample(model, posterior))

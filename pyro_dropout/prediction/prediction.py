@@ -34,7 +34,8 @@ _PIECE = 2**22  # numbers of the samples that are processed at once
 class Prediction:
     """The prediction of a model and its posterior for the targets at N points; made by ``predict``.
 
-    Targets of classes are indicators: D is then the number of classes, and ``mean`` their probabilities.
+    Targets of classes are indicators: D is then the number of classes, and ``mean`` their probabilities. Variances are
+    in float64 where the type of the outputs cannot hold them, as for targets of size 1e-27 or 1e22 in float32.
 
     Args:
         likelihood: p(y | f).
@@ -100,7 +101,7 @@ class Prediction:
     @property
     def epistemic(self) -> Tensor:
         """The variance of E[y | f] over the draws, divided by T: that of the mixture that the draws make, (N, D)."""
-        return (self._sums["spread"] / self._count).to(self._like)
+        return (self._sums["spread"] / self._count).to(self._squares)
 
     @property
     def error_over_members(self) -> Tensor:
@@ -113,22 +114,34 @@ class Prediction:
             raise PyroDropoutError("error_over_members is for predictions of an Ensemble; this one has no members.")
         if self.members == 1:
             raise PyroDropoutError("one member does not say how far others would be; predict with at least two.")
-        return (self.epistemic / self.members).sqrt()
+        return (self._sums["spread"] / (self._count * self.members)).sqrt().to(self._like)
 
     @property
     def aleatoric(self) -> Tensor:
         """The mean of Var[y | f] over the draws, (N, D): 1/τ with Gaussian noise."""
-        return (self._sums["noise"] / self._count).to(self._like)
+        return (self._sums["noise"] / self._count).to(self._squares)
 
     @property
     def variance(self) -> Tensor:
         """Var[y], (N, D): epistemic plus aleatoric."""
-        return ((self._sums["spread"] + self._sums["noise"]) / self._count).to(self._like)
+        return self._variance.to(self._squares)
 
     @property
     def std(self) -> Tensor:
         """The standard deviation of y, (N, D)."""
-        return self.variance.sqrt()
+        return self._variance.sqrt().to(self._like)
+
+    @property
+    def _variance(self) -> Tensor:
+        """Var[y], in float64."""
+        return (self._sums["spread"] + self._sums["noise"]) / self._count
+
+    @functools.cached_property
+    def _squares(self) -> Tensor:
+        """A tensor of the type that can hold variances: float64, where that of the outputs cannot hold them all."""
+        limits, size = torch.finfo(self._like.dtype), self._variance
+        lost = ((size > 0) & (size < limits.tiny)) | ((size > limits.max) & size.isfinite())
+        return self._like.double() if bool(lost.any()) else self._like
 
     @property
     def covariance(self) -> Tensor:
@@ -136,9 +149,15 @@ class Prediction:
 
         If samples were not kept, the same draws are made again.
         """
+        return self._covariance().to(self._squares)
+
+    def _covariance(self) -> Tensor:
+        """Cov[y], in float64."""
         mean = self._sums["mean"]
+        if mean.dim() > 2 and not self.one_of_several:
+            raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         if self.one_of_several:
-            return indicator_covariance(mean).to(self._like)
+            return indicator_covariance(mean)
         found = torch.diag_embed(self._sums["noise"] / self._count)
         if self._walk is None:
             for points in self.pieces():
@@ -152,7 +171,7 @@ class Prediction:
                 found[block.points] += outer / self._count
 
             self._walk.again("covariance", reduce, receive, mean)
-        return found.to(self._like)
+        return found
 
     # --- the whole distribution ---------------------------------------------------------------------------------------
 
@@ -258,11 +277,17 @@ class Prediction:
         f = self._like[0, :1].expand(len(self._sums["mean"]), -1)
         checked: Tensor = self._likelihood.checked(f, y.to(f.device))
         self._likelihood.check_values(f, checked)
-        classes = f.shape[-1]  # checked whatever the likelihood checks, because torch would crash on a GPU
-        if self.one_of_several and not bool(((checked >= 0) & (checked < classes)).all()):
-            low, high = int(checked.min()), int(checked.max())
-            raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
+        if self.one_of_several:  # checked whatever the likelihood checks, because torch would crash on a GPU
+            classes, known = self._sums["mean"].shape[-1], checked[self.counted(checked)]
+            if not bool(((known >= 0) & (known < classes)).all()):
+                low, high = int(known.min()), int(known.max())
+                raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
         return checked
+
+    def counted(self, y: Tensor) -> Tensor:
+        """Return which targets are data: all, without those that the likelihood ignores."""
+        ignored = getattr(self._likelihood, "ignore_index", None)
+        return torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
 
     # --- the draws, a piece at a time ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.inputs import AnyInputs, named, takes_all
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.moments import Running, Sums, indicator_covariance
 from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
@@ -97,34 +98,34 @@ class ShardedPrediction(Prediction):
         each = [part.double() + math.log(count / self._count) for count, part in self._shards.of_each(own)]
         return torch.logsumexp(torch.stack(each), 0).to(own)
 
-    @property
-    def covariance(self) -> Tensor:
-        """Cov[y] between the targets of a point, (N, D, D); every rank repeats its draws."""
-        own = self._own.covariance
+    def _covariance(self) -> Tensor:
+        """Cov[y] between the targets of a point, (N, D, D), in float64; every rank repeats its draws."""
+        own = self._own._covariance()
         if self._shards.shard == "points":
             return self._shards.joined(own, 0)
         mean = self._sums["mean"]
         if self.one_of_several:
-            return indicator_covariance(mean).to(own)
-        found = torch.zeros_like(own, dtype=torch.float64)
+            return indicator_covariance(mean)
+        found = torch.zeros_like(own)
         means = self._shards.of_each(self._own._sums["mean"])
         # The law of total covariance: within each rank's draws, and between their means
         for (count, within), (_, middle) in zip(self._shards.of_each(own), means, strict=True):
             apart = middle - mean
-            found += (within.double() + apart.unsqueeze(-1) * apart.unsqueeze(-2)) * (count / self._count)
-        return found.to(own)
+            found += (within + apart.unsqueeze(-1) * apart.unsqueeze(-2)) * (count / self._count)
+        return found
 
 
-def predict_together(model: Predictor, posterior: object, x: Tensor, asked: Request, shard: Shard) -> Prediction:
+def predict_together(model: Predictor, posterior: object, x: AnyInputs, asked: Request, shard: Shard) -> Prediction:
     """Return the prediction that all ranks make together, on all of them; they have the same parameters."""
-    _check_divisible(posterior, shard)
+    _check_divisible(model, posterior, shard)
     group = join(x.device)
     # Whether samples are kept depends on their total size, not on that of a rank's share.
-    width = walk_of(model, posterior, x[:1], replace(asked, samples=1)).like.shape[-1]
+    width = walk_of(model, posterior, x if takes_all(model) else x[:1], replace(asked, samples=1)).like.shape[-1]
     asked = replace(asked, keep_samples=asked.keeps(asked.samples * len(x) * width))
     modules = [part for part in (model, posterior) if isinstance(part, nn.Module)]
     values = [digest(t) for module in modules for t in (*module.parameters(), *module.buffers())]
-    group.check_same({**asdict(asked), "shard": shard, "x": digest(x), "the parameters of model and posterior": values})
+    digests = {name: digest(leaf) for name, leaf in named(x).items()}
+    group.check_same({**asdict(asked), "shard": shard, **digests, "the parameters of model and posterior": values})
     shards = Shards(group, shard, len(x), asked.samples)
     base = group.one_seed(asked.seed)
     if shard == "points" and shares_draws(posterior, asked):
@@ -141,7 +142,12 @@ def predict_together(model: Predictor, posterior: object, x: Tensor, asked: Requ
     return Prediction(own.likelihood, sums, asked.samples, own._like, shards.draws(own.samples), None)
 
 
-def _check_divisible(posterior: object, shard: Shard) -> None:
+def _check_divisible(model: object, posterior: object, shard: Shard) -> None:
+    if shard == "points" and takes_all(model):
+        raise PyroDropoutError(
+            "the network takes all its points at once (whole_batch=True), so they cannot be divided: use"
+            " shard='samples'."
+        )
     if shard == "points" and isinstance(posterior, FunctionPosterior):
         raise PyroDropoutError(
             f"{type(posterior).__name__} draws its functions at all points together, so they cannot be divided: use"

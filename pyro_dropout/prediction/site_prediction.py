@@ -87,14 +87,13 @@ class SitePrediction(Prediction):
             raise PyroDropoutError("the draws were not kept; call predict(..., keep_samples=True).")
         return self._each
 
-    @property
-    def covariance(self) -> Tensor:
+    def _covariance(self) -> Tensor:
         """Cov between the numbers of a point, (..., D, D): E[yyᵀ] - E[y]E[y]ᵀ; (..., 1, 1) if there is only one."""
         kind = self._likelihood
         if self.one_of_several and kind.event_dim == 0:
-            return indicator_covariance(self._sums["mean"]).to(self._like)
+            return indicator_covariance(self._sums["mean"])
         if kind.event_dim == 0:
-            return self.variance[..., None, None]
+            return self._variance[..., None, None]
         if kind.event_dim > 1 or self.one_of_several:
             raise PyroDropoutError(
                 f"covariance is for sites whose points are numbers or vectors; {self.site!r} has {tuple(kind.shape())}."
@@ -105,7 +104,7 @@ class SitePrediction(Prediction):
             noise = getattr(p, "covariance_matrix", None)
             found += torch.diag_embed(p.variance.to(F64)) if noise is None else noise.to(F64)
             found += apart.unsqueeze(-1) * apart.unsqueeze(-2)
-        return (found / self._count).to(self._like)
+        return found / self._count
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) ≈ logsumexp_t log p(y | w_t) - log T of each point of the site."""

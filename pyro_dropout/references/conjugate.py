@@ -13,6 +13,7 @@ from torch import Size, Tensor
 
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -137,6 +138,7 @@ def conjugate(model: BayesianNet | Standardised, x: Tensor, y: Tensor) -> Gaussi
 
     zero = torch.zeros_like(widths)
     f0 = outputs(zero).detach()
+    check_no_noise(net, "an exact posterior")
     net.likelihood.checked(f0, y64)
     jacobian = torch.func.jacrev(outputs)(zero).detach().flatten(0, 1)
     _check_linear(outputs, f0, jacobian)
@@ -174,7 +176,7 @@ def _check_linear(outputs: Callable[[Tensor], Tensor], f0: Tensor, jacobian: Ten
     for far in (1.0, -30.0):
         straight = f0.reshape(-1) + jacobian @ (far * probe)
         gap = (outputs(far * probe).detach().reshape(-1) - straight).abs().max()
-        if not gap <= 1e-9 * (1 + straight.abs().max()):
+        if not gap <= 1e-9 * torch.maximum(straight.abs().max(), f0.abs().max()):  # relative: y may be in any unit
             raise PyroDropoutError(
                 "net is not linear in its random weights. The exact posterior is known for nn.Linear, or if"
                 " Prior(hide=...) leaves one linear layer random; otherwise use nuts()."

@@ -79,7 +79,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             )
         random = check_random_state(self.random_state)
         seeds = [int(seed) for seed in random.randint(_SEEDS, size=3)]
-        tau = None if classes or self.tau == "auto" else torch.full((outputs,), float(self.tau))
+        tau = None if classes or self.tau == "auto" else torch.full((outputs,), float(self.tau), dtype=torch.float64)
         searching = not classes and tau is None and earlier is None
         mine, held = torch.ones(len(x), dtype=torch.bool), None
         if self.early_stopping or searching:

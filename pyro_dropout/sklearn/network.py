@@ -6,7 +6,6 @@ tensors.
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +35,6 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
 
 _POINTS, _DRAWS = 512, 32  # per forward pass; fixed, so that the draws do not depend on the number of points
 _FIRST_TAU = 10.0  # initial value for standardised targets, if the noise is learned
-# Pyro's handlers and torch's generator belong to the process, so threads take turns.
-_ONE_AT_A_TIME = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -198,6 +195,9 @@ def answers(
 
 @contextlib.contextmanager
 def alone(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the random numbers and use an empty Pyro param store within this context; restore both afterwards."""
-    with _ONE_AT_A_TIME, seeded(seed, device), pyro.get_param_store().scope():
+    """Seed the random numbers and use an empty Pyro param store within this context; restore both afterwards.
+
+    Both belong to the process, so threads take turns.
+    """
+    with seeded(seed, device), pyro.get_param_store().scope():
         yield

@@ -47,6 +47,8 @@ def rounded(values: Sequence[Number | None], centre: Number) -> Tensor:
 def check_kept(values: Sequence[Number], centre: Number, where: str) -> None:
     """Raise if rounding makes most of the different values of a column equal to another."""
     exact = _centred(values, centre)
+    if values and 0 < float(exact.abs().max()) < torch.finfo(torch.float32).tiny:
+        raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
     if 2 * _distinct(exact.float()) < _distinct(exact):
         raise RangeError(
             f"{where}: its values lie so far apart that single precision cannot tell most of them from their"

@@ -6,6 +6,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import observed_sites, point_log_likelihood, trace_of
 from pyro_dropout.generative.random_state import seeded
@@ -66,7 +67,8 @@ class Watch:
         x, y = self.call.args
         # Ranks share the points; if there are too few, every rank has all of them.
         share = self.group.share(len(x)) if len(x) >= self.group.world else slice(None)
-        nll = ELBO(num_particles=_PARTICLES).parts(self.call.model, self.guide, x[share], y[share])["nll"]
+        loss = ELBO(per_example=not takes_all(self.call.model), num_particles=_PARTICLES)
+        nll = loss.parts(self.call.model, self.guide, x[share], y[share])["nll"]
         return torch.stack([nll.double(), nll.new_tensor(len(x[share])).double()])
 
     def _of_sites(self) -> Tensor:
@@ -92,7 +94,7 @@ class Watch:
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
         held = [digest(leaf) for leaf in self.call.leaves()]
-        data = {"x": held[0], "y": held[1]} if is_network(self.call.model) else {"data": held}
+        data = {"x": held[0], "y": held[1]} if is_network(self.call.model) and len(held) == 2 else {"data": held}
         return {**data, "patience": self.patience, "every": self.every}
 
     def state(self) -> tuple[dict[str, Tensor], Record]:

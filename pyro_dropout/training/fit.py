@@ -11,8 +11,11 @@ import pyro
 import torch
 from torch import nn
 
-from pyro_dropout.generative.model_call import ModelCall, call_of, is_network, takes
+from pyro_dropout.generative.inputs import takes_all
+from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.mathematics.checks import check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
@@ -23,13 +26,17 @@ from pyro_dropout.training.distributed.process_group import ALONE, join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.roster import Roster, check_members
 from pyro_dropout.training.history import History
+from pyro_dropout.training.loader import loader_of
+from pyro_dropout.training.loader_task import LoaderTask, check_loader, open_loader
 from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
 from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
+    LARGEST_SEED,
     check_data,
     check_duration,
+    check_gradients,
     check_how,
     check_owned,
     check_programs,
@@ -40,6 +47,7 @@ from pyro_dropout.training.svi import Compile, check_compile
 from pyro_dropout.training.training_task import TrainingTask
 
 
+@one_at_a_time
 def fit(
     model: PyroModel,
     guide: PyroModel,
@@ -61,12 +69,15 @@ def fit(
     check_every: int | None = None,
     checkpoint: str | Path | Checkpoint | None = None,
     distributed: bool = False,
+    target: str | int | None = None,
+    num_data: int | None = None,
     **kwargs: object,
 ) -> History:
     """Train a guide (and a model's ordinary parameters) on data, and return the history of the loss.
 
     Mini-batches are shuffled and without replacement within an epoch. The step is compiled, optimiser and mini-batch
-    gather included; on a GPU many steps run in one CUDA graph, with the data resident there.
+    gather included; on a GPU many steps run in one CUDA graph, with the data resident there. Other threads
+    that train or predict wait until it ends.
 
     Args:
         model: any Pyro model. If it has a parameter ``num_data``, as networks of this package have, it is given N, the
@@ -74,7 +85,10 @@ def fit(
             that has N of them. Any other model sees all of its data at every step.
         guide: its guide.
         args: the model's arguments; for a network (x, y): inputs, (N, ...), and targets, (N, D) or (N,). They may be
-            tensors, numbers, and dicts, lists and tuples of them.
+            tensors, numbers, and dicts, lists and tuples of them. A network is called with a dict as keyword
+            arguments, and with a tuple as positional ones. Or a torch ``DataLoader`` alone, whose batches are pairs
+            (x, y) or dicts (see ``target``): data need never be in memory at once. The last, smaller batch of an epoch
+            is scaled as any other, and where steps are compiled it runs eagerly.
         steps: how many steps to take; or give ``epochs``.
         epochs: how often to go through the data.
         batch_size: points in a mini-batch; by default, or if there are fewer, all of them. It needs a model that takes
@@ -103,6 +117,10 @@ def fit(
             ``batch_size`` counts over all. All end with the same parameters, the first shows progress and writes
             the checkpoints, and steps run eagerly. The members of an ensemble are shared out instead of the data:
             each process trains some of them on all batches.
+        target: the key of the targets in a ``DataLoader``'s batches that are dicts; the rest of them is x. Or their
+            index in batches that are tuples; 1 in pairs.
+        num_data: the number N of data that the batches of a ``DataLoader`` come from; by default the length of its
+            dataset. Without a loader, it is an argument of the model.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -120,9 +138,20 @@ def fit(
         (100, True)
     """
     check_programs(model, guide)
+    check_gradients(model, guide)
     check_compile(compile)
     check_duration(steps, epochs, batch_size)
-    call = check_data(call_of(fit, model, args, kwargs), batch_size)
+    loader, stream = loader_of(args), None
+    if loader is not None:
+        check_loader(guide, batch_size, distributed)
+        check_keywords(fit, model, kwargs)
+        check_seed(seed, 0, LARGEST_SEED)
+        stream, call = open_loader(loader, model, kwargs, target=target, num_data=num_data, seed=seed)
+    else:
+        if target is not None:
+            raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x and y.")
+        own = kwargs if num_data is None else {**kwargs, "num_data": num_data}
+        call = check_data(call_of(fit, model, args, own), batch_size)
     held_out = None if validation is None else check_validation(model, validation, patience, check_every)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
     check_owned(optim, model, guide)
@@ -141,10 +170,12 @@ def fit(
         for part in (model, guide):
             if isinstance(part, nn.Module):
                 part.to(device)
-    call = call.to(place_of([model, guide], call) if device is None else device)
+    place = place_of([model, guide], call) if device is None else torch.device(device)
+    call = call.trainable().to(place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
-    total = steps if steps is not None else int(epochs or 0) * max(1, count // batch)
+    per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
+    total = steps if steps is not None else int(epochs or 0) * per_epoch
     facts: Record = {"batch": batch, "seed": seed}
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
@@ -178,13 +209,20 @@ def fit(
 
     def attempt(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
         work = functools.partial(train, task, where, bar)
-        return explained(work, task.try_step, batch, task.less) if takes(model, "num_data") else work()
+        tries = takes(model, "num_data") and stream is None
+        return explained(work, task.try_step, batch, task.less) if tries else work()
 
     with warnings.catch_warnings():
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if not isinstance(guide, Ensemble):
-            return attempt(TrainingTask(guide, ELBO(per_example="auto") if loss is None else loss, call), checkpoint)
+            shared = takes_all(model)
+            default = ELBO(per_example=False if shared else "auto")
+            chosen_loss = default if loss is None else loss
+            if stream is None:
+                return attempt(TrainingTask(guide, chosen_loss, call), checkpoint)
+            stream.device = place
+            return attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
         ranks = group if distributed else None
         roster = Roster(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
         facts |= roster.facts()

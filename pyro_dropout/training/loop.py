@@ -1,6 +1,7 @@
 """The loop around the training steps: progress, early stopping, checkpoints, and a stop when the loss is not finite."""
 
 import contextlib
+import math
 import signal
 import sys
 import threading
@@ -19,6 +20,8 @@ from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loss_record import Ledger
 from pyro_dropout.training.runner import CHAIN, TrainingRun
+
+_REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
 
 
 def loop(
@@ -45,7 +48,7 @@ def loop(
         for part in keeper.resume(total):
             ledger.enter(part)
     done = ledger.steps
-    good = run.snapshot()
+    good = [] if run.guarded else run.snapshot()
     seen, shown, started = done, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
     shown_bar = progress_bar(total, progress and group.first, done) if bar is None else _at_step(bar, done)
@@ -58,16 +61,16 @@ def loop(
             # Reading a loss waits for the device, so it is done twice a second and not at every step.
             late = keeper is not None and keeper.due(done)
             looks, due, number = group.any(now - shown > 0.5, late, interruption.number)
-            if looks or done >= total:
+            if looks or done >= total or run.refused:
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
-                good, seen, shown = run.snapshot(), done, now
+                good, seen, shown = [] if run.guarded else run.snapshot(), done, now
                 bar.set_postfix(loss=f"{ledger.losses[-1].nanmean().item():.4g}", refresh=False)
             bar.update(taken)
             watched = watch is not None and done // watch.every != (done - taken) // watch.every
             writes = keeper is not None and (bool(due or number) or done >= total)
             if (watched or writes) and seen < done:  # parameters that are not finite are neither validated nor saved
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
-                good, seen = run.snapshot(), done
+                good, seen = [] if run.guarded else run.snapshot(), done
             if watched:
                 assert watch is not None
                 stopped = watch.stop(done)
@@ -109,6 +112,16 @@ def _stop_if_diverged(
 
     Where a step has several losses, one for each replica, the others continue until all are lost.
     """
+    if run.refused:
+        site, value = blame(), losses[-1].item()
+        gradient = " and its gradient not finite" if math.isfinite(value) else ""
+        where = f" The term of site {site!r} is not finite." if site else ""
+        raise DivergedError(
+            f"the loss is {value}{gradient} at step {len(losses)}; that step was not taken.{where} The parameters are"
+            f" those after step {len(losses) - 1}. {_REMEDY}"
+        )
+    if run.guarded:
+        return
     finite = torch.isfinite(losses[seen:])
     bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
     if not len(bad):
@@ -127,8 +140,7 @@ def _stop_if_diverged(
         reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
     raise DivergedError(
         f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}; {reason} The parameters are back where"
-        f" they were at step {seen}. Lower the learning rate, clip gradients (clip_norm=...), or look for values in x"
-        " and y that are not finite."
+        f" they were at step {seen}. {_REMEDY}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam as adam_of_torch
 
 from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -34,6 +35,8 @@ class Update:
         clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as in Pyro's optimisers.
         options: the settings of ``apply`` except the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
+        in_place: (parameters, gradients, state, lr, t) changes all of them at once, for eager steps, which otherwise
+            copy what ``apply`` returns.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -52,6 +55,7 @@ class Update:
     schedule: Schedule | None = None
     clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
+    in_place: Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor], None] | None = None
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -71,6 +75,27 @@ class Update:
         self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
+        gradients, lr = self._prepared(gradients, t, lr)
+        numbers = _stored(self.numbers(lr, t))
+        done = [self.apply(p, g, s, *numbers) for p, g, s in zip(parameters, gradients, state, strict=True)]
+        return [p for p, _ in done], [s for _, s in done]
+
+    def step_in_place(
+        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
+    ) -> None:
+        """Change parameters and state as ``step`` does, without a second copy of them."""
+        gradients, lr = self._prepared(gradients, t, lr)
+        if self.in_place is not None:
+            self.in_place(parameters, gradients, state, lr, t)
+            return
+        numbers = _stored(self.numbers(lr, t))
+        for p, g, own in zip(parameters, gradients, state, strict=True):
+            value, new = self.apply(p, g, own, *numbers)
+            for mine, each in zip([p, *own], [value, *new], strict=True):
+                mine.copy_(each)
+
+    def _prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Return the clipped gradients, and the learning rate of a step."""
         if self.schedule is not None:
             lr = lr * self.schedule(t - 1)
         if self.clip_norm is not None:
@@ -80,9 +105,7 @@ class Update:
             gradients = [g * each for g, each in zip(gradients, shrink, strict=True)]
         if self.clip_value is not None:
             gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
-        numbers = _stored(self.numbers(lr, t))
-        done = [self.apply(p, g, s, *numbers) for p, g, s in zip(parameters, gradients, state, strict=True)]
-        return [p for p, _ in done], [s for _, s in done]
+        return gradients, lr
 
 
 def _stored(numbers: list[Tensor]) -> list[Tensor]:
@@ -120,7 +143,29 @@ def adam(
         square = beta2 * state[1] + (1 - beta2) * g * g
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
-    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers)
+    def in_place(
+        parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], lr: Tensor, t: Tensor
+    ) -> None:
+        done = t.to(torch.float32) - 1  # torch counts by itself
+        adam_of_torch(
+            parameters,
+            gradients,
+            [mean for mean, _ in state],
+            [square for _, square in state],
+            [],
+            [done.clone() for _ in parameters],
+            fused=all(p.dtype in (torch.float32, torch.float64) for p in parameters),
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=float(lr),
+            weight_decay=weight_decay,
+            eps=eps,
+            maximize=False,
+            decoupled_weight_decay=decoupled,
+        )
+
+    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, in_place=in_place)
 
 
 def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:

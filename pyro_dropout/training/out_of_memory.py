@@ -30,12 +30,19 @@ class OutOfMemoryError(PyroDropoutError):
     """
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: that of a GPU or, where the system says so, that of the CPU."""
+    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return known or (isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error))
+
+
 def unless_out_of_memory(work: Callable[[], Result]) -> Result | None:
     """Return the result of ``work``; None, with its memory released, if memory runs out."""
     try:
         return work()
-    except torch.OutOfMemoryError:
-        pass
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
     # Only here is the traceback released, which holds the tensors of the failed work.
     torch.cuda.empty_cache()
     return None
@@ -52,7 +59,9 @@ def explained(work: Callable[[], Result], step: Callable[[int], object], points:
     """
     try:
         return work()
-    except torch.OutOfMemoryError as cause:
+    except (RuntimeError, MemoryError) as cause:
+        if not is_out_of_memory(cause):
+            raise
         said = str(cause).split(". ")[0]
     # The failed step's memory is free only here, where the error is no longer referenced.
     found = _largest(step, points)

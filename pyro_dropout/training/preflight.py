@@ -1,12 +1,13 @@
 """Checks of the arguments of training, before anything is moved, drawn or changed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Real
 
 import torch
 from pyro import poutine
 from torch import Tensor, nn
 
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes
 from pyro_dropout.generative.observed_sites import check_samples
@@ -15,15 +16,13 @@ from pyro_dropout.mathematics.checks import (
     check_count,
     check_dense,
     check_device,
-    check_finite,
-    check_pairs,
     check_positive,
     check_seed,
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 
-_LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
+LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
 
 def check_programs(model: object, guide: object) -> None:
@@ -31,6 +30,29 @@ def check_programs(model: object, guide: object) -> None:
     for label, value in (("model", model), ("guide", guide)):
         if not callable(value):
             raise PyroDropoutError(f"{label} must be a Pyro program, a function or a module; got {describe(value)}.")
+
+
+def check_gradients(model: object = None, guide: object = None, doing: str = "training") -> None:
+    """Raise an error where gradients cannot be taken: in inference mode, or of tensors that were made in it."""
+    if torch.is_inference_mode_enabled():
+        raise PyroDropoutError(f"{doing} needs gradients, which torch.inference_mode() switches off; do it outside.")
+    for label, part in (("model", model), ("guide", guide)):
+        named = (*part.named_parameters(), *part.named_buffers()) if isinstance(part, nn.Module) else ()
+        made = next((name for name, value in named if value.is_inference()), None)
+        if made is not None:
+            raise PyroDropoutError(
+                f"{made!r} of the {label} was made in torch.inference_mode(), so it cannot be trained. Make the {label}"
+                " outside it."
+            )
+
+
+def check_trained(names: Collection[str], guide: object) -> None:
+    """Raise an error if no parameter would be trained."""
+    if not names:
+        raise PyroDropoutError(
+            f"there is nothing to train: {name_of(guide)} and the model have no parameters, or all are frozen. Thaw"
+            " them, as in guide.requires_grad_(True)."
+        )
 
 
 def check_duration(steps: object, epochs: object, batch_size: object) -> None:
@@ -56,7 +78,7 @@ def check_how(
         if isinstance(clip_norm, Tensor) and clip_norm.numel() != 1:
             raise ShapeError(f"clip_norm must be one number; got shape {tuple(clip_norm.shape)}.")
         check_positive("clip_norm", clip_norm)
-    check_seed(seed, 0, _LARGEST_SEED)
+    check_seed(seed, 0, LARGEST_SEED)
     if device is not None:
         check_device("device", device)
 
@@ -77,6 +99,11 @@ def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
         x, y = call.args
         check_pairs("x and y", x, y)
         check_targets(call.model, x, y)
+        if takes_all(call.model) and batch_size is not None and batch_size < len(x):
+            raise PyroDropoutError(
+                f"batch_size must be left out: {name_of(call.model)} takes all its points at once (whole_batch=True);"
+                f" got {batch_size} of {len(x)}."
+            )
         return call.with_num_data()
     call = call.with_num_data()
     call.check_bound()
@@ -101,7 +128,7 @@ def check_validation(model: Callable[..., object], validation: object, patience:
     if is_network(model):
         if not isinstance(validation, tuple | list) or len(validation) != 2:
             raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
-        x, y = validation
+        x, y = inputs_of(validation[0], "validation: x", takes_all(model)), validation[1]
         check_pairs("validation", x, y)
         check_targets(model, x, y, watched=True)
         return ModelCall(model, (x, y))
@@ -121,7 +148,8 @@ def check_validation(model: Callable[..., object], validation: object, patience:
 
 def check_shared(call: ModelCall) -> None:
     """Raise an error unless several processes can share the data of a call: x, y, and their number."""
-    pair = len(call.args) == 3 and all(isinstance(arg, Tensor) for arg in call.args[:2]) and not call.kwargs
+    pair = len(call.args) == 3 and isinstance(call.args[0], AnyInputs) and isinstance(call.args[1], Tensor)
+    pair = pair and not call.kwargs and not takes_all(call.model)
     if not pair or not takes(call.model, "num_data"):
         raise PyroDropoutError(
             f"distributed=True is for models that are called as model(x, y, num_data); {name_of(call.model)} is called"
@@ -129,7 +157,7 @@ def check_shared(call: ModelCall) -> None:
         )
 
 
-def check_targets(model: Callable[..., object], x: Tensor, y: Tensor, watched: bool = False) -> None:
+def check_targets(model: Callable[..., object], x: AnyInputs, y: Tensor, watched: bool = False) -> None:
     """Raise an error unless a model takes targets, and these fit its outputs; a compiled step cannot check them.
 
     If the model's likelihood is unknown here, only its signature is checked. Training targets that only need to be
@@ -143,9 +171,9 @@ def check_targets(model: Callable[..., object], x: Tensor, y: Tensor, watched: b
     if getattr(type(likelihood), "check_values", None) is Likelihood.check_values and not watched:
         return
     try:
-        if watched and x.is_floating_point():
-            check_finite("x", x)
-        f = _outputs(model, x[:2])
+        if watched:
+            check_inputs(x)
+        f = outputs_at(model, x if takes_all(model) else x[:2])
         if f is not None:
             likelihood.check_values(f, likelihood.checked(f[:1].expand(len(y), -1), y))
     except PyroDropoutError as cause:
@@ -154,7 +182,7 @@ def check_targets(model: Callable[..., object], x: Tensor, y: Tensor, watched: b
         raise type(cause)(f"validation: {cause}") from None
 
 
-def _outputs(model: Callable[..., object], x: Tensor) -> Tensor | None:
+def outputs_at(model: Callable[..., object], x: AnyInputs) -> Tensor | None:
     """Return a model's outputs with weights from the prior, for their shape; None if it does not return them."""
     place = next((p.device for p in model.parameters()), x.device) if isinstance(model, nn.Module) else x.device
     with torch.no_grad(), quietly(model), poutine.block():

@@ -1,11 +1,12 @@
 """The state of one training run: parameters, optimiser, data order and the step, compiled or not.
 
 A run holds its parameters separately from the modules, as the leaves of a step's inputs, so that thousands of steps do
-not touch a module; ``publish`` puts them back.
+not touch a module; ``publish`` puts them back. Eager steps of one guide change its own tensors, in place.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,13 +15,23 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
-from pyro_dropout.training.compile.functional import Gradients, Parameters, Step, make_step
+from pyro_dropout.training.compile.functional import (
+    Gradients,
+    Parameters,
+    Step,
+    StepInPlace,
+    make_step,
+    make_step_in_place,
+)
 from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import Compile, warn_uncompiled
 
 # Steps in one CUDA graph: enough that the launch cost is negligible, few enough that capturing them is quick.
 CHAIN = 20
+
+# The most parameters that are copied now and then, so that a training that diverges can return to them.
+_LARGE = 2**25
 
 
 class Batches:
@@ -39,6 +50,29 @@ class Batches:
         self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
         self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
 
+    chained, together = True, CHAIN
+
+    def example(self) -> list[Tensor]:
+        """Return a batch like any other, as the input of a step."""
+        return [self.rows[..., : self.size].contiguous()]
+
+    def usual(self, inputs: list[Tensor]) -> bool:
+        """Whether a step compiled for the example can take these inputs: all are alike."""
+        return True
+
+    def inputs(self, count: int) -> Iterator[list[Tensor]]:
+        """Yield the next ``count`` batches, as inputs of steps."""
+        return ([row] for row in self.take(count))
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what later batches depend on."""
+        return {"waiting": self.waiting, "order": self.generator.get_state()}
+
+    def set_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore a state."""
+        self.waiting = tensors["waiting"].to(self.rows.device)
+        self.generator.set_state(tensors["order"])
+
     def take(self, count: int) -> Tensor:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
         while len(self.waiting) < count:
@@ -49,6 +83,33 @@ class Batches:
             self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
+
+
+class Source(Protocol):
+    """Where the mini-batches of a run come from: ``Batches`` of data in memory, or a ``Stream`` of a loader.
+
+    Attributes:
+        chained: whether many steps may run in one CUDA graph.
+        together: the most steps between two looks at the clock.
+    """
+
+    chained: bool
+    together: int
+
+    def example(self) -> list[Tensor]:
+        """Return a batch, as the inputs of a step."""
+
+    def usual(self, inputs: list[Tensor]) -> bool:
+        """Whether a step compiled for the example can take these inputs."""
+
+    def inputs(self, count: int) -> Iterator[list[Tensor]]:
+        """Yield the next ``count`` batches."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Return what later batches depend on."""
+
+    def set_state(self, tensors: dict[str, Tensor]) -> None:
+        """Restore a state."""
 
 
 class TrainingRun:
@@ -63,6 +124,12 @@ class TrainingRun:
         batches: where mini-batches come from; None for all data at every step.
         write: puts parameters back into their owners.
         compile: "auto", True or False.
+        in_place: what takes eager steps instead, and changes ``values``.
+        guarded: whether eager steps of a large network are left out if their loss or gradient is not finite; others
+            are taken back, by a copy of the parameters.
+
+    Attributes:
+        refused: whether the last step was left out.
     """
 
     def __init__(
@@ -74,12 +141,15 @@ class TrainingRun:
         write: Callable[[list[Tensor]], None],
         lr: Tensor | None = None,
         inputs: tuple[Tree, ...] = (),
-        batches: Batches | None = None,
+        batches: Source | None = None,
         compile: Compile = "auto",
+        in_place: StepInPlace | None = None,
+        guarded: bool = False,
     ) -> None:
-        self._step, self._write, self._batches = step, write, batches
+        self._step, self._write, self._batches, self._in_place = step, write, batches, in_place
+        self._guarded, self.refused = guarded and sum(value.numel() for value in values) > _LARGE, False
         # The leaves that a step replaces: parameters first, then the optimiser's state.
-        self.leaves, self._shape = tree_flatten(([v.clone() for v in values], update.start(values)))
+        self.leaves, self._shape = tree_flatten((list(values), update.start(values)))
         self._count = len(values)
         self.t, self.lr = clock(update, values, 1)
         self.lr = self.lr if lr is None else lr.to(self.lr)
@@ -101,14 +171,24 @@ class TrainingRun:
         """Whether steps are compiled."""
         return self._program is not None
 
+    @property
+    def changes_owners(self) -> bool:
+        """Whether steps change the tensors of the guide and the model themselves."""
+        return self._in_place is not None and self._program is None
+
+    @property
+    def guarded(self) -> bool:
+        """Whether a step that is not finite is not taken, so that the parameters stay good."""
+        return self._guarded and self.changes_owners
+
     def _try_to_compile(self, compile: Compile) -> None:
         start = time.perf_counter()
         values, state = tree_unflatten(self.leaves, self._shape)
-        index = [] if self._batches is None else [self._batches.rows[..., : self._batches.size].contiguous()]
+        index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
                 program = Program(self._step, values, state, self.t, self.lr, *self._inputs, *index)
-                if self.t.is_cuda:
+                if self.t.is_cuda and (self._batches is None or self._batches.chained):
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
                     inputs = [(*self._inputs, *row) for row in rows]
@@ -125,25 +205,32 @@ class TrainingRun:
         """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
         if self._chain is not None and steps >= CHAIN:
             return self._replay(self._chain)
-        count = min(steps, CHAIN)
-        order = None if self._batches is None else self._batches.take(count)
+        count = min(steps, CHAIN if self._batches is None else self._batches.together)
         losses = []
-        for k in range(count):
-            *self.leaves, loss = self._next([] if order is None else [order[k]])
-            losses.append(loss)
+        for inputs in [[]] * count if self._batches is None else self._batches.inputs(count):
+            losses.append(self._next(inputs))
+            if self.refused:
+                break
             self.t.add_(1)
         return torch.stack(losses)
 
-    def _next(self, index: list[Tensor]) -> list[Tensor]:
-        """Return the leaves after one more step, and its loss."""
-        if self._program is not None:
-            return self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
+    def _next(self, index: list[Tensor]) -> Tensor:
+        """Take one more step, and return its loss."""
+        if self._program is not None and (self._batches is None or self._batches.usual(index)):
+            *self.leaves, loss = self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
+            return loss
         values, state = tree_unflatten(self.leaves, self._shape)
+        inputs = (values, state, self.t, self.lr, *self._inputs, *index)
         with torch.no_grad():
-            return tree_leaves(self._step(values, state, self.t, self.lr, *self._inputs, *index))
+            if self._in_place is None:
+                *self.leaves, loss = tree_leaves(self._step(*inputs))
+            else:
+                loss, taken = self._in_place(self.guarded, *inputs)
+                self.refused = not taken
+        return loss
 
     def _replay(self, chain: Chain) -> Tensor:
-        if self._order is not None and self._batches is not None:
+        if self._order is not None and isinstance(self._batches, Batches):
             self._order.copy_(self._batches.take(CHAIN))
         for mine, theirs in zip(chain.everything, [*self.leaves, self.t], strict=True):
             if mine is not theirs:
@@ -163,28 +250,35 @@ class TrainingRun:
 
     def restore(self, values: list[Tensor]) -> None:
         """Restore a snapshot of the parameters; the optimiser's state stays as it is."""
-        self.leaves[: self._count] = [value.clone() for value in values]
+        if self.changes_owners:
+            _copy(self.values, values)
+        else:
+            self.leaves[: self._count] = [value.clone() for value in values]
 
     def publish(self) -> None:
-        """Put copies of the current parameters back into their owners."""
-        self._write(self.snapshot())
+        """Put copies of the current parameters back into their owners, unless these have them."""
+        if not self.changes_owners:
+            self._write(self.snapshot())
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return everything that later steps depend on, except the random generators: tensors by name, and the rest."""
         found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
         found["t"] = self.t
         if self._batches is not None:
-            found["waiting"], found["order"] = self._batches.waiting, self._batches.generator.get_state()
+            found |= self._batches.state()
         return found, {}
 
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
         device = self.t.device
         leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
-        self.leaves, self.t = leaves, tensors["t"].to(device)
+        self.t = tensors["t"].to(device)
+        if self.changes_owners:
+            _copy(self.leaves, leaves)
+        else:
+            self.leaves = leaves
         if self._batches is not None:
-            self._batches.waiting = tensors["waiting"].to(device)
-            self._batches.generator.set_state(tensors["order"])
+            self._batches.set_state(tensors)
 
 
 class TorchOptimiserRun(TrainingRun):
@@ -197,7 +291,7 @@ class TorchOptimiserRun(TrainingRun):
         optimiser: torch.optim.Optimizer,
         *,
         inputs: tuple[Tree, ...],
-        batches: Batches | None,
+        batches: Source | None,
         compile: Compile,
     ) -> None:
         self._parameters, self._optimiser = parameters, optimiser
@@ -223,9 +317,7 @@ class TorchOptimiserRun(TrainingRun):
             self._chain = None
 
     def _write_back(self, values: list[Tensor]) -> None:
-        with torch.no_grad():
-            for parameter, value in zip(self._parameters, values, strict=True):
-                parameter.copy_(value)
+        _copy(self._parameters, values)
 
     def advance(self, steps: int) -> Tensor:
         """Take one step; return the loss before it."""
@@ -285,15 +377,31 @@ def make_run(
     update: Update | torch.optim.Optimizer,
     *,
     inputs: tuple[Tree, ...],
-    batches: Batches | None,
+    batches: Source | None,
     compile: Compile,
+    guarded: bool = True,
 ) -> TrainingRun:
     """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it."""
     if isinstance(update, torch.optim.Optimizer):
         trained = list(parameters.by_name.values())
         return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
-    step, write = make_step(gradients_of, parameters, update), parameters.write
-    return TrainingRun(step, parameters.values, update, write=write, inputs=inputs, batches=batches, compile=compile)
+    return TrainingRun(
+        make_step(gradients_of, parameters, update),
+        parameters.values,
+        update,
+        write=parameters.write,
+        inputs=inputs,
+        batches=batches,
+        compile=compile,
+        in_place=make_step_in_place(gradients_of, parameters, update),
+        guarded=guarded,
+    )
+
+
+def _copy(targets: list[Tensor], values: list[Tensor]) -> None:
+    with torch.no_grad():
+        for target, value in zip(targets, values, strict=True):
+            target.copy_(value)
 
 
 def _like(now: object, value: object) -> object:

@@ -13,12 +13,14 @@ import pyro.infer
 import pyro.optim
 import torch
 
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.preflight import check_gradients
 
 Compile = Literal["auto"] | bool
 
@@ -75,10 +77,12 @@ class SVI(pyro.infer.SVI):
         self._built = 0
         self._told: set[str] = set()
 
+    @one_at_a_time
     def step(self, *args: object, **kwargs: object) -> float:
         """Take one gradient step and return the loss before it."""
+        check_gradients()
         if self._compile is False:
-            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+            return self._eagerly(*args, **kwargs)
         given = Arguments(args, kwargs)
         try:
             program = self._program(given)
@@ -86,8 +90,17 @@ class SVI(pyro.infer.SVI):
             if self._compile is True:
                 raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
             self._say_once(reason)
-            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+            return self._eagerly(*args, **kwargs)
         return float(program.step(given))
+
+    def _eagerly(self, *args: object, **kwargs: object) -> float:
+        with torch.enable_grad():  # as a compiled step does: in no_grad(), Pyro's would change nothing
+            return float(super().step(*args, **kwargs))  # type: ignore[no-untyped-call]
+
+    @one_at_a_time
+    def evaluate_loss(self, *args: object, **kwargs: object) -> float:
+        """Return the loss, without gradients."""
+        return super().evaluate_loss(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
 
     def _program(self, given: Arguments) -> CompiledStep:
         """Return the compiled step for these arguments; raise the reason if there is none."""
@@ -174,5 +187,5 @@ def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> 
     warnings.warn(
         f"{what} cannot be compiled, and runs eagerly from here on: {reason}.{cure} compile=False silences this;"
         " compile=True raises the error.",
-        stacklevel=4,
+        stacklevel=5,
     )

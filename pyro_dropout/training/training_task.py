@@ -25,7 +25,8 @@ from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
-from pyro_dropout.training.runner import Batches, TrainingRun, make_run
+from pyro_dropout.training.preflight import check_trained
+from pyro_dropout.training.runner import Batches, Source, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
 
@@ -81,9 +82,11 @@ class TrainingTask:
 
     def _parameters(self, batch: int) -> Parameters:
         first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))
-        return Parameters(*self.parts, first.args, first.kwargs)
+        found = Parameters(*self.parts, first.args, first.kwargs)
+        check_trained(found.names, self.guide)
+        return found
 
-    def _batches(self, batch: int) -> Batches | None:
+    def _batches(self, batch: int) -> Source | None:
         count = self.call.count or 1
         if batch == count:
             return None

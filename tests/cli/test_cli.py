@@ -1,5 +1,6 @@
 """The command line: what it writes, what it says to people and to machines, and what it says of mistakes."""
 
+import errno
 import hashlib
 import io
 import json
@@ -26,6 +27,7 @@ from pyro_dropout.cli import repository as cli_data
 from pyro_dropout.cli import run_folder as runs_on_disk
 from pyro_dropout.cli.main import app, main
 from pyro_dropout.mathematics import checks
+from pyro_dropout.training.checkpoints import posterior_file
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.runner import TrainingRun
 from tests.cli.command import FEW, contents, houses, run, table_of, written
@@ -125,6 +127,22 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     done = run("resume", tmp_path / "part", "--quiet")
     assert done.exit_code == 2
     assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run started")
+
+
+def test_a_full_disk_at_the_end_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    data, out = written(tmp_path, houses()), tmp_path / "run"
+    with monkeypatch.context() as changed:
+        changed.setattr(posterior_file, "write_tensors", full)
+        done = run("fit", data, "--out", out, *FEW)
+    assert done.exit_code == 2
+    assert done.stderr.strip().endswith(
+        "No space left on device. Free some space, or save to another disk; to continue from the last checkpoint:"
+        f" pyro-dropout resume {out}"
+    )
+    assert run("resume", out, "--quiet").exit_code == 0
 
 
 def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:

@@ -279,7 +279,7 @@ BAD_CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         ShapeError,
         r"outputs \(N, D\); it gave \(4, 5, 3\)",
     ),
-    "a tuple": (lambda: BayesianNet(nn.RNN(2, 3))(torch.zeros(4, 5, 2)), ShapeError, "it gave tuple"),
+    "a tuple": (lambda: BayesianNet(nn.RNN(2, 3))(torch.zeros(4, 5, 2)), ShapeError, "net returns a tuple with 0, 1"),
     "targets without a column": (lambda: BayesianNet(mlp())(X, torch.zeros(4)), ShapeError, r"y.unsqueeze\(-1\)"),
     "too many targets": (lambda: BayesianNet(mlp())(X, torch.zeros(5, 1)), ShapeError, r"\(4, 1\).*got \(5, 1\)"),
     "targets with a column": (

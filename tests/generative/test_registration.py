@@ -37,7 +37,8 @@ def step(model: Any, guide: Any, lr: float = 0.1, count: int = 2) -> None:
 
 def test_the_first_of_its_kind_has_the_plain_name() -> None:
     model = normed()
-    step(model, pd.AutoMeanField(model))
+    guide = pd.AutoMeanField(model)
+    step(model, guide)
     names = set(pyro.get_param_store())
     assert {"BayesianNet.1.weight", "Gaussian.log_tau", "AutoMeanField.0.weight.loc"} <= names
 

@@ -99,6 +99,61 @@ class OwnGenerator(nn.Module):
         return x + float(self.generator.normal()) if self.training else x
 
 
+class OwnTorchGenerator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.randn(x.shape, generator=self.generator) if self.training else x
+
+    def __deepcopy__(self, memo: object) -> "OwnTorchGenerator":
+        return OwnTorchGenerator()
+
+
+class BatchDepth(nn.Module):
+    """torchvision's StochasticDepth with mode="batch": a branch is dropped for all data points at once."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.empty([1] * x.ndim).bernoulli_(1 - self.p) / (1 - self.p) if self.training else x
+
+
+class Shuffle(nn.Module):
+    """Mixes each data point with another one, as mixup does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * (x + x[torch.randperm(len(x))]) if self.training else x
+
+
+class ForwardOfPart(nn.Module):
+    """Does not call its part, so that hooks and those who look for the part's name do not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = DropPath(0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part.forward(x)
+
+
+class Counting(nn.Module):
+    """Noise whose size is a running statistic of the layer's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("size", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        self.size.mul_(0.9).add_(0.1 * x.abs().mean())
+        return x + torch.randn_like(x) * self.size
+
+
 class Residual(nn.Module):
     """A block with dropout before its last layer, a noisy layer on its branch, and a shortcut."""
 

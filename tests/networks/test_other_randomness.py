@@ -1,66 +1,140 @@
-"""from_dropout refuses what draws random numbers beside the dropout that it reads: the pair would lack its spread."""
+"""What draws random numbers beside dropout of rows: the model keeps it and draws it as the network does, or refuses."""
 
 import copy
 import random
-import re
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.networks.agreement import largest_z, predicted, stochastic_passes
 from tests.networks.noisy_layers import (
     Attention,
+    BatchDepth,
+    Counting,
     DropPath,
+    ForwardOfPart,
     GaussianNoise,
     LayerDrop,
     OldAttention,
     OwnGenerator,
+    OwnTorchGenerator,
+    Shuffle,
     StochasticDepth,
     network,
 )
 
-NOISY: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "drop path": (lambda: DropPath(0.3), "DropPath '1.noisy'"),
-    "attention": (lambda: Attention(0.3), "Attention '1.noisy'"),
-    "attention before kernels": (lambda: OldAttention(0.3), "OldAttention '1.noisy'"),
-    "noise": (lambda: GaussianNoise(0.3), "GaussianNoise '1.noisy'"),
-    "layer drop": (lambda: LayerDrop(0.5), "LayerDrop '1.noisy'"),
-    "random slopes": (nn.RReLU, "RReLU '1.noisy'"),
-    "stochastic depth": (lambda: StochasticDepth(0.3), "StochasticDepth '1.noisy'"),
-    "a generator of its own": (OwnGenerator, "OwnGenerator '1.noisy'"),
+KEPT: dict[str, Callable[[], nn.Module]] = {
+    "drop path": lambda: DropPath(0.3),
+    "stochastic depth": lambda: StochasticDepth(0.3),
+    "attention": lambda: Attention(0.3),
+    "attention before kernels": lambda: OldAttention(0.3),
+    "noise": lambda: GaussianNoise(0.3),
+    "random slopes": nn.RReLU,
+    "dropout before a shortcut": lambda: nn.Dropout(0.4),
+    "alpha dropout": lambda: nn.AlphaDropout(0.3),
+    "whole rows of units": lambda: nn.Dropout1d(0.3),
 }
-# torch.fx does not see what these do: they are noticed with the first data.
-UNSEEN = {"stochastic depth", "a generator of its own", "layer drop", "random slopes"}
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "layer drop": (lambda: LayerDrop(0.5), "LayerDrop '1.noisy' draws .* Python's"),
+    "a generator of its own": (OwnGenerator, "OwnGenerator '1.noisy' draws .* a generator of its own"),
+    "a generator of torch's": (OwnTorchGenerator, "OwnTorchGenerator '1.noisy' draws .* a generator of its own"),
+    "one draw for a batch": (lambda: BatchDepth(0.3), "BatchDepth '1.noisy' draws .* same for all data points"),
+    "shuffled points": (Shuffle, "Shuffle '1.noisy' draws .* may mix data points"),
+    "a forward pass that is called": (ForwardOfPart, "ForwardOfPart '1.noisy' draws .* it alone is in training mode"),
+    "statistics of its own": (Counting, "Counting '1.noisy' draws .* changes its buffers"),
+}
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
 
-@pytest.mark.parametrize("trained", [True, False], ids=["train", "eval"])
-@pytest.mark.parametrize("name", NOISY)
-def test_other_randomness_is_refused_by_name(name: str, trained: bool) -> None:
-    make, words = NOISY[name]
+@pytest.mark.parametrize("name", KEPT)
+def test_noise_is_drawn_as_in_training_mode(name: str) -> None:
+    # 4 differences, each beyond 4 standard errors with probability 6e-5 on correct code; the seed is fixed.
+    torch.manual_seed(3)
+    trained = len(name) % 2 == 0  # whatever the mode
+    net = network(KEPT[name]())
+    model, guide = pd.from_dropout(net.train(trained))
+    model.train(trained)
+    passes = stochastic_passes(net, X, 4000)
+    assert largest_z(passes, predicted(model, guide, X, 4000)) < 4
+    assert model.noise == ["1.noisy"]
+    assert model.dropped == ["1.drop"]
+    assert "noise of the network's own, at every pass: 1.noisy" in repr(model)
+    assert all(module.training is trained for module in model.net.modules())
+
+
+@pytest.mark.parametrize("name", ["stochastic depth", "attention", "dropout before a shortcut"])
+def test_noise_beside_shared_draws(name: str) -> None:
+    torch.manual_seed(4)
+    net = network(KEPT[name]())
+    found = predicted(*pd.from_dropout(net), X, 400, shared=True)
+    assert largest_z(stochastic_passes(net, X, 4000), found) < 4
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_noise_is_refused_by_name(name: str) -> None:
+    make, words = REFUSED[name]
+    trained = len(name) % 2 == 0
     net = network(make()).train(trained)
+    model, guide = pd.from_dropout(net)
     before = states()
-    with pytest.raises(pd.PyroDropoutError, match=re.escape(words)):
-        read_and_predict(net, name in UNSEEN)
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        pd.predict(model, guide, X, samples=3, seed=0)
+    with pytest.raises(pd.PyroDropoutError, match=words):
+        pd.from_dropout(net, example=X)
     assert states() == before
     assert net.training is trained
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
-
-
-def read_and_predict(net: nn.Module, unseen: bool) -> None:
-    model, guide = pd.from_dropout(net)
-    assert unseen
-    pd.predict(model, guide, torch.ones(5, 3), samples=3, seed=0)
 
 
 def states() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002 - the shared one
 
 
+def test_points_have_noise_of_their_own() -> None:
+    model, guide = pd.from_dropout(network(DropPath(0.5)))
+    x = X[:1].expand(2, 3)
+    for shared in (False, True):
+        one, other = predicted(model, guide, x, 20 if shared else 2000, shared)[..., 0].unbind(1)
+        both = torch.corrcoef(torch.stack([one, other]))[0, 1]
+        assert bool((one != other).any())
+        if not shared:  # the correlation of independent numbers is within 4 standard errors
+            assert abs(float(both)) < 4 / 2000**0.5
+
+
+def test_the_standard_prediction_has_no_noise() -> None:
+    net = network(GaussianNoise(0.3))
+    model, guide = pd.from_dropout(net)
+    found = pd.predict(model, guide, X, method="standard").mean
+    assert torch.allclose(found, net.eval()(X), atol=1e-6)
+
+
+def test_draws_that_are_not_kept_are_repeated_with_their_noise() -> None:
+    model, guide = pd.from_dropout(network(DropPath(0.5)))
+    y = torch.zeros(2, 1)
+    kept, lost = (pd.predict(model, guide, X, samples=50, seed=0, keep_samples=keep) for keep in (True, False))
+    assert torch.allclose(kept.log_prob(y), lost.log_prob(y))
+
+
+NEEDS_FUNCTIONS: dict[str, Callable[[pd.BayesianNet, nn.Module], object]] = {
+    "nuts": lambda model, guide: pd.nuts(model, X, torch.zeros(2, 1), samples=4, warmup=4, chains=1),
+    "conjugate": lambda model, guide: pd.conjugate(model, X, torch.zeros(2, 1)),
+    "thompson": lambda model, guide: pd.thompson(model, guide, X),
+}
+
+
+@pytest.mark.parametrize("asker", NEEDS_FUNCTIONS)
+def test_what_needs_functions_of_the_weights_is_refused(asker: str) -> None:
+    with pytest.raises(pd.PyroDropoutError, match=r"noise of its own at every pass, in '1\.noisy'"):
+        NEEDS_FUNCTIONS[asker](*pd.from_dropout(network(GaussianNoise(0.3))))
+
+
 def build(seed: int = 0) -> tuple[nn.Module, nn.Module]:
-    return pd.from_dropout(network(StochasticDepth(0.3)).eval())
+    return pd.from_dropout(network(BatchDepth(0.3)).eval())
 
 
 VERBS: dict[str, Callable[[Tensor, Tensor], object]] = {
@@ -73,20 +147,29 @@ VERBS: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("verb", [pytest.param("compiled", marks=pytest.mark.deep), "fit", "shared", "fleet"])
 def test_it_is_noticed_by_every_verb(verb: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"StochasticDepth '1\.noisy' draws"):
+    with pytest.raises(pd.PyroDropoutError, match=r"BatchDepth '1\.noisy' draws"):
         VERBS[verb](torch.randn(6, 3), torch.randn(6, 1))
+
+
+def test_training_and_its_report_see_the_noise() -> None:
+    net = network(GaussianNoise(2.0))
+    quiet = network(GaussianNoise(0.0))
+    quiet.load_state_dict(net.state_dict())
+    reports = [pd.elbo_report(*pd.from_dropout(each, tau=1.0), X, torch.zeros(2, 1), seed=0) for each in (net, quiet)]
+    assert reports[0].nll > reports[1].nll
+    assert reports[0].kl_large_k == pytest.approx(reports[1].kl_large_k)  # noise of the model's own adds nothing
+    model, guide = pd.from_dropout(net)
+    pd.fit(model, guide, X, torch.zeros(2, 1), steps=2, compile=False, progress=False)
+    assert model.noise == ["1.noisy"]
 
 
 @pytest.mark.parametrize("make", [lambda: DropPath(0.0), lambda: StochasticDepth(0.0), lambda: Attention(0.0)])
 def test_a_probability_of_zero_is_no_randomness(make: Callable[[], nn.Module]) -> None:
     net = network(make())
     state = copy.deepcopy(net.state_dict())
-    model, guide = pd.from_dropout(net)
-    x = torch.randn(2000, 3)[:1].expand(2000, 3)
-    found = pd.predict(model, guide, x, samples=5, seed=0).samples.std()
-    with torch.no_grad():
-        expected = torch.cat([net(x) for _ in range(5)]).std()
-    assert float(found / expected) == pytest.approx(1, abs=0.06)
+    model, guide = pd.from_dropout(net, example=X)
+    assert model.noise == []
+    assert largest_z(stochastic_passes(net, X, 3000), predicted(model, guide, X, 3000)) < 4
     assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
 
 
@@ -99,12 +182,38 @@ def test_batch_statistics_stay_and_one_row_is_enough() -> None:
     assert not model.net.training
 
 
-def test_what_runs_in_evaluation_mode_only_is_taken() -> None:
-    class NeedsTargets(nn.Sequential):
-        def forward(self, x: Tensor) -> Tensor:
-            if self.training:
-                raise ValueError("give targets in training mode")
-            return super().forward(x)
+class NeedsTargets(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise ValueError("give targets in training mode")
+        return super().forward(x)
 
-    model, guide = pd.from_dropout(NeedsTargets(nn.Dropout(0.5), nn.Linear(3, 1)).eval())
-    assert float(pd.predict(model, guide, torch.ones(4, 3), samples=200).epistemic.min()) > 0
+
+def test_what_runs_in_evaluation_mode_only_is_taken_with_a_warning() -> None:
+    net = NeedsTargets(nn.Dropout(0.5), nn.Linear(3, 4), nn.Dropout(0.5)).eval()
+    model, guide = pd.from_dropout(net)
+    with pytest.warns(UserWarning, match=r"does not run in training mode \(ValueError: give targets"):
+        assert float(pd.predict(model, guide, torch.ones(4, 3), samples=200).epistemic.min()) > 0
+    assert model.noise == ["0", "2"]  # torch cannot follow it, so that both stay where they are
+
+
+class Sizes(nn.Module):
+    """A network for batches of four, or of multiples of it, with noise for a whole batch."""
+
+    def __init__(self, *groups: int) -> None:
+        super().__init__()
+        self.layer, self.groups, self.p = nn.Linear(3, 1), groups, 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x.reshape(*self.groups, 4, 3)).reshape(-1, 1)
+        return h * F.dropout(h[:1] * 0 + 1, self.p, self.training)
+
+
+def test_noise_in_batches_of_one_size() -> None:
+    model, guide = pd.from_dropout(Sizes(), example=torch.ones(4, 3))
+    assert model.noise == [""]
+    weights = guide.sample_weights(64)  # every draw is a pass of its own
+    f = model.evaluate(weights, torch.ones(4, 3))
+    assert len(f[:, 0].unique()) == 2
+    with pytest.raises(pd.PyroDropoutError, match=r"Sizes '' draws .* the same for all data points"):
+        pd.from_dropout(Sizes(-1), example=torch.ones(4, 3))

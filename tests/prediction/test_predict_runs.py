@@ -175,7 +175,7 @@ X = torch.zeros(5, 2)
     ("options", "error", "message"),
     [
         ({"x": [[1.0]]}, pd.ShapeError, "x must be a tensor"),
-        ({"x": X.long()}, pd.RangeError, "x must be a floating-point"),
+        ({"x": X.long()}, pd.RangeError, "x must be of the network's type"),
         ({"x": X * math.nan}, pd.RangeError, "x must be finite"),
         ({"x": X[:0]}, pd.ShapeError, "at least one data point"),
         ({"x": torch.tensor(1.0)}, pd.ShapeError, "at least one data point"),

@@ -95,7 +95,7 @@ def test_what_r_hat_is_of() -> None:
         pd.nuts(returns("function"), X, Y, **few)
 
 
-@LOST
+@ROUGH
 def test_whatever_goes_wrong_after_sampling_the_draws_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any) -> Any:
         raise RuntimeError("no R-hat today")
@@ -105,7 +105,7 @@ def test_whatever_goes_wrong_after_sampling_the_draws_are_there(monkeypatch: pyt
         found = pd.nuts(line, X, Y, **QUICK)
     assert found.num_draws == 60
     monkeypatch.undo()
-    with pytest.warns(UserWarning, match="R-hat could not be computed"):
+    with pytest.warns(UserWarning, match=r"the training points.*, so R-hat is that of its sites"):
         found = pd.nuts(schools, 1 + X.square(), Y, points=torch.zeros(3), **{**QUICK, "samples": 10, "warmup": 10})
     assert found.num_draws == 10
 

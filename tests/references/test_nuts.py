@@ -167,3 +167,60 @@ def test_a_network_with_ten_hidden_units_is_sampled() -> None:
     assert found.ess_of(f.reshape(4, 500, 30)).min() > 400
     assert torch.allclose(answer.mean, f.mean(0), atol=1e-5)
     assert ((answer.mean - torch.sin(2 * x)).square().mean().sqrt()) < 0.2
+
+
+class Own(nn.Module):
+    """A model of one's own with a likelihood for its outputs, sites of other names, and constants in float32."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self.likelihood, self.returns = pd.Gaussian(4.0), returns
+        self.width = torch.tensor([[1.0]])  # neither a parameter nor a buffer: it stays as it is
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor | None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(1, 1), 1.0).to_event(2))
+        f = (x @ self.width @ w).squeeze(-1)
+        with pyro.plate("data", len(x)):
+            pyro.sample("heights", dist.Normal(f, 0.5), obs=y)
+        return {"values": f, "nothing": None, "column": f.unsqueeze(-1)}[self.returns]
+
+
+LINE = torch.linspace(-1, 1, 6).unsqueeze(-1)
+
+
+@pytest.mark.parametrize("returns", ["values", "nothing", "column"])
+@pytest.mark.parametrize("points", [None, LINE[:2]])
+def test_r_hat_is_that_of_the_sites_if_the_model_gives_no_function(returns: str, points: Tensor | None) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = pd.nuts(
+            Own(returns), LINE, 2 * LINE[:, 0], chains=2, samples=30, warmup=20, points=points, compile=False, **QUIET
+        )
+    assert found.weights["w"].shape == (2, 30, 1, 1)
+    assert not [each for each in told if "could not be computed" in str(each.message)]
+    assert sum("points" in str(each.message) for each in told) == (points is not None)
+
+
+def disagreeing(x: Tensor, y: Tensor) -> None:
+    """A posterior with two modes, of which each chain finds one."""
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(10 * w**2, 0.01), obs=y)
+
+
+def test_draws_are_not_lost_where_warnings_are_errors() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"diverged|disagree") as raised:
+            pd.nuts(disagreeing, LINE, torch.full((6,), 10.0), chains=4, samples=10, warmup=5, compile=False, **QUIET)
+    assert raised.value.posterior.weights["w"].shape == (4, 10)  # type: ignore[attr-defined]
+
+
+def test_draws_are_not_lost_where_r_hat_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pd.SampledPosterior, "rhat_of", interrupted)
+    with pytest.warns(UserWarning, match="R-hat could not be computed"):
+        found = pd.nuts(disagreeing, LINE, LINE[:, 0], chains=2, samples=10, warmup=5, compile=False, **QUIET)
+    assert found.num_draws == 10

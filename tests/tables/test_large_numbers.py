@@ -117,6 +117,11 @@ def test_a_run_knows_its_centres(tmp_path: Path) -> None:
     assert run("resume", tmp_path / "run", "--steps", 201, "--quiet").exit_code == 0
 
 
+def test_values_that_single_precision_takes_for_zero_are_refused_for_that(tmp_path: Path) -> None:
+    with pytest.raises(pd.RangeError, match=r"table.csv, column 't': its values are too small.*change the unit"):
+        read_table(as_csv(tmp_path, {"t": [1e-50 * k for k in range(30)], "y": range(30)}))
+
+
 def test_values_in_far_apart_heaps_are_refused(tmp_path: Path) -> None:
     heaps = [10**k + j for k in range(9, 15) for j in range(5)]
     with pytest.raises(pd.RangeError, match=r"table.csv, column 't': its values lie so far apart.*take logarithms"):

@@ -155,3 +155,59 @@ def test_programs_of_all_kinds_can_be_called() -> None:
         pyro.poutine.block(model),
     ):
         check_targets(each, X, ONES)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def test_training_in_inference_mode_is_refused_by_name() -> None:
+    model = made(pd.Gaussian(4.0))
+    guide = pd.AutoMeanField(model)
+    fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
+    with torch.inference_mode():
+        for train in (partial(pd.fit, model, guide), fleet.fit):
+            with pytest.raises(pd.PyroDropoutError, match=r"torch\.inference_mode\(\) switches off; do it outside"):
+                train(X, X, **QUIET)
+        svi = pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), compile=False)
+        with pytest.raises(pd.PyroDropoutError, match=r"training needs gradients"):
+            svi.step(X, X)
+        with pytest.raises(pd.PyroDropoutError, match=r"sampling needs gradients"):
+            pd.nuts(model, X, X, chains=2, samples=4, warmup=4, compile=False, progress=False)
+        made_there = pd.AutoMeanField(model)
+    with pytest.raises(pd.PyroDropoutError, match=r"of the guide was made in torch\.inference_mode"):
+        pd.fit(model, made_there, X, X, **QUIET)
+
+
+def test_an_eager_step_without_gradients_trains_as_a_compiled_one_does() -> None:
+    model = made(pd.Gaussian(4.0))
+    guide = pd.AutoMeanField(model)
+    before = guide.mean()
+    with torch.no_grad():
+        pd.SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), compile=False).step(X, X)
+    assert all(not torch.equal(value, before[name]) for name, value in guide.mean().items())
+
+
+def test_data_made_in_inference_mode_are_trained_on_and_predicted_in_it() -> None:
+    model = made(pd.Gaussian(4.0))
+    guide = pd.AutoMeanField(model)
+    with torch.inference_mode():
+        x = 2 * X
+    assert torch.isfinite(pd.fit(model, guide, x, x, **QUIET).losses).all()
+    outside = pd.predict(model, guide, x, samples=5, seed=0)
+    with torch.inference_mode():
+        inside = pd.predict(model, guide, x, samples=5, seed=0)
+        assert torch.equal(inside.log_prob(x), outside.log_prob(x))
+
+
+@pytest.mark.parametrize("optim", ["adam", "torch"])
+def test_a_guide_with_nothing_to_train_is_refused_by_name(optim: str) -> None:
+    model = made(pd.Gaussian(4.0))
+    guide = pd.AutoMeanField(model)
+    chosen: Any = torch.optim.Adagrad(guide.parameters()) if optim == "torch" else optim
+    guide.requires_grad_(False)
+    with pytest.raises(pd.PyroDropoutError, match=r"nothing to train: AutoMeanField.*requires_grad_\(True\)"):
+        pd.fit(model, guide, X, X, optim=chosen, **QUIET)
+    with pytest.raises(pd.PyroDropoutError, match="nothing to train"):
+        pd.Fleet(lambda seed: (model, guide), {"seed": [0]}).fit(X, X, **QUIET)
+    next(guide.parameters()).requires_grad_(True)
+    assert pd.fit(model, guide, X, X, **QUIET).steps == 2

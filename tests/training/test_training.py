@@ -282,7 +282,7 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_bad_data() -> None:
     model, guide, x, y = problem()
-    for bad in ((x[:3], y), (x[:0], y[:0]), (x.numpy(), y)):
+    for bad in ((x[:3], y), (x[:0], y[:0]), (x, y.numpy())):
         with pytest.raises(pd.ShapeError, match="x and y must be tensors with the same number of points"):
             pd.fit(model, guide, *bad, steps=1)
     with pytest.raises(pd.PyroDropoutError, match="an Update has its own schedule and clip_norm"):

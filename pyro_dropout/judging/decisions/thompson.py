@@ -6,6 +6,7 @@ is something to learn from them.
 
 from torch import Tensor
 
+from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.shapes import Int
 from pyro_dropout.prediction.predict import predict
@@ -43,6 +44,7 @@ def thompson(model: PyroModel, posterior: object, contexts: Tensor, *, seed: int
     lead = contexts.shape[: 1 if contexts.dim() == 2 else 2]
     x = contexts.flatten(0, len(lead) - 1)
     reward = predict(model, posterior, x, samples=1, shared=True, seed=seed, keep_samples=True).mean
+    check_no_noise(model, "Thompson sampling")  # found when the network runs
     if reward.shape[-1] != 1:
         raise ShapeError(f"model must have one target, the reward of an action; it has {reward.shape[-1]}.")
     best: Tensor = reward.reshape(lead).argmax(-1)

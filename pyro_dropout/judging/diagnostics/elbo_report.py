@@ -14,6 +14,7 @@ from torch import Tensor
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.inference_data import asked
@@ -66,6 +67,7 @@ class ElboReport:
         return f"ElboReport(elbo={self.elbo:.2f} ± {self.standard_error:.2f}: {parts})"
 
 
+@one_at_a_time
 def elbo_report(
     model: PyroModel | None,
     guide: object,

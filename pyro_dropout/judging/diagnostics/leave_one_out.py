@@ -5,6 +5,7 @@ factor corrects from the approximation to the posterior (Magnusson, Andersen, Jo
 removes the point; both are smoothed together, and k̂ says for each point whether that worked.
 """
 
+import math
 import warnings
 
 import torch
@@ -72,7 +73,8 @@ def loo(
 
     ``az.loo(to_arviz(...))`` treats the draws as exact posterior draws; so does ``approximate=False``, which gives the
     same numbers. The default corrects for the guide's approximation error; k̂ says where the guide is too poor for
-    that. ``az.compare`` takes a dict of results.
+    that. ``az.compare`` takes a dict of results. ArviZ's own ``loo_approximate_posterior`` has the same elpd, but its
+    p_loo scores the data by uncorrected draws from q, and so is wrong unless q is the posterior.
 
     Args:
         model: a network of this package, or any Pyro model, whose observed site defines the points.
@@ -113,10 +115,14 @@ def loo(
     # With several chains ArviZ makes the tail longer, by the relative efficiency of their draws.
     worth = efficiency_of({name: value.detach().cpu().numpy() for name, value in draws.weights.items()})
     weights, khat = (torch.from_numpy(part) for part in pareto_smooth((base - each).cpu().numpy(), worth))
-    whole = torch.from_numpy(pareto_smooth(base.cpu().numpy(), worth)[0])
     each = each.cpu()
     pointwise = torch.logsumexp(weights + each, -1)
-    fitted = torch.logsumexp(whole + each, -1)
+    # With ℓ = p(y_i | w): p(y_i | y) = E[ℓ²]/E[ℓ], under the same smoothed weights of p(w | all others) that give
+    # p(y_i | all others) = E[ℓ], so that no term of p_loo is negative. Without the correction, the mean, as in ArviZ.
+    if corrected:
+        fitted = torch.logsumexp(weights + 2 * each, -1) - pointwise
+    else:
+        fitted = torch.logsumexp(each, -1) - math.log(each.shape[-1])
     bad = int((khat > 0.7).sum())
     if bad:
         warnings.warn(

@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue
@@ -95,6 +97,7 @@ class SBC:
         return ax
 
 
+@one_at_a_time
 def sbc(
     model: PyroModel,
     fit: Callable[..., object],
@@ -172,10 +175,9 @@ def sbc(
 def _inputs(model: PyroModel, args: tuple[object, ...], kwargs: dict[str, object]) -> ModelCall:
     """Return the call of a network with x, by place or by name."""
     x = args[0] if args else kwargs.get("x")
-    if len(args) + len(kwargs) != 1 or not isinstance(x, Tensor) or x.dim() == 0 or not len(x):
-        got = type(x).__name__ if len(args) + len(kwargs) == 1 else f"{len(args) + len(kwargs)} arguments"
-        raise ShapeError(f"x must be a tensor of at least one data point, (N, ...); got {got}.")
-    return ModelCall(model, (x,))
+    if len(args) + len(kwargs) != 1:
+        raise ShapeError(f"a network takes only x here, (N, ...); got {len(args) + len(kwargs)} arguments.")
+    return ModelCall(model, (check_inputs(x, whole=takes_all(model)),))
 
 
 def _posterior_draws(call: ModelCall, posterior: object, samples: int, network: bool) -> tuple[Weights, Tensor | None]:

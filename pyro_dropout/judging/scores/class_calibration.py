@@ -146,7 +146,8 @@ def ece(prediction: Prediction, y: Tensor, bins: int = 15) -> float:
 def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
     """Return the Brier score of each point, (N,): the squared distance of its probabilities from the observed class.
 
-    It is Σ_c (p_c - 1[y = c])², from 0 to 2; with a Bernoulli likelihood (p - y)², summed over the D targets.
+    It is Σ_c (p_c - 1[y = c])², from 0 to 2; with a Bernoulli likelihood (p - y)², summed over the D targets. Sequences
+    and maps have one for each position that is not ignored.
 
     Args:
         prediction: of classes.
@@ -166,10 +167,15 @@ def brier(prediction: Prediction, y: Tensor) -> Float[Tensor, "*N"]:
 
 
 def _classes_of(prediction: Prediction, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Return the checked targets and the probabilities in float64, for the function of this name."""
+    """Return the checked targets and the probabilities in float64, for the function of this name.
+
+    Those of sequences and maps have a row for each position that counts.
+    """
     check_prediction(prediction)
     prediction.check_classes(name)
-    return checked_targets(prediction, y), prediction.probs.to(_F64)
+    y, probs = checked_targets(prediction, y), prediction.probs.to(_F64)
+    counted = prediction.counted(y)
+    return (y[counted], probs[counted]) if probs.dim() > 2 or not bool(counted.all()) else (y, probs)
 
 
 def _wilson(share: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def crps(
     if is_class(prediction.target_distribution):
         raise PyroDropoutError(f"crps is for numbers, and this prediction is of {prediction.family}; use brier.")
     if method == "gaussian":
-        scale = prediction.variance.to(_F64).sqrt()
+        scale = prediction.std.to(_F64)
         found = gaussian_distance(prediction.mean.to(_F64) - y, scale) - scale / math.sqrt(math.pi)
     elif method == "sample":
         found = _from_draws(prediction, y, seed)

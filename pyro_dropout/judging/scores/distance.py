@@ -90,7 +90,7 @@ def predictive_distance(
 def _moments(prediction: Prediction, of: str) -> tuple[Tensor, Tensor]:
     """Return means and standard deviations, (N, D) each."""
     if of == "y":
-        return prediction.mean.to(F64), prediction.variance.to(F64).sqrt()
+        return prediction.mean.to(F64), prediction.std.to(F64)
     f = prediction.samples.to(F64)
     return f.mean(0), f.std(0, correction=0)
 

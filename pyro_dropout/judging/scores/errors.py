@@ -28,7 +28,8 @@ def log_density(prediction: Prediction, y: Tensor) -> Tensor:
 )
 def rmse(prediction: Prediction, y: Tensor) -> float:
     """Return the root mean squared error of the predictive mean."""
-    return float((prediction.mean - y.to(prediction.mean)).square().mean().sqrt())
+    error = prediction.mean.double() - y.to(prediction.mean.device).double()
+    return float(error.square().mean().sqrt())
 
 
 @score(
@@ -42,4 +43,5 @@ def rmse(prediction: Prediction, y: Tensor) -> float:
 def accuracy(prediction: Prediction, y: Tensor) -> float:
     """Return the share of targets whose most probable value they have: one of several classes, or yes and no."""
     best = prediction.probs.argmax(-1) if prediction.one_of_several else prediction.probs > 0.5
-    return float((best == y.reshape(best.shape).to(best.dtype)).double().mean())
+    y = y.reshape(best.shape).to(best.device)
+    return float((best == y.to(best.dtype))[prediction.counted(y)].double().mean())

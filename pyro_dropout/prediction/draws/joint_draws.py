@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import check_inputs, check_pairs
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.checks import check_count, check_finite, check_pairs, check_seed, describe
+from pyro_dropout.mathematics.checks import check_count, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.density_draws import draws_with_density, of_members
 from pyro_dropout.prediction.draws.network_draws import weigh_network
@@ -47,6 +49,7 @@ class JointDraws(Weighed):
         return self.log_data + self.log_prior
 
 
+@one_at_a_time
 def joint_draws(
     call: ModelCall,
     posterior: object,
@@ -89,8 +92,7 @@ def checked_call(call: ModelCall) -> ModelCall:
     if is_network(call.model):
         call = call.as_pair()
         check_pairs("x and y", *call.args)
-        if call.args[0].is_floating_point():
-            check_finite("x", call.args[0])
+        check_inputs(call.args[0])
         return call
     call = call.with_num_data(only_if_needed=True)
     call.check_bound()

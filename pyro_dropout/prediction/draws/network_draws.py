@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites, trace_at
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -25,11 +26,14 @@ def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> Weighed
     observed = {"y": target}
     if likelihood.distribution(f[0]).event_shape == (1,):  # ArviZ's plots expect no dimension for a single output
         observed, drawn = ({name: value.squeeze(-1) for name, value in part.items()} for part in (observed, drawn))
-    dims = {"y": ("point", "output")[: observed["y"].dim()]}
+    names = (
+        ("point", "output") if observed["y"].dim() <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, target.dim())))
+    )
+    dims = {"y": names[: observed["y"].dim()]}
     return Weighed({"y": each}, each.sum(-1), log_prior, observed, dims, drawn)
 
 
-def _most(x: Tensor, f: Tensor) -> int:
+def _most(x: AnyInputs, f: Tensor) -> int:
     return max(1, _BLOCK // max(1, len(x) * f.shape[-1]))
 
 

@@ -13,8 +13,10 @@ from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import AnyInputs, copies
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites
+from pyro_dropout.generative.own_noise import silent
 from pyro_dropout.guides.concrete import ConcreteMixture
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -72,22 +74,22 @@ class WeightDraws(ABC):
         """Prepare for a new pass over all draws."""
 
     @abstractmethod
-    def draw(self, count: int, x: Tensor) -> Weights:
+    def draw(self, count: int, x: AnyInputs) -> Weights:
         """Return ``count`` draws of the weights that are held while some forward passes use them."""
 
     @abstractmethod
-    def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
+    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
         """Return the model's outputs with these weights, (count, N, D)."""
 
     @abstractmethod
-    def most(self, samples: int, like: Tensor) -> int:
+    def most(self, samples: int, like: AnyInputs) -> int:
         """Return how many draws may be held at once, or run in one forward pass."""
 
-    def one(self, x: Tensor) -> Tensor:
+    def one(self, x: AnyInputs) -> Tensor:
         """Return the outputs of one draw, (1, N, D)."""
         return self.outputs(self.draw(1, x), x, 1)
 
-    def differentiable_loss(self, model: object, guide: object, x: Tensor) -> Tensor:
+    def differentiable_loss(self, model: object, guide: object, x: AnyInputs) -> Tensor:
         """Run one draw, by which ``Parameters`` finds the parameters in use."""
         return self.one(x)
 
@@ -95,11 +97,11 @@ class WeightDraws(ABC):
 class WholeFunctions(WeightDraws):
     """Weights that all data points share, so that one draw is one function."""
 
-    def draw(self, count: int, x: Tensor) -> Weights:
+    def draw(self, count: int, x: AnyInputs) -> Weights:
         """Return ``count`` draws of all weights."""
         return latent_draws(self.posterior, count, ModelCall(self.model, (x,)))
 
-    def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
+    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
         """Run the model once for each draw; networks run all of them at once."""
         model: object = self.model
         if isinstance(model, Model) and set(weights) == set(model.sites):
@@ -108,7 +110,7 @@ class WholeFunctions(WeightDraws):
             each = [poutine.condition(self.model, data={k: w[t] for k, w in weights.items()}) for t in range(count)]
             return torch.stack([checked_outputs(run(x), len(x)) for run in each])
 
-    def most(self, samples: int, like: Tensor) -> int:
+    def most(self, samples: int, like: AnyInputs) -> int:
         """Return how many draws may be held at once."""
         size = sum(value.numel() for value in self.draw(1, like).values())
         return max(1, min(samples, MOST_NUMBERS // max(1, size)))
@@ -119,14 +121,14 @@ class PerExample(WeightDraws):
 
     _flips = False
 
-    def draw(self, count: int, x: Tensor) -> Weights:
+    def draw(self, count: int, x: AnyInputs) -> Weights:
         """Return nothing: these weights are drawn inside the forward pass."""
         return {}
 
-    def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
+    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
         """Run the model on ``count`` copies of x."""
         assert callable(self.posterior)
-        rows = x.repeat(count, *[1] * (x.dim() - 1))
+        rows = copies(x, count)
         with poutine.block(expose_types=["param"]), per_example():
             with _CoinFlips():
                 trace = poutine.trace(self.posterior).get_trace(rows)
@@ -143,7 +145,7 @@ class PerExample(WeightDraws):
         self._flips = self._flips or any(recipe is not None and recipe._noise is not None for recipe in drawn)
         return checked_outputs(f, len(rows)).reshape(count, len(x), -1)
 
-    def most(self, samples: int, like: Tensor) -> int:
+    def most(self, samples: int, like: AnyInputs) -> int:
         """Return how many draws one forward pass may have."""
         return max(1, samples // _PASSES_WITH_FLIPS) if self._flips else samples
 
@@ -151,7 +153,7 @@ class PerExample(WeightDraws):
 class MeanWeights(WholeFunctions):
     """The one function with the posterior's mean weights: "standard" dropout at test time."""
 
-    def draw(self, count: int, x: Tensor) -> Weights:
+    def draw(self, count: int, x: AnyInputs) -> Weights:
         """Return E[w], as one draw."""
         if not isinstance(self.posterior, HasMean):
             raise PyroDropoutError(
@@ -159,6 +161,11 @@ class MeanWeights(WholeFunctions):
                 " method='mc'."
             )
         return {name: value.unsqueeze(0) for name, value in self.posterior.mean().items()}
+
+    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
+        """Run the model without noise of its own."""
+        with silent():
+            return super().outputs(weights, x, count)
 
 
 class KeptDraws(WholeFunctions):
@@ -175,7 +182,7 @@ class KeptDraws(WholeFunctions):
         """Shuffle the draws, for a new pass."""
         self._left = self.posterior.order(self._samples)
 
-    def draw(self, count: int, x: Tensor) -> Weights:
+    def draw(self, count: int, x: AnyInputs) -> Weights:
         """Return the next ``count`` draws; before a pass has begun, any."""
         if self._left is None:
             return super().draw(count, x)
@@ -188,12 +195,13 @@ class FunctionDraws(WholeFunctions):
 
     posterior: FunctionPosterior
 
-    def draw(self, count: int, x: Tensor) -> Weights:
+    def draw(self, count: int, x: AnyInputs) -> Weights:
         """Return nothing: there are no weights."""
         return {}
 
-    def outputs(self, weights: Weights, x: Tensor, count: int) -> Tensor:
+    def outputs(self, weights: Weights, x: AnyInputs, count: int) -> Tensor:
         """Return functions at all of x together."""
+        assert isinstance(x, Tensor)
         return checked_outputs(self.posterior.sample_functions(x, count), len(x)).reshape(count, len(x), -1)
 
 

@@ -20,6 +20,7 @@ from torch.distributions.utils import _sum_rightmost
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import check_whole, sample_sites, trace_of
+from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, Weights
@@ -38,7 +39,8 @@ class Energy:
     """-log p(y, w) of a model at its data; ``calls`` counts the evaluations.
 
     Args:
-        call: a Pyro model and its arguments, data included; for a network, a copy in float64 on the CPU is used.
+        call: a Pyro model and its arguments, data included; of a network, a copy in float64 on the CPU is used, if it
+            runs.
         compile: "auto", when it pays off and works; True, at once; False, never.
     """
 
@@ -47,10 +49,12 @@ class Energy:
         self._compile, self._mapped = compile, True
         self._program: Program | None = None
         exact = call.mapped(lambda part: part.to("cpu", F64 if part.is_floating_point() else part.dtype))
-        copied = is_network(call.model)
-        self._given = self._call = replace(exact, model=in_float64(call.model)) if copied else call
+        if is_network(call.model):
+            exact = replace(exact, model=in_float64(call.model))
+        self._given = self._call = exact if has_gaussian_prior(call.model) else call
         self.model = self._call.model
         sites = self._sites()
+        check_no_noise(self.model, "this sampler")
         self._types = dict.fromkeys(sites, F64)
         self._transforms = {name: biject_to(site["fn"].support) for name, site in sites.items()}
         self._shapes = {n: self._transforms[n].inv(site["value"]).shape for n, site in sites.items()}
@@ -58,7 +62,7 @@ class Energy:
         if has_gaussian_prior(self.model) and set(sites) == set(self.model.sites):
             widths = [self.model.prior_of(name).stddev.reshape(-1) for name in sites]
             self._prior = Normal(0.0, torch.cat(widths), validate_args=False)
-        if not copied:  # its constants may require the original dtypes
+        if self._call is not exact:  # its constants may require the original dtypes
             self._call = exact
             try:
                 self._of_one(torch.from_numpy(self._flat(sites)))

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
-from pyro_dropout.generative.observed_sites import trace_of
+from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_of
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
@@ -20,12 +21,14 @@ from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.chains import ChainResult, Plan, run_chains
 from pyro_dropout.references.nuts.energy import Energy
 from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.preflight import check_gradients
 from pyro_dropout.training.svi import Compile, check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
 _MOST_POINTS = 50  # at which R-hat is computed
 
 
+@one_at_a_time
 def nuts(
     model: PyroModel,
     *args: object,
@@ -45,7 +48,7 @@ def nuts(
     All chains run side by side in float64, with one evaluation of the model per step, and start at draws from the
     prior. Parameters that are not random (hidden ones, a learned τ) stay fixed. It warns if trajectories diverge, or if
     chains disagree about the values that the model returns or, if it returns none, about its sites. The draws are
-    returned in any case.
+    returned in any case; where warnings are errors, the ``posterior`` of the exception has them.
 
     Args:
         model: a network of this package, or any Pyro model whose latent sites are continuous.
@@ -81,6 +84,7 @@ def nuts(
     check_count("seed", seed, least=0)
     check_level("target_accept", target_accept)
     check_compile(compile)
+    check_gradients(doing="sampling")
     call = checked_call(call_of(nuts, model, args, kwargs))
     if is_network(model) and call.args[1].is_floating_point():
         check_finite("y", call.args[1])
@@ -103,18 +107,20 @@ def nuts(
     weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)
-    _warn_of_lost(posterior, plan)
+    doubts = _of_lost(posterior, plan)
     if posterior.num_chains > 1 and posterior.num_draws >= 4:  # R-hat needs two draws in each half of a chain
         try:
-            worst, what = _disagreement(call, posterior, points, z, energy)
-        except Exception as cause:
-            warnings.warn(
+            worst, what, more = _disagreement(call, posterior, points, z, energy)
+            doubts += [*more, *_of_disagreement(worst, what, ran, plan)]
+        except (Exception, KeyboardInterrupt) as cause:
+            doubts.append(
                 f"R-hat could not be computed ({type(cause).__name__}: {cause}); the draws are returned anyway."
-                " Use posterior.rhat_of(values) to check values yourself.",
-                stacklevel=2,
+                " Use posterior.rhat_of(values) to check values yourself."
             )
-        else:
-            _warn_of_disagreement(worst, what, ran, plan)
+    for doubt in doubts:
+        warning = UserWarning(doubt)
+        warning.posterior = posterior  # type: ignore[attr-defined]
+        warnings.warn(warning, stacklevel=3)
     return posterior
 
 
@@ -129,18 +135,27 @@ def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor)
 
 def _disagreement(
     call: ModelCall, posterior: SampledPosterior, points: Tensor | None, z: Tensor, energy: Energy
-) -> tuple[float, str]:
-    """Return the largest R-hat and its quantity: the function's values, or a site in unconstrained space."""
-    if is_network(call.model):
-        at = call.args[0] if points is None else points
-        spread = torch.linspace(0, len(at) - 1, min(len(at), _MOST_POINTS)).round().long()
-        return float(function_rhat(call.model, posterior, at[spread.to(at.device)]).max()), "the function"
-    values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
-    if values is not None:
-        return float(posterior.rhat_of(values).max()), "the values that the model returns"
+) -> tuple[float, str, list[str]]:
+    """Return the largest R-hat, its quantity (the function's values, or a site in unconstrained space), and doubts."""
+    doubts: list[str] = []
+    try:
+        if speaks_by_likelihood(call):
+            at = call.args[0] if points is None else points
+            spread = torch.linspace(0, len(at) - 1, min(len(at), _MOST_POINTS)).round().long()
+            return float(function_rhat(call.model, posterior, at[spread.to(at.device)]).max()), "the function", doubts
+        values = _returned(call if points is None else ModelCall(call.model, (points,)), posterior)
+        if values is not None:
+            return float(posterior.rhat_of(values).max()), "the values that the model returns", doubts
+    except Exception as cause:
+        if points is not None:
+            why = f"{type(cause).__name__}: {cause}".partition("\n")[0]
+            doubts.append(
+                f"the model cannot be run as model(points) ({why}), so R-hat is that of its"
+                " sites. Leave points out, or give the model's data a default of None."
+            )
     each = {name: float(posterior.rhat_of(part).max()) for name, part in energy.parts(z)}
     worst = max(each, key=lambda name: each[name])
-    return each[worst], f"site {worst!r}"
+    return each[worst], f"site {worst!r}", doubts
 
 
 def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
@@ -165,29 +180,30 @@ def _returned(call: ModelCall, posterior: SampledPosterior) -> Tensor | None:
     return found.reshape(posterior.num_chains, posterior.num_draws, -1)
 
 
-def _warn_of_lost(posterior: SampledPosterior, plan: Plan) -> None:
-    """Warn about divergent trajectories, and say what to do."""
+def _of_lost(posterior: SampledPosterior, plan: Plan) -> list[str]:
+    """Return warnings about divergent trajectories, and what to do."""
+    found = []
     if posterior.divergences:
-        warnings.warn(
+        found.append(
             f"{posterior.divergences} of {posterior.num_chains * plan.samples} trajectories diverged: parts of the"
             f" posterior may be missing. Raise target_accept (it is {plan.target_accept}) towards 1, or narrow the"
-            " prior.",
-            stacklevel=3,
+            " prior."
         )
     if posterior.num_chains == 1:
-        warnings.warn("R-hat needs at least two chains, and there is one; use chains=4.", stacklevel=3)
+        found.append("R-hat needs at least two chains, and there is one; use chains=4.")
+    return found
 
 
-def _warn_of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan) -> None:
-    """Warn if the chains disagree, and say what to do."""
-    if not worst <= _AGREE:
-        deepest = sum(chain.deepest for chain in ran)
-        full = f" {deepest} trajectories reached max_tree_depth: raise it." if deepest else ""
-        warnings.warn(
-            f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below"
-            f" {_AGREE}. Use more samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}",
-            stacklevel=3,
-        )
+def _of_disagreement(worst: float, what: str, ran: list[ChainResult], plan: Plan) -> list[str]:
+    """Return a warning if the chains disagree, and what to do."""
+    if worst <= _AGREE:
+        return []
+    deepest = sum(chain.deepest for chain in ran)
+    full = f" {deepest} trajectories reached max_tree_depth: raise it." if deepest else ""
+    return [
+        f"chains disagree about {what}: the largest R-hat is {worst:.3f} and should be below {_AGREE}. Use more"
+        f" samples (now {plan.samples}) and a longer warmup (now {plan.warmup}).{full}"
+    ]
 
 
 def _type_of(call: ModelCall) -> torch.dtype:

@@ -1,16 +1,21 @@
 """Saving a trained model and guide, and loading them into the same ones; a file holds data only, never code."""
 
+import errno
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
 from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
+_SPACE, _RIGHTS = "Free some space, or save to another disk", "Give a file in a folder that you may write to"
+_REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _SPACE)
+_REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS)
 _SHOWN = 8  # the most differences that an error lists
 
 
@@ -30,6 +35,7 @@ class DifferentModelError(PyroDropoutError):
     """
 
 
+@one_at_a_time
 def save(path: str | Path, model: object, guide: object, extra: Mapping[str, object] | None = None) -> None:
     """Write all tensors of a model and its guide to a file.
 
@@ -63,11 +69,11 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
     except TypeError as cause:
         raise PyroDropoutError(f"extra must be writable as JSON: {cause}.") from None
     except OSError as cause:
-        raise PyroDropoutError(
-            f"{str(path)!r} cannot be written: {cause.strerror or cause}. Give a file in a folder that exists."
-        ) from None
+        advice = _REMEDIES.get(cause.errno or 0, "Give a file in a folder that exists")
+        raise PyroDropoutError(f"{str(path)!r} cannot be written: {cause.strerror or cause}. {advice}.") from None
 
 
+@one_at_a_time
 def load(path: str | Path, model: object, guide: object) -> Record:
     """Load a file into a model and its guide, which must be built as those that it was saved from.
 

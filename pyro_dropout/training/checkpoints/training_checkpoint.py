@@ -175,7 +175,7 @@ class Keeper:
             warnings.warn(
                 f"the checkpoint of step {step} cannot be written: {cause.strerror or cause}. Training continues;"
                 " the previous checkpoint is kept.",
-                stacklevel=4,
+                stacklevel=5,
             )
             return False
         self._damaged.discard(path)
@@ -201,7 +201,7 @@ class Keeper:
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
-                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=6)
+                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=7)
                 self._damaged.add(path)
                 continue
             return tensors, (path.name, facts)

@@ -22,6 +22,7 @@ from pyro_dropout.training.optimisers import Update
 
 Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
 Step = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]  # ... -> (values, state, loss)
+StepInPlace = Callable[..., tuple[Tensor, bool]]
 Call = Callable[..., tuple[Sequence[object], Mapping[str, object]]]  # a step's inputs -> the model's (args, kwargs)
 _Holder = tuple[dict[str, Any], str]  # where a module holds a tensor: its own dictionary, and the key there
 
@@ -179,6 +180,27 @@ def make_gradients(model: object, guide: object, loss: Loss, parameters: Paramet
             return loss_and_gradients(model, guide, loss, parameters, values, args, kwargs)
 
     return gradients_of
+
+
+def make_step_in_place(gradients_of: Gradients, parameters: Parameters, update: Update) -> StepInPlace:
+    """Return step(guarded, values, state, t, lr, *inputs) -> (loss, taken), which changes values and state.
+
+    A guarded step is taken only if the loss and the gradients are finite, and otherwise changes nothing.
+    """
+
+    def step(
+        guarded: bool, values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
+    ) -> tuple[Tensor, bool]:
+        loss, gradients = gradients_of(values, *inputs)
+        if guarded:
+            sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
+            if not bool(torch.isfinite(sizes).all()):
+                return loss, False
+        used = [k for k in range(len(values)) if k not in parameters.unused]
+        update.step_in_place([values[k] for k in used], [gradients[k] for k in used], [state[k] for k in used], t, lr)
+        return loss, True
+
+    return step
 
 
 def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Step:

@@ -14,12 +14,14 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import Batches, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
@@ -44,7 +46,7 @@ class Objective(nn.Module):
 class SharedGradients:
     """The gradients of a batch that is split among the ranks, as a function of parameters, buffers and indices."""
 
-    def __init__(self, group: Group, parts: Parts, parameters: Parameters, x: Tensor, y: Tensor, batch: int) -> None:
+    def __init__(self, group: Group, parts: Parts, parameters: Parameters, x: AnyInputs, y: Tensor, batch: int) -> None:
         model, guide, _ = parts
         self._group, self._x, self._y = group, x, y
         self._share = group.share(batch)
@@ -74,7 +76,7 @@ class SharedGradients:
         self._share_buffers(buffers)
         return loss.detach(), [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
 
-    def _arguments(self, *index: Tensor) -> tuple[Tensor, Tensor, int]:
+    def _arguments(self, *index: Tensor) -> tuple[AnyInputs, Tensor, int]:
         rows = index[0][self._share] if index else self._share
         return self._x[rows], self._y[rows], len(self._x)
 
@@ -107,7 +109,7 @@ class SharedGradients:
 
 
 def parallel_run(
-    group: Group, parts: Parts, x: Tensor, y: Tensor, update: Update | torch.optim.Optimizer, batch: int
+    group: Group, parts: Parts, x: AnyInputs, y: Tensor, update: Update | torch.optim.Optimizer, batch: int
 ) -> TrainingRun:
     """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
@@ -122,6 +124,7 @@ def parallel_run(
     model, guide, _ = parts
     share = group.share(batch)
     parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
+    check_trained(parameters.names, guide)
     # Without their names, which depend on what a process has built before.
     shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
     group.check_same({"the trained parameters": shapes})
@@ -129,7 +132,7 @@ def parallel_run(
     batches = Batches(batch, torch.arange(len(x), device=x.device)) if batch < len(x) else None
     gradients_of = SharedGradients(group, parts, parameters, x, y, batch)
     buffers = (Buffers(model, guide).values,)
-    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False)
+    return make_run(gradients_of, parameters, update, inputs=buffers, batches=batches, compile=False, guarded=False)
 
 
 def start_alike(group: Group, parts: Iterable[object], others: Iterable[Tensor] = ()) -> None:

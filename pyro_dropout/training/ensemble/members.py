@@ -22,7 +22,7 @@ from pyro_dropout.training.ensemble.members_run import MembersRun
 from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
-from pyro_dropout.training.runner import Batches, TrainingRun, make_run
+from pyro_dropout.training.runner import Source, TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 from pyro_dropout.training.training_task import TrainingTask
 
@@ -106,7 +106,7 @@ class Members(TrainingTask):
         self,
         parameters: Parameters,
         update: Update | torch.optim.Optimizer,
-        batches: Batches | None,
+        batches: Source | None,
         compile: Compile,
     ) -> TrainingRun:
         model, guide, loss = self.call.model, self.guide, self.loss

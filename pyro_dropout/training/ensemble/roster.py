@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -75,7 +76,7 @@ class Roster:
         if self.turns > 1 or group is not None:
             drawn = self._ranks.one_seed(seed)
             self._base = drawn if seed is not None else known.get("order", drawn)
-        points = ELBO(per_example=False if ensemble.points else "auto")
+        points = ELBO(per_example=False if ensemble.points or takes_all(call.model) else "auto")
         self._loss, self._call = points if loss is None else loss, call
 
     def facts(self) -> Record:
@@ -178,7 +179,7 @@ class Roster:
                 f"{len(lost)} of {self._count} members reached a loss that is not finite and are left out from here on"
                 f" ({names}); see history.diverged. Lower the learning rate, or clip gradients (clip_norm=...), and"
                 f" replace them with more({len(lost)}).",
-                stacklevel=4,
+                stacklevel=5,
             )
 
 

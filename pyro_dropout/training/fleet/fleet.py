@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from pyro_dropout.mathematics.checks import check_pairs, check_positive
+from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
+from pyro_dropout.generative.turns import RUNNING
+from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
@@ -32,7 +34,13 @@ from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
-from pyro_dropout.training.preflight import check_duration, check_how, check_targets
+from pyro_dropout.training.preflight import (
+    check_duration,
+    check_gradients,
+    check_how,
+    check_targets,
+    check_trained,
+)
 from pyro_dropout.training.runner import Batches, TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
@@ -131,7 +139,7 @@ class Fleet:
 
     def fit(
         self,
-        x: Tensor,
+        x: Any,
         y: Tensor,
         *,
         progress: bool = True,
@@ -145,7 +153,7 @@ class Fleet:
         counts such replicas, and ``history.diverged`` names them.
 
         Args:
-            x: inputs that all replicas draw from, (N, ...).
+            x: inputs that all replicas draw from, (N, ...), or a dict or a tuple of them.
             y: targets.
             progress: show a progress bar.
             checkpoint: a folder for checkpoints, or a ``Checkpoint``; as in ``fit``, the same call resumes from it.
@@ -159,7 +167,8 @@ class Fleet:
         """
         options["lr"] = _rate(options.get("optim"), options.get("lr"))
         train = self._train_apart if distributed else self._train
-        history = train(x, y, progress, checkpoint, options)
+        with RUNNING:
+            history = train(x, y, progress, checkpoint, options)
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -170,7 +179,7 @@ class Fleet:
         return history
 
     def _train(
-        self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
+        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
     ) -> History:
         """Train all replicas in this process."""
         run = self.prepare(x, y, **options)
@@ -178,16 +187,18 @@ class Fleet:
         return loop(run, run.total, progress, keeper=keeper)
 
     def _train_apart(
-        self, x: Tensor, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
+        self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
     ) -> History:
         """Train replicas r, r + R, r + 2R, ... on rank r of R; all ranks end with all replicas and their history."""
         if options.get("anchors") is not None:
             raise PyroDropoutError("anchored replicas are trained in one process; leave out anchors or distributed.")
         device = local_device(options.get("device"), self.place())
         group = join(device)
+        x = inputs_of(x)
         rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
         told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
-        data = {"x": digest(x), "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
+        parts = {name: digest(leaf) for name, leaf in named(x).items()}
+        data = {**parts, "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
         group.check_same({"the number of replicas": len(self), **told, **data, "checkpoint": str(checkpoint)})
         seed = group.seed(group.one_seed(options.get("seed")))
         own = list(range(group.rank, len(self), group.world))
@@ -206,7 +217,7 @@ class Fleet:
 
     def prepare(
         self,
-        x: Tensor,
+        x: Any,
         y: Tensor,
         *,
         indices: Tensor | None = None,
@@ -230,7 +241,7 @@ class Fleet:
         step sees what x and y hold when it is taken, so a learner may refill them in place between steps.
 
         Args:
-            x: inputs that all replicas draw from, (N, ...).
+            x: inputs that all replicas draw from, (N, ...), or a dict or a tuple of them.
             y: targets.
             indices: (E, n), the rows that each replica trains on; all rows by default. All replicas have n points.
             steps: how many steps ``fit`` takes; or give ``epochs``.
@@ -263,9 +274,16 @@ class Fleet:
             >>> [tuple(value.shape) for value in run.values], tuple(losses.shape)
             ([(2, 1, 2), (2, 1)], (1, 2))
         """
+        check_gradients(*self[0])
         check_compile(compile)
         check_duration(steps, epochs, batch_size)
+        x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
+        if takes_all(self[0][0]):
+            raise PyroDropoutError(
+                "a fleet draws weights for each data point, but this network takes all its points at once"
+                " (whole_batch=True). Train its replicas one by one with fit."
+            )
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
         check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
@@ -275,11 +293,13 @@ class Fleet:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
         self.to(place)
-        x, y, rows, rate = x.to(place), y.to(place), rows.to(place), rate.to(place)
+        x, y = ((part.clone() if part.is_inference() else part).to(place) for part in (x, y))
+        rows, rate = rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
         loss = ELBO() if loss is None else loss
         parameters = Parameters(*self[0], loss, (x[rows[0, :batch]], y[rows[0, :batch]], points), {})
+        check_trained(parameters.names, self[0][1])
         owners = self.owners(parameters)
 
         def write(values: list[Tensor]) -> None:
@@ -297,7 +317,7 @@ class Fleet:
         buffers, first = [*self.buffers(), *extras], [value[0] for value in values]
 
         def gradients(
-            values: list[Tensor], settings: list[Tensor], x: Tensor, y: Tensor, index: Tensor
+            values: list[Tensor], settings: list[Tensor], x: AnyInputs, y: Tensor, index: Tensor
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
             here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
@@ -312,7 +332,7 @@ class Fleet:
         run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=compile)
         run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         run.facts = lambda: {
-            **{name: digest(tensor) for name, tensor in {"x": x, "y": y, "indices": rows, "lr": rate}.items()},
+            **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},
             "settings": [digest(buffer) for buffer in [*self.buffers(), *extras]],
             "replicas": len(self),
             "batch": batch,
@@ -340,7 +360,7 @@ class Fleet:
                 )
         return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
 
-    def rows(self, x: Tensor, indices: Tensor | None) -> Tensor:
+    def rows(self, x: AnyInputs, indices: Tensor | None) -> Tensor:
         """Return the rows of x that each replica sees, (E, n); raise if they are not valid."""
         if indices is None:
             return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()

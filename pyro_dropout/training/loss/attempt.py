@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pyro
 import torch
 from pyro.poutine.messenger import Messenger
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_dropout.generative.random_state import random_state, set_random_state
 from pyro_dropout.generative.trial_run import modules_of
@@ -46,11 +46,6 @@ class Attempt(Messenger):
         store = pyro.get_param_store()
         for name in set(store.keys()) - self._parameters:
             del store[name]
-
-
-def is_traced() -> bool:
-    """Whether operations are being recorded, so that even a failed attempt would become part of a program."""
-    return bool(_get_current_dispatch_mode_stack())
 
 
 @contextmanager

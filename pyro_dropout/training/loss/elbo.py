@@ -16,11 +16,13 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import NotFollowedError
+from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Trace
-from pyro_dropout.training.loss.attempt import Attempt, is_traced, untraced
+from pyro_dropout.training.loss.attempt import Attempt, untraced
 from pyro_dropout.training.loss.operations import Args, Kwargs
 from pyro_dropout.training.loss.other_points import check_other_points
 from pyro_dropout.training.loss.particle import Particle
@@ -129,6 +131,7 @@ class ELBO(pyro.infer.ELBO):
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 
+    @one_at_a_time
     def parts(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the two parts of -ELBO: {"nll": E[-log p(y|w)], "kl": KL(q‖p)}, averaged over particles."""
         drawn = [self._particle(model, guide, args, kwargs)[:2] for _ in range(self.num_particles)]

@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from scipy.special import logsumexp
 
 import pyro_dropout as pd
 from pyro_dropout.judging.diagnostics import arviz_export
@@ -14,6 +16,12 @@ from tests.oracles.predictions import problem
 
 SAMPLES = 20_000
 TOLD = pytest.mark.filterwarnings("ignore:k̂ is above 0.7")  # of guides that are meant to be bad
+
+
+def _fitted(line: Line) -> Any:
+    """log p(y_i | y), (12,)."""
+    variance = np.einsum("nq,qr,nr->n", line.x64, line.covariance, line.x64) + 0.25
+    return stats.norm.logpdf(line.y64, line.x64 @ line.mean, variance**0.5)
 
 
 def test_a_sum_that_cannot_be_trusted_is_told() -> None:
@@ -44,11 +52,29 @@ def test_the_correction_makes_a_wide_guide_exact(dtype: torch.dtype) -> None:
 def test_the_effective_number_of_parameters() -> None:
     """Σ log p(y_i | y) - elpd, both exact on a line."""
     line = Line(orthogonal=True)
-    variance = np.einsum("nq,qr,nr->n", line.x64, line.covariance, line.x64) + 0.25
-    fitted = -0.5 * (line.y64 - line.x64 @ line.mean) ** 2 / variance - 0.5 * np.log(2 * np.pi * variance)
-    exact = (fitted - line.leave_one_out()).sum()
+    exact = (_fitted(line) - line.leave_one_out()).sum()
     found = pd.loo(line.model, line.mean_field(widen=1.2), line.x, line.y, SAMPLES, seed=0)
     assert found.p_loo == pytest.approx(exact, abs=0.15)
+
+
+@TOLD
+def test_the_effective_number_of_parameters_is_not_negative() -> None:
+    """It cannot be, by the inequality of Cauchy and Schwarz, however bad the guide is."""
+    line = Line()
+    guide = line.mean_field(widen=10)
+    assert min(pd.loo(line.model, guide, line.x, line.y, 50, seed=seed).p_loo for seed in range(20)) >= 0
+
+
+def test_the_effective_number_of_parameters_is_not_that_of_uncorrected_draws() -> None:
+    """Draws from a guide 1.5 times too wide, taken as they are, would be off by more than 0.3; the seed is set."""
+    line = Line(orthogonal=True)
+    exact = _fitted(line).sum() - line.leave_one_out().sum()
+    guide = line.mean_field(widen=1.5)
+    found = pd.loo(line.model, guide, line.x, line.y, SAMPLES, seed=0)
+    drawn = guide.sample_weights(SAMPLES)["weight"].detach().double().squeeze(1).numpy()
+    uncorrected = logsumexp(stats.norm.logpdf(line.y64, drawn @ line.x64.T, 0.5), 0) - np.log(SAMPLES)
+    assert found.p_loo == pytest.approx(exact, abs=0.15)
+    assert abs(uncorrected.sum() - found.elpd - exact) > 0.3
 
 
 @pytest.mark.filterwarnings("ignore")  # those of ArviZ are not ours

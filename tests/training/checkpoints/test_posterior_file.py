@@ -1,7 +1,10 @@
 """Saving and loading what was learned: the same posterior comes back, and into nothing else."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.guides import GUIDES
+from pyro_dropout.training.checkpoints import posterior_file
 from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import read_facts, write_tensors
 
@@ -78,6 +82,21 @@ def test_another_guide_and_another_likelihood_are_named(tmp_path: Path) -> None:
     other = pd.BayesianNet(net(), likelihood=pd.Poisson())
     with pytest.raises(pd.DifferentModelError, match="likelihood: Gaussian in the file, Poisson here"):
         pd.load(tmp_path / "q", other, pd.AutoMeanField(other))
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "Free some space"),
+        (errno.EDQUOT, "Free some space"),
+        (errno.EACCES, "may write to"),
+        (errno.ENOENT, "a folder that exists"),
+    ],
+)
+def test_an_error_of_the_disk_comes_with_its_own_remedy(tmp_path: Path, number: int, advice: str) -> None:
+    broken = mock.patch.object(posterior_file, "write_tensors", side_effect=OSError(number, os.strerror(number)))
+    with broken, pytest.raises(pd.PyroDropoutError, match=f"{os.strerror(number)}.*{advice}"):
+        pd.save(tmp_path / "q", *pair())
 
 
 def test_bad_places_and_extras(tmp_path: Path) -> None:

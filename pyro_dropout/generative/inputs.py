@@ -1,0 +1,206 @@
+"""The inputs of a network: a tensor with a row for each data point, or several of them in a dict or a tuple."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import (
+    keystr,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+from torch.utils.data import DataLoader
+
+from pyro_dropout.mathematics.checks import check_dense, check_finite
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.protocols import Tree
+
+
+class Inputs:
+    """Several tensors, each with a row for every one of N data points, that a network takes as its arguments.
+
+    Where rows are concerned it is used as one tensor is. Numbers, strings, None and tensors without dimensions are the
+    same for all points.
+
+    Args:
+        args: the network's positional arguments.
+        kwargs: its keyword arguments.
+
+    Example:
+        >>> import torch
+        >>> x = inputs_of({"ids": torch.zeros(4, 7, dtype=torch.long), "mask": torch.ones(4, 7)})
+        >>> len(x), len(x[:2]), x[:2].kwargs["mask"].shape
+        (4, 2, torch.Size([2, 7]))
+    """
+
+    def __init__(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
+        self.args, self.kwargs = args, kwargs
+
+    def leaves(self) -> list[Tensor]:
+        """Return the tensors, in order."""
+        return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """Return the same inputs with every tensor changed."""
+        both = (self.args, self.kwargs)
+        return Inputs(*tree_map(lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf, both))
+
+    def each_row(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        """Return the same inputs with every tensor changed that has a row for each point."""
+        count = len(self)
+        return self.mapped(lambda leaf: change(leaf) if leaf.dim() and len(leaf) == count else leaf)
+
+    def __len__(self) -> int:
+        return next(len(leaf) for leaf in self.leaves() if leaf.dim())
+
+    def __getitem__(self, index: slice | Tensor) -> "Inputs":
+        return self.each_row(lambda leaf: leaf[index])
+
+    def split(self, size: int) -> "list[Inputs]":
+        """Return the points in parts of ``size``, as ``Tensor.split`` does."""
+        return [self[start : start + size] for start in range(0, len(self), size)]
+
+    def to(self, device: torch.device | str) -> "Inputs":
+        """Return the same inputs on a device."""
+        return self.mapped(lambda leaf: leaf.to(device))
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor."""
+        return self.leaves()[0].device
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the first tensor is on a GPU."""
+        return self.leaves()[0].is_cuda
+
+    def __repr__(self) -> str:
+        shown = tree_map(lambda leaf: tuple(leaf.shape) if isinstance(leaf, Tensor) else leaf, (self.args, self.kwargs))
+        return f"Inputs{shown}"
+
+
+AnyInputs = Tensor | Inputs
+X = TypeVar("X", bound=AnyInputs)
+
+
+def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
+    """Return the inputs of a network: a tensor as it is, a dict (keyword arguments) or a tuple (positional ones).
+
+    Args:
+        x: what a caller gave.
+        name: of the argument, for errors.
+        whole: whether the network takes all of its points at once, so that other tensors may have any length.
+    """
+    if isinstance(x, Inputs | Tensor):
+        return x
+    if isinstance(x, Mapping):
+        found = Inputs((), dict(x))
+        wrong = [key for key in found.kwargs if not isinstance(key, str)]
+        if wrong:
+            raise RangeError(f"{name} must name the network's arguments; got the key {wrong[0]!r}.")
+    elif isinstance(x, tuple):
+        found = Inputs(tuple(x), {})
+    elif isinstance(x, DataLoader):
+        raise ShapeError(f"{name} must be a tensor, or several of them; only fit and predict take a DataLoader.")
+    else:
+        raise ShapeError(
+            f"{name} must be a tensor, (N, ...), or a dict or a tuple of tensors; got {type(x).__name__}. Write"
+            " torch.as_tensor(x)."
+        )
+    count: int | None = None
+    for path, leaf in tree_flatten_with_path(found.kwargs or found.args)[0]:
+        label = name + keystr(path)
+        if not isinstance(leaf, Tensor):
+            if hasattr(leaf, "__len__") and not isinstance(leaf, str):
+                raise ShapeError(f"{label} must be a tensor or a number; got {type(leaf).__name__}.")
+            continue
+        check_dense(label, leaf)
+        if not leaf.dim():
+            continue
+        count = len(leaf) if count is None else count
+        if len(leaf) != count and not whole:
+            raise ShapeError(
+                f"{label} must have a row for each of {count} data points, as the tensor before it has; got shape"
+                f" {tuple(leaf.shape)}. Make what is the same for all points a buffer of the network; if it takes all"
+                " its points at once, as a graph network does, write BayesianNet(net, whole_batch=True)."
+            )
+    if count is None:
+        raise ShapeError(f"{name} must hold a tensor with a row for each data point; got {found}.")
+    return found
+
+
+def check_inputs(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
+    """Return the inputs of a network; raise unless they have at least one point, and floats among them are finite."""
+    found = inputs_of(x, name, whole)
+    if (isinstance(found, Tensor) and found.dim() == 0) or len(found) == 0:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else found
+        raise ShapeError(f"{name} must hold at least one data point, (N, ...); got shape {shape}.")
+    for leaf in leaves_of(found):
+        check_dense(name, leaf)
+        if leaf.is_floating_point():
+            check_finite(name, leaf)
+    return found
+
+
+def check_pairs(name: str, x: object, y: object) -> None:
+    """Raise unless inputs and targets are dense and have the same number of points, at least one."""
+    sized = (isinstance(x, Inputs) or (isinstance(x, Tensor) and x.dim()), isinstance(y, Tensor) and y.dim())
+    n, m = (len(part) if size else None for part, size in zip((x, y), sized, strict=True))  # type: ignore[arg-type]
+    if n != m or not n:
+        got = [type(part).__name__ if size is None else f"{size} points" for part, size in ((x, n), (y, m))]
+        allowed = "tensors with the same number of points, at least one"
+        raise ShapeError(f"{name} must be {allowed}; got {got[0]} and {got[1]}.")
+    for part, value in (("x", x), ("y", y)):
+        check_dense(part if name == "x and y" else f"{name}: {part}", value)
+
+
+def takes_all(model: object) -> bool:
+    """Whether a network needs all its points at once (``whole_batch``), and so cannot be asked about some of them."""
+    return bool(getattr(model, "whole_batch", False))
+
+
+def leaves_of(x: AnyInputs) -> list[Tensor]:
+    """Return the tensors in the inputs of a network."""
+    return [x] if isinstance(x, Tensor) else x.leaves()
+
+
+def named(x: AnyInputs) -> dict[str, Tensor]:
+    """Return the tensors in the inputs of a network, by name."""
+    return {f"x{k or ''}": leaf for k, leaf in enumerate(leaves_of(x))}
+
+
+def copies(x: X, times: int) -> X:
+    """Return all points ``times`` times, one copy after another."""
+
+    def repeated(leaf: Tensor) -> Tensor:
+        return leaf.repeat(times, *[1] * (leaf.dim() - 1))
+
+    return cast(X, x.each_row(repeated) if isinstance(x, Inputs) else repeated(x))
+
+
+def call_net(net: nn.Module, x: AnyInputs) -> object:
+    """Return what a network gives for its inputs."""
+    return net(x) if isinstance(x, Tensor) else net(*x.args, **x.kwargs)
+
+
+def _flatten(x: Inputs) -> tuple[list[Tensor], Any]:
+    leaves, spec = tree_flatten((x.args, x.kwargs))
+    others = tuple((k, leaf) for k, leaf in enumerate(leaves) if not isinstance(leaf, Tensor))
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)], (spec, others)
+
+
+def _unflatten(tensors: Iterable[Tensor], context: Any) -> Inputs:
+    spec, others = context
+    leaves = list(tensors)
+    for k, leaf in others:
+        leaves.insert(k, leaf)
+    return Inputs(*tree_unflatten(leaves, spec))
+
+
+# Only tensors are leaves: torch's tracers and vmap then see nothing else.
+register_pytree_node(Inputs, _flatten, _unflatten, serialized_type_name="pyro_dropout.Inputs")

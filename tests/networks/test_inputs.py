@@ -1,0 +1,301 @@
+"""Networks with inputs other than one tensor of numbers, and with outputs other than one tensor, through every door."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+QUIET: dict[str, Any] = {"compile": False, "progress": False}
+N = 12
+
+
+class TwoInputs(nn.Module):
+    """Adds a table of words, given by number, to a linear function of other inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.numbers = nn.Embedding(5, 3), nn.Linear(2, 3)
+        self.out = nn.Linear(3, 1)
+
+    def forward(self, ids: Tensor, numbers: Tensor, flip: bool = False) -> dict[str, Tensor | None]:
+        f = self.out(torch.tanh(self.words(ids).mean(1) + self.numbers(numbers)))
+        return {"loss": None, "logits": -f if flip else f}
+
+
+@pytest.fixture
+def data() -> tuple[dict[str, Any], Tensor]:
+    x = {"ids": torch.arange(N * 2).reshape(N, 2) % 5, "numbers": torch.randn(N, 2)}
+    return x, x["numbers"][:, :1] + 0.1 * torch.randn(N, 1)
+
+
+def made(**options: Any) -> pd.BayesianNet:
+    return pd.BayesianNet(TwoInputs(), likelihood=pd.Gaussian(tau=4.0), output="logits", **options)
+
+
+class OneTensor(nn.Module):
+    """The same network with everything in the columns of one tensor: the oracle."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.net(x[:, :2].long(), x[:, 2:])["logits"]
+        return out
+
+
+def as_one_tensor(model: pd.BayesianNet) -> pd.BayesianNet:
+    return pd.BayesianNet(OneTensor(model.net), likelihood=model.likelihood)
+
+
+@pytest.mark.parametrize("form", ["dict", "tuple"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_several_inputs_train_and_predict_as_one_tensor_does(data: Any, form: str, shared: bool) -> None:
+    x, y = data
+    flat = torch.cat([x["ids"].float(), x["numbers"]], 1)
+    torch.manual_seed(3)
+    model = made()
+    other = as_one_tensor(made())
+    other.load_state_dict(
+        {k.replace("net.", "net.net.").replace("scale/", "scale/net/"): v for k, v in model.state_dict().items()}
+    )
+    options = {"steps": 20, "batch_size": 5, "lr": 0.01, "seed": 1, **QUIET}
+    given = x if form == "dict" else tuple(x.values())
+    guide, oracle = pd.AutoDropout(model, keep=0.8), pd.AutoDropout(other, keep=0.8)
+    history, wanted = pd.fit(model, guide, given, y, **options), pd.fit(other, oracle, flat, y, **options)
+    torch.testing.assert_close(history.losses, wanted.losses)
+    asked = {"samples": 40, "seed": 2, "shared": shared, "keep_samples": False, "chunk": 7}
+    answer, expected = pd.predict(model, guide, given, **asked), pd.predict(other, oracle, flat, **asked)
+    torch.testing.assert_close(answer.mean, expected.mean)
+    torch.testing.assert_close(answer.log_prob(y), expected.log_prob(y))
+
+
+def test_a_dict_goes_through_every_door(data: Any) -> None:
+    x, y = data
+    x = x | {"flip": True}
+    model = made()
+    guide = pd.AutoMeanField(model)
+    pd.fit(model, guide, x, y, steps=3, validation=(x, y), check_every=1, **QUIET)
+    draws = pd.to_arviz(model, guide, x, y, samples=20)
+    assert draws.log_likelihood["y"].shape == (1, 20, N)
+    with pytest.warns(UserWarning, match="above 0.7"):  # it is hardly trained
+        assert pd.loo(model, guide, x, y, samples=200).n_data_points == N
+    assert pd.elbo_report(model, guide, x, y, samples=10).elbo < 0
+    ensemble = pd.Ensemble(model, members=2)
+    pd.fit(model, ensemble, x, y, steps=3, batch_size=4, validation=(x, y), check_every=2, **QUIET)
+    assert pd.predict(model, ensemble, x).mean.shape == (N, 1)
+    found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=3, seeds=2, samples=20, **QUIET)
+    assert found.rows[0].note == ""
+    assert "rmse" in found.rows[0].scores
+    assert "between" not in found.rows[0].scores
+    fleet = pd.Fleet(lambda seed: (found_model := made(), pd.AutoDropout(found_model)), {"seed": [0, 1]})
+    fleet.fit(x, y, steps=2, batch_size=5, **QUIET)
+    assert pd.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
+
+
+@pytest.mark.filterwarnings("ignore:chains disagree")  # they are short
+def test_the_sampler_takes_a_dict(data: Any) -> None:
+    x, y = data
+    net = nn.Bilinear(2, 2, 1, bias=False)
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
+    pair = {"input1": x["numbers"], "input2": x["numbers"]}
+    posterior = pd.nuts(model, pair, y, samples=20, warmup=50, chains=2, **QUIET)
+    assert pd.predict(model, posterior, pair, samples=10).mean.shape == (N, 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"numbers": torch.zeros(3, 2)}, r"x\['numbers'\] must have a row for each of 12 data points"),
+        ({"numbers": torch.zeros(N, 2).numpy()}, r"x\['numbers'\] must be a tensor or a number; got ndarray"),
+        ({"numbers": torch.full((N, 2), torch.nan)}, "x must be finite"),
+        ({3: torch.zeros(N)}, "x must name the network's arguments"),
+    ],
+)
+def test_wrong_parts_of_a_dict_are_named(data: Any, change: Any, says: str) -> None:
+    x, y = data
+    model = made()
+    guide = pd.AutoDropout(model)
+    guide(x, y)
+    with pytest.raises(pd.PyroDropoutError, match=says):
+        pd.predict(model, guide, x | change)
+
+
+# --- whole numbers ----------------------------------------------------------------------------------------------------
+
+
+class Pixels(nn.Module):
+    """A network of images of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 2, 3), nn.Linear(2, 2)
+
+    def forward(self, image: Tensor) -> Tensor:
+        found: Tensor = self.out(self.conv(image.float() / 255).mean((2, 3)))
+        return found
+
+
+WHOLE = {
+    "tokens": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 2)), 9, torch.int64, (3,)),
+    "bag": (lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 2)), 9, torch.int64, (3,)),
+    "bytes": (Pixels, 256, torch.uint8, (3, 8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", list(WHOLE))
+def test_whole_numbers_are_inputs_everywhere(name: str) -> None:
+    build, most, dtype, shape = WHOLE[name]
+    x, y = torch.randint(most, (N, *shape), dtype=dtype), torch.arange(N) % 2
+    model = pd.BayesianNet(build(), likelihood=pd.Categorical())
+    guide = pd.AutoMeanField(model)
+    shared = name == "bag"
+    loss = pd.ELBO(per_example=not shared)
+    pd.fit(model, guide, x, y, steps=2, batch_size=4, loss=loss, **QUIET)
+    assert pd.predict(model, guide, x, samples=4, shared=shared).probs.shape == (N, 2)
+    assert pd.to_arviz(model, guide, x, y, samples=5).log_likelihood["y"].shape == (1, 5, N)
+    found = pd.compare(model, [pd.AutoMeanField], (x, y), (x, y), steps=2, seeds=1, samples=5, loss=loss, **QUIET)
+    assert found.rows[0].note == ""
+
+
+def test_whole_numbers_for_a_layer_of_real_ones_are_refused() -> None:
+    model = pd.BayesianNet(nn.Linear(3, 1))
+    guide = pd.AutoDropout(model)
+    guide(torch.zeros(4, 3), torch.zeros(4, 1))
+    with pytest.raises(pd.RangeError, match=r"x must be of the network's type, torch\.float32; got torch\.int64"):
+        pd.predict(model, guide, torch.ones(4, 3, dtype=torch.long))
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    """What the networks of some libraries return."""
+
+    logits: Tensor
+    hidden: Tensor
+
+
+class Returns(nn.Module):
+    """A network that returns its output in some container."""
+
+    def __init__(self, wrap: Any) -> None:
+        super().__init__()
+        self.layer, self.wrap = nn.Linear(2, 1), wrap
+
+    def forward(self, x: Tensor) -> Any:
+        return self.wrap(self.layer(x), x)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "output"),
+    [(Result, "logits"), (lambda f, h: {"f": f, "h": h}, "f"), (lambda f, h: (h, f), 1), (lambda f, h: [h, f], -1)],
+)
+def test_an_output_is_picked_by_key_attribute_or_index(wrap: Any, output: Any) -> None:
+    net, x = Returns(wrap), torch.randn(4, 2)
+    model = pd.BayesianNet(net, output=output)
+    torch.testing.assert_close(model.evaluate({}, x), net.layer(x))
+    with pytest.raises(pd.ShapeError, match="say which of them are its outputs"):
+        pd.BayesianNet(net).evaluate({}, x)
+    with pytest.raises(pd.ShapeError, match="net has no output 'missing'"):
+        pd.BayesianNet(net, output="missing").evaluate({}, x)
+
+
+def test_an_index_never_picks_a_row_of_one_tensor() -> None:
+    with pytest.raises(pd.ShapeError, match="net returns one tensor"):
+        pd.BayesianNet(nn.Linear(2, 2), output=0).evaluate({}, torch.randn(4, 2))
+
+
+# --- all points at once -----------------------------------------------------------------------------------------------
+
+
+class Graph(nn.Module):
+    """A layer in which each node sees its neighbours: h = A (x W), A a ring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(2, 6), nn.Linear(6, 1)
+        self.register_buffer("ring", (torch.eye(N) + torch.eye(N).roll(1, 0)) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.second(torch.tanh(self.ring @ self.first(x)))
+        return found
+
+
+def test_a_graph_network_predicts_all_its_points_at_once() -> None:
+    x = torch.randn(N, 2)
+    y = x.roll(1, 0)[:, :1]
+    model = pd.BayesianNet(Graph(), likelihood=pd.Gaussian(tau=10.0), whole_batch=True)
+    guide = pd.AutoDropout(model, keep=0.9)
+    pd.fit(model, guide, x, y, steps=20, lr=0.03, validation=(x, y), check_every=10, **QUIET)
+    answer = pd.predict(model, guide, x, samples=30, seed=0, chunk=5)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        wanted = model.evaluate(guide.sample_weights(30), x)
+    assert answer.samples.shape == wanted.shape
+    torch.testing.assert_close(answer.mean.mean(), wanted.mean(), atol=0.1, rtol=0)  # 30 draws, far below their spread
+    assert pd.to_arviz(model, guide, x, y, samples=5).log_likelihood["y"].shape == (1, 5, N)
+    found = pd.compare(model, [pd.AutoDropout], (x, y), (x, y), steps=2, seeds=2, samples=5, **QUIET)
+    assert found.rows[0].note == ""
+    with pytest.raises(pd.PyroDropoutError, match="batch_size must be left out"):
+        pd.fit(model, guide, x, y, steps=1, batch_size=3, **QUIET)
+    with pytest.raises(pd.PyroDropoutError, match="takes all its points at once"):
+        pd.fit(model, guide, x, y, steps=1, loss=pd.ELBO(), **QUIET)
+
+
+def test_draws_of_a_graph_network_do_not_depend_on_the_blocks() -> None:
+    x = torch.randn(N, 2)
+    model = pd.BayesianNet(Graph(), whole_batch=True)
+    guide = pd.AutoDropout(model, keep=0.9)
+    guide(x, torch.zeros(N, 1))
+    few, many = (pd.predict(model, guide, x, method="standard", chunk=chunk).mean for chunk in (1, 1000))
+    torch.testing.assert_close(few, many)
+    torch.testing.assert_close(few, model.evaluate(guide.mean(), x))
+
+
+class Mixed(nn.Module):
+    """A network that subtracts the mean of its batch: it runs on any points, and differs with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(x - x.mean(0))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("net", "says"), [(Graph, "but not on one of them"), (Mixed, "changes with the point beside it")]
+)
+def test_a_network_that_mixes_points_is_noticed(net: type[nn.Module], says: str) -> None:
+    x = torch.randn(N, 2)
+    model = pd.BayesianNet(net())
+    guide = pd.AutoDropout(model)
+    guide(x, torch.zeros(N, 1))
+    with pytest.raises(pd.PyroDropoutError, match=says):
+        pd.predict(model, guide, x, samples=3)
+
+
+def test_edges_belong_to_all_nodes_of_a_graph() -> None:
+    class Edges(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 1)
+
+        def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+            h = self.layer(x)
+            return h.index_add(0, edges[1], h[edges[0]])
+
+    x, edges = torch.randn(N, 2), torch.stack([torch.arange(N - 1), torch.arange(1, N)])
+    model = pd.BayesianNet(Edges(), whole_batch=True)
+    guide = pd.AutoDropout(model, keep=0.9)
+    pd.fit(model, guide, (x, edges), torch.zeros(N, 1), steps=2, **QUIET)
+    assert pd.predict(model, guide, (x, edges), samples=7).mean.shape == (N, 1)
+    with pytest.raises(pd.ShapeError, match=r"x\[1\] must have a row for each of 12 data points"):
+        pd.BayesianNet(Edges())((x, edges))

@@ -1,0 +1,138 @@
+"""Predictions from threads are those of one thread, bit for bit; trainings and predictions wait for each other."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer.autoguide import AutoNormal
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+X = torch.linspace(-1, 1, 6).unsqueeze(-1)
+QUIET: Any = {"compile": False, "progress": False}
+
+
+def network(dropout: bool = False) -> pd.BayesianNet:
+    torch.manual_seed(0)
+    layers = [nn.Linear(1, 5), nn.Dropout(0.5) if dropout else nn.Tanh(), nn.Linear(5, 1)]
+    return pd.BayesianNet(nn.Sequential(*layers), likelihood=pd.Gaussian(4.0))
+
+
+def line(x: Tensor, y: Tensor | None = None) -> None:
+    w = pyro.sample("w", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(w * x[:, 0], 0.5), obs=y)
+
+
+def dropout() -> tuple[Any, Any, dict[str, Any]]:
+    model = network(dropout=True)  # in training mode, where its own dropout layer would act
+    guide = pd.AutoDropout(model, keep=0.8)
+    return model, guide, {"samples": 10}
+
+
+def ensemble() -> tuple[Any, Any, dict[str, Any]]:
+    model = network()
+    return model, pd.Ensemble(model, members=3), {"samples": 3}
+
+
+def whole_functions() -> tuple[Any, Any, dict[str, Any]]:
+    model = network()
+    return model, pd.AutoMeanField(model), {"samples": 10, "shared": True}
+
+
+def plain_model() -> tuple[Any, Any, dict[str, Any]]:
+    guide = AutoNormal(line)
+    guide(X, X[:, 0])
+    return line, guide, {"samples": 5}
+
+
+POSTERIORS = [dropout, ensemble, whole_functions, plain_model]
+
+
+def predictions(make: Callable[[], tuple[Any, Any, dict[str, Any]]], threads: int, count: int) -> None:
+    """Check that predictions from threads equal those made one after another."""
+    model, posterior, options = make()
+
+    def answer(seed: int) -> Tensor:
+        found = pd.predict(model, posterior, X + seed / 100, seed=seed, **options)
+        return torch.cat([found.mean.flatten(), found.std.flatten()])
+
+    modes = [module.training for part in (model, posterior) if isinstance(part, nn.Module) for module in part.modules()]
+    serial = [answer(seed) for seed in range(20)]
+    with ThreadPoolExecutor(threads) as pool:
+        for k, found in enumerate(pool.map(answer, [k % 20 for k in range(count)])):
+            assert torch.equal(found, serial[k % 20])
+    after = [module.training for part in (model, posterior) if isinstance(part, nn.Module) for module in part.modules()]
+    assert modes == after
+
+
+@pytest.mark.parametrize("make", POSTERIORS)
+def test_predictions_from_threads_are_those_of_one(make: Callable[[], Any]) -> None:
+    predictions(make, threads=4, count=50)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("make", POSTERIORS)
+def test_ten_thousand_predictions_from_eight_threads(make: Callable[[], Any]) -> None:
+    predictions(make, threads=8, count=10_000 if make is dropout else 1_000)
+
+
+def trained(model: Any, guide: Any) -> Tensor:
+    return pd.fit(model, guide, X, X, steps=15, lr=0.01, seed=3, **QUIET).losses
+
+
+def fresh() -> tuple[Any, Any]:
+    model = network()
+    return model, pd.AutoMeanField(model)
+
+
+def test_trainings_in_threads_wait_for_each_other() -> None:
+    serial, pairs = trained(*fresh()), [fresh() for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        threaded = list(pool.map(lambda pair: trained(*pair), pairs))
+    assert all(torch.equal(losses, serial) for losses in threaded)
+
+
+def test_a_prediction_waits_for_a_training_in_another_thread_and_leaves_it_alone() -> None:
+    model, posterior, options = dropout()
+    alone, serial = pd.predict(model, posterior, X, seed=0, **options), trained(*fresh())
+    pair = fresh()
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(trained, *pair)
+        answers = [pd.predict(model, posterior, X, seed=0, **options) for _ in range(10)]
+        unseeded = pd.predict(model, posterior, X, **options)
+        losses = training.result()
+    assert torch.equal(losses, serial)
+    assert all(torch.equal(answer.mean, alone.mean) for answer in answers)
+    assert bool(unseeded.std.isfinite().all())
+
+
+@pytest.mark.filterwarnings("ignore:k̂ is above")
+def test_what_runs_the_model_again_waits_as_well() -> None:
+    """Draws that were not kept, scores, diagnostics, fresh guides and files, from threads as from one."""
+    model, posterior, _ = whole_functions()
+    members = pd.Ensemble(model, pd.AutoMeanField, members=3)
+    kept = pd.predict(model, posterior, X, samples=5, seed=1, keep_samples=False)
+
+    def ask(k: int) -> Tensor:
+        if k == 0:
+            return kept.covariance.flatten()
+        if k == 1:
+            return torch.tensor(pd.loo(model, posterior, X, X, samples=50, seed=2).elpd_loo)
+        if k == 2:
+            return torch.tensor(pd.elbo_report(model, posterior, X, X, samples=3, seed=3).objective)
+        if k == 3:
+            return torch.tensor(pd.khat(model, posterior, X, X, samples=50, seed=4))
+        if k == 4:
+            return members.mean()["0.weight"].flatten()
+        return pd.AutoMeanField(model).quantiles([0.9])["0.weight"].flatten()
+
+    serial = [ask(k) for k in range(6)]
+    with ThreadPoolExecutor(4) as pool:
+        for k, found in enumerate(pool.map(ask, [k % 6 for k in range(18)])):
+            assert torch.equal(found, serial[k % 6])

@@ -1,0 +1,124 @@
+"""Answers do not depend on the unit of y: from 1e-30 to 1e30 they are those at unit 1, scaled."""
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.judging.scores.errors import rmse
+
+X = torch.linspace(-1, 1, 30).unsqueeze(-1)
+Y = 3 + torch.sin(3 * X) + 0.2 * torch.randn(30, 1, generator=torch.Generator().manual_seed(1))
+LIKELIHOODS: dict[str, Any] = {"gaussian": lambda: pd.Gaussian(9.0), "own noise": pd.HeteroscedasticGaussian}
+
+
+def pair(unit: float, kind: str, dtype: torch.dtype) -> tuple[Any, Any, Tensor, Tensor]:
+    """Return a model in this unit, with the same weights at every unit, its guide, and the data."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1 if kind == "gaussian" else 2)).to(dtype)
+    x, y = (X / unit).to(dtype), (Y.double() * unit).to(dtype)
+    model = pd.Standardised(pd.BayesianNet(net, likelihood=LIKELIHOODS[kind]()), x, y)
+    return model, pd.AutoMeanField(model, init_scale=0.3), x, y
+
+
+def in_units(unit: float, kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return every answer in the unit of y, as numbers that should not depend on it."""
+    model, guide, x, y = pair(unit, kind, dtype)
+    answer = pd.predict(model, guide, x, samples=20, seed=1)
+    again = pd.predict(model, guide, x, samples=20, seed=1, keep_samples=False)
+    found = {"mean": answer.mean, "std": answer.std}
+    found |= {f"interval {k}": end for k, end in enumerate(answer.interval(0.9))}
+    found |= {f"crps {how}": pd.crps(answer, y, how, seed=2) for how in ("mixture", "gaussian", "sample")}  # type: ignore[arg-type]
+    found["rmse"] = torch.tensor(rmse(answer, y))
+    squares = {"variance": answer.variance, "epistemic": answer.epistemic, "aleatoric": answer.aleatoric}
+    squares |= {"covariance": answer.covariance, "covariance again": again.covariance}
+    whole = {name: value.double() / unit for name, value in found.items()}
+    whole |= {name: value.double() / unit**2 for name, value in squares.items()}
+    logs = {"log_prob": answer.log_prob(y), "log_prob again": again.log_prob(y)}
+    logs["to_arviz"] = torch.from_numpy(pd.to_arviz(model, guide, x, y, samples=5, seed=0).log_likelihood["y"].values)
+    whole |= {name: value.double() + math.log(unit) for name, value in logs.items()}
+    if kind == "gaussian":
+        whole["refit_tau"] = torch.tensor(pd.refit_tau(answer, y) * unit**2)
+        whole["with_tau"] = pd.with_tau(answer, 4.0 / unit**2).std.double() / unit
+    return whole | {"pit": pd.pit(answer, y).double(), "coverage": torch.tensor(pd.coverage(answer, y, 0.8))}
+
+
+@functools.cache
+def at_one(kind: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    return in_units(1.0, kind, dtype)
+
+
+def check(kind: str, dtype: torch.dtype, exponent: float) -> None:
+    for name, value in in_units(10.0**exponent, kind, dtype).items():
+        expected = at_one(kind, dtype)[name].to(value)
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("exponent", [-30.0, -20.0, 22.0])
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_answers_scale_with_the_unit(kind: str, exponent: float) -> None:
+    check(kind, torch.float32, exponent)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@settings(max_examples=50)
+@given(exponent=st.floats(-30, 30))
+def test_answers_scale_with_any_unit(kind: str, dtype: torch.dtype, exponent: float) -> None:
+    check(kind, dtype, exponent)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("unit", [1e-30, 1e30])
+def test_training_and_fleets_scale_with_the_unit(unit: float) -> None:
+    def scores(unit: float) -> dict[str, Tensor]:
+        fleet = pd.Fleet(lambda seed: pair(unit, "gaussian", torch.float32)[:2], {"seed": [0, 1]})
+        _, _, x, y = pair(unit, "gaussian", torch.float32)
+        history = fleet.fit(x, y, steps=3, lr=0.01, compile=False, progress=False, seed=0)
+        found = pd.predict_fleet(fleet, x, y, samples=20, seed=0).scores()
+        return {"losses": history.losses, "log": found["log_likelihood"] + math.log(unit), "rmse": found["rmse"] / unit}
+
+    torch.testing.assert_close(scores(unit), scores(1.0), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("unit", "tau"), [(1e-30, 4.0), (1e30, "auto")])
+def test_estimators_scale_with_the_unit(unit: float, tau: Any) -> None:
+    def found(unit: float) -> list[np.ndarray[Any, Any]]:
+        noise = tau if tau == "auto" else tau / unit**2
+        made = pd.DropoutRegressor((5,), max_steps=5, samples=20, tau=noise, random_state=0)
+        made.fit(X.numpy() / unit, Y[:, 0].double().numpy() * unit)
+        x = X.numpy() / unit
+        parts = [*made.predict(x, return_std=True), *made.interval(x), made.sample_y(x, 2, random_state=0)]
+        return [part / unit for part in parts] + [np.sqrt(made.tau_) * unit]
+
+    for value, expected in zip(found(unit), found(1.0), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_references_scale_with_the_unit() -> None:
+    def line(unit: float) -> tuple[Any, Tensor, Tensor]:
+        _, _, x, y = pair(unit, "gaussian", torch.float32)
+        return pd.Standardised(pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Gaussian(4.0)), x, y), x, y
+
+    exact = pd.conjugate(*line(1.0))
+    for unit in (1e-30, 1e30):
+        found = pd.conjugate(*line(unit))
+        torch.testing.assert_close(found.mean(), exact.mean())
+        assert found.log_evidence + 30 * math.log(unit) == pytest.approx(exact.log_evidence, abs=1e-3)
+        with pytest.raises(pd.PyroDropoutError, match="not linear"):
+            pd.conjugate(*(pair(unit, "gaussian", torch.float32)[k] for k in (0, 2, 3)))
+
+
+@pytest.mark.parametrize("which", ["x", "y"])
+@pytest.mark.parametrize("unit", [1e-42, 1e-37, 1e37])
+def test_a_unit_that_the_dtype_cannot_hold_is_refused(which: str, unit: float) -> None:
+    x, y = (X * unit, Y) if which == "x" else (X, Y * unit)
+    with pytest.raises(pd.RangeError, match=rf"{which} .*float32"):
+        pd.Standardised(pd.BayesianNet(nn.Linear(1, 1)), x, y)
