@@ -32,7 +32,7 @@ _ROOM = 3 * 2**30  # bytes that an attacked process may have more than at its st
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack: what is attacked, with which command, by which kind of mutation, and the seed of its details."""
+    """One attack: what is attacked, with which command, by which kind of mutation ("" for none), and its seed."""
 
     run: str
     command: str
@@ -77,11 +77,9 @@ class Arena:
             assert code == 0, said
         arena = cls(root)
         for name in ("houses", "trees"):
-            for command in COMMANDS:
-                with arena.copied(name) as run:
-                    code, said, answer = arena.asked(run, name, command)
-                    assert code == 0, said
-                    assert answer == arena.answers.setdefault(name, answer)
+            with arena.copied(name) as run:
+                code, said, arena.answers[name] = arena.asked(run, name, "predict")
+                assert code == 0, said
         return arena
 
     @contextlib.contextmanager
@@ -106,13 +104,13 @@ class Arena:
     def attacked(self, attack: Attack) -> Outcome:
         """Attack a copy of a run in this process."""
         with self.copied(attack.run) as run:
-            dice, far, command = random.Random(attack.seed), run.parent / "far", attack.command
+            dice, far, command, what = random.Random(attack.seed), run.parent / "far", attack.command, ""
             if attack.kind in records.KINDS:
                 before = json.loads((run / "run.json").read_text("utf-8"))
                 what = records.mutate(run, attack.kind, dice)
                 if command == "resume" and not _same_steps(before, run / "run.json"):
                     command = "predict"  # more steps are allowed, and change the answers
-            else:
+            elif attack.kind:
                 what = folders.KINDS[attack.kind](run, far, self.root / "others", dice)
             elsewhere = contents(far), contents(self.root / "others")
             code, said, answer = self.asked(run, attack.run, command)
@@ -154,9 +152,10 @@ class Arena:
 
     def measure(self) -> None:
         """Allow twice the memory of an untouched run for each command."""
-        harmless = {command: Attack("trees", command, "stray files", 0) for command in COMMANDS}
-        for command, attack in harmless.items():
-            self.memory[command] = 2 * self.in_a_process(attack).memory
+        for command in COMMANDS:
+            untouched = self.in_a_process(Attack("trees", command, "", 0))
+            assert untouched.verdict == "same answers"
+            self.memory[command] = 2 * untouched.memory
 
 
 def called(*arguments: object) -> tuple[int | str, list[str], str]:

@@ -20,7 +20,7 @@ import torch
 
 from tests.cli.command import houses, run, trees, without_fsync, written
 
-_FIT = ["--guide", "dropout", "--width", 5, "--steps", 40, "--checkpoint-every", 10, "--no-compile", "--quiet"]
+_FIT = ["--guide", "dropout", "--width", 5, "--steps", 20, "--checkpoint-every", 5, "--no-compile", "--quiet"]
 _COMPARE = ["--guides", "dropout", "--seeds", 1, "--samples", 20, "--steps", 9, "--width", 5, "--no-compile", "-q"]
 
 
@@ -35,7 +35,7 @@ def fits(root: Path, kills: int, dice: random.Random) -> int:
         out, done = root / f"run-{ends}", False
         while not done:
             started = (out / "run.json").exists()
-            words = ["resume", out, "--checkpoint-every", 10, "-q"] if started else ["fit", data, "--out", out, *_FIT]
+            words = ["resume", out, "--checkpoint-every", 5, "-q"] if started else ["fit", data, "--out", out, *_FIT]
             done = survived(words, dice.uniform(0, leash) if kills > 0 else None)
             kills -= not done
             if (out / "posterior.safetensors").exists():
