@@ -30,7 +30,7 @@ def fits(root: Path, kills: int, dice: random.Random) -> int:
     for name in ("first", "whole"):  # what the first imports is then imported for all children
         start = time.monotonic()
         assert run("fit", data, "--out", root / name, *_FIT).exit_code == 0
-    wanted, leash = predicted(root / "whole", data), time.monotonic() - start
+    leash, wanted = time.monotonic() - start, predicted(root / "whole", data)
     while kills > 0:
         out, done = root / f"run-{ends}", False
         while not done:
