@@ -103,7 +103,7 @@ def _as_path(path: object) -> Path:
 
 def _opened(path: Path) -> Any:
     """Open a file of tensors, whose header is not longer than the file and not absurd."""
-    check_regular(path, "give a file that save wrote.")
+    check_regular(path, "give the file that save wrote.")
     try:
         size = path.stat().st_size
         with path.open("rb") as raw:
