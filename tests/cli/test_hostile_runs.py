@@ -75,6 +75,7 @@ def test_files_of_two_runs_do_not_mix(twins: Path, tmp_path: Path, file: str) ->
         lambda record: record["encoding"]["inputs"][0].update(centre=3),
         lambda record: record["model"].update(width=10**9),
         lambda record: record["data"].update(seed=1),
+        lambda record: record["training"].update(lr=0.02),
     ],
 )
 def test_an_edited_record_is_refused(twins: Path, tmp_path: Path, change: Callable[..., object], forge: bool) -> None:
@@ -85,6 +86,14 @@ def test_an_edited_record_is_refused(twins: Path, tmp_path: Path, change: Callab
     assert (code, expected in said) == (2, True)
     done = run("resume", tmp_path / "run", "--quiet")
     assert (done.exit_code, expected in " ".join(done.stderr.split())) == (2, True)
+
+
+@pytest.mark.parametrize("identity", [None, "", 3, "0" * 64])
+def test_a_record_needs_its_identity(twins: Path, tmp_path: Path, identity: object) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    edited(tmp_path / "run", lambda record: record.update(identity=identity))
+    code, said = predicted(tmp_path / "run", twins / "one.csv")
+    assert (code, "identity" in said) == (2, True)
 
 
 def test_the_path_of_the_data_may_be_edited(twins: Path, tmp_path: Path) -> None:
