@@ -234,7 +234,9 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     if rank_here():
         yield
         return
-    with claimed(folder, make=make):
+    with contextlib.ExitStack() as held:
+        with heard():
+            held.enter_context(claimed(folder, make=make))
         clear_unfinished(folder, RECORD)
         clear_unfinished(folder, POSTERIOR)
         yield
