@@ -17,7 +17,6 @@ import pyro.infer
 import pyro.optim
 import torch
 
-import pyro_dropout
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -181,7 +180,8 @@ def _first_line(cause: BaseException) -> str:
 
 def _place(cause: BaseException) -> str:
     """Name the line of the user's or another library's code that an error came from; "" if there is none."""
-    ours = tuple(f"{Path(package.__path__[0])}{os.sep}" for package in (torch, pyro, pyro_dropout))
+    folders = (Path(torch.__path__[0]), Path(pyro.__path__[0]), Path(__file__).parents[1])
+    ours = tuple(f"{folder}{os.sep}" for folder in folders)
     found = ""
     error: BaseException | None = cause
     while error is not None:
