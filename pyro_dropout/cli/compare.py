@@ -75,31 +75,30 @@ def compare(
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
 
-    with claimed_folder(out) as killed:
+    with plain_warnings(), claimed_folder(out) as killed:
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
         arviz()  # the results are written with it at the end: a broken installation fails before the work
         columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
         reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
         found, model = _data(data, reading, width)
-        with plain_warnings():
-            result = run(
-                model.to(where),
-                {name: _made(name, members) for name in names},
-                (found.train[0].to(where), found.train[1].to(where)),
-                (found.test[0].to(where), found.test[1].to(where)),
-                reference=reference,
-                seeds=list(range(seed, seed + seeds)),
-                steps=steps,
-                lr=lr,
-                batch_size=batch_size,
-                samples=samples,
-                compile=False if no_compile else "auto",
-                progress=not quiet,
-                labels=_labels(found),
-            )
-            result.train, result.test = found.train, found.test  # figures are drawn on the CPU
-            files, complaints = write_folder(result, out, samples, seed)
+        result = run(
+            model.to(where),
+            {name: _made(name, members) for name in names},
+            (found.train[0].to(where), found.train[1].to(where)),
+            (found.test[0].to(where), found.test[1].to(where)),
+            reference=reference,
+            seeds=list(range(seed, seed + seeds)),
+            steps=steps,
+            lr=lr,
+            batch_size=batch_size,
+            samples=samples,
+            compile=False if no_compile else "auto",
+            progress=not quiet,
+            labels=_labels(found),
+        )
+        result.train, result.test = found.train, found.test  # figures are drawn on the CPU
+        files, complaints = write_folder(result, out, samples, seed)
     for complaint in complaints:
         complain(complaint)
     record: Record = {"data": found.name, "about": found.note, "scores": scores_of(result), "ranking": result.ranking}

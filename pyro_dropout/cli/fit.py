@@ -121,7 +121,7 @@ def resume(
             raise options.refusal("--steps", f"the run was planned for {run.training.steps} steps; {steps} is fewer.")
         table = run.data(data)
         if data is not None or steps is not None:
-            run = run.moved(folder, data, steps)  # before training, so that the next resume uses the new settings
+            run = run.changed(folder, data, steps)  # before training, so that the next resume uses the new settings
         with _resumable(folder):
             _train(run, table, folder, where, checkpoint_every, as_json, quiet)
 
@@ -234,7 +234,9 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     if rank_here():
         yield
         return
-    with claimed(folder, make=make):
+    with contextlib.ExitStack() as held:
+        with heard():
+            held.enter_context(claimed(folder, make=make))
         clear_unfinished(folder, RECORD)
         clear_unfinished(folder, POSTERIOR)
         yield

@@ -204,7 +204,7 @@ class Run:
         """Write the record into an existing folder."""
         _write(Path(folder) / RECORD, self.as_json())
 
-    def moved(self, folder: str | Path, file: Path | None, steps: int | None) -> "Run":
+    def changed(self, folder: str | Path, file: Path | None, steps: int | None) -> "Run":
         """Change the path of the data or the number of steps, also in the folder's record; the identity stays."""
         path = Path(folder) / RECORD
         record = read_record(path)

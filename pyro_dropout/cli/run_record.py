@@ -72,6 +72,8 @@ def read_record(path: Path) -> Record:
         for section, rules in _RULES.items():
             _check(record[section], rules)
         identity = record["identity"] if record["format"] == FORMAT else None
+        if record["format"] == FORMAT and not _is_sha256(identity):
+            raise TypeError("'identity'")
     except (KeyError, TypeError) as cause:
         raise _damaged(path, f"{cause} is missing or wrong") from None
     if identity is not None and identity != identity_of(record):

@@ -69,6 +69,9 @@ def columns() -> dict[str, Column]:
     return {entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scored} | _OTHERS
 
 
+_LARGE = 1e7  # from here on, numbers are printed with an exponent
+
+
 @dataclass
 class Score:
     """One cell: a mean over seeds with its standard error, or the reason why it is missing."""
@@ -89,12 +92,14 @@ class Score:
         mean = self.mean
         return math.sqrt(sum((v - mean) ** 2 for v in self.values) / (len(self.values) - 1) / len(self.values))
 
-    def text(self, digits: int) -> str:
-        """Return the cell as it is printed."""
+    def text(self, digits: int, tiny: bool = False) -> str:
+        """Return the cell as it is printed; ``tiny`` says whether a small number is more than none."""
         if not self.values:
             return self.note or "–"
-        error = self.error
-        return f"{self.mean:.{digits}f}" + (f" ± {error:.{digits}f}" if error is not None else "")
+        size, error = abs(self.mean), self.error
+        fixed = size < _LARGE and not (tiny and 0 < size < 10.0**-digits)
+        how = f".{digits}f" if fixed else ".2e"
+        return f"{self.mean:{how}}" + (f" ± {error:{how}}" if error is not None else "")
 
 
 def best(column: Column, cells: dict[str, Score]) -> str | None:

@@ -140,10 +140,13 @@ def rejection_of(answer: Prediction, y: Tensor) -> RejectionCurve:
 
     if is_class(answer.target_distribution):
         sure = answer.probs.argmax(-1) if answer.one_of_several else answer.probs > 0.5
-        hits = (sure == y.to(sure.device, sure.dtype)).double()
+        hits, unsure = (sure == y.to(sure.device, sure.dtype)).double(), answer.entropy
+        if answer.one_of_several:
+            counted = answer.counted(y.to(sure.device))
+            hits, unsure = hits[counted], unsure[counted]
         right = together(hits)
-        return rejection_curve(together(answer.entropy), right * len(right) / hits.numel())
-    error = together((answer.mean - y.to(answer.mean)).abs())
+        return rejection_curve(together(unsure), right * len(right) / hits.numel())
+    error = together((answer.mean - y.to(answer.mean).reshape(answer.mean.shape)).abs())
     return rejection_curve(together(answer.variance).sqrt(), error, higher_is_better=False)
 
 

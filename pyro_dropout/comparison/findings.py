@@ -90,7 +90,8 @@ class Comparison:
     def cell(self, row: Row, key: str) -> str:
         """Return one cell as text."""
         if key in row.scores:
-            return row.scores[key].text(columns()[key].digits)
+            column = columns()[key]
+            return row.scores[key].text(column.digits, tiny=column.better == "less")  # errors, in small units
         return "failed" if not row.scores else "–"
 
     def best(self, key: str) -> str | None:

@@ -4,6 +4,8 @@ A posterior should be less certain where there is no data. Outside the data most
 clusters many are not, and scores on held-back data from the same region do not show it.
 """
 
+import sys
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def between(x: Tensor, *, seed: int = 0) -> Tensor:
     first, second = (torch.randint(len(x), (_PAIRS,), generator=generator) for _ in range(2))
     share = torch.rand(_PAIRS, 1, generator=generator, dtype=torch.float64)
     points = share * flat[first] + (1 - share) * flat[second]
-    unit = flat.std(0).clamp_min(1e-12)
+    unit = _unit(flat)
     nearest = torch.cat([torch.cdist(part / unit, flat / unit).amin(1) for part in points.split(512)])
     found = points[nearest.topk(_KEPT).indices]
     return found.reshape(-1, *x.shape[1:]).to(x)
@@ -31,9 +33,20 @@ def between(x: Tensor, *, seed: int = 0) -> Tensor:
 
 def outside(x: Tensor) -> Tensor:
     """Return the data points farthest from the centre, moved to three times their distance from it, (50, ...)."""
-    flat = x.reshape(len(x), -1)
+    flat = x.reshape(len(x), -1).double()
     middle = flat.mean(0)
-    unit = flat.std(0).clamp_min(1e-12)
-    farthest = ((flat - middle) / unit).norm(dim=1).topk(min(_KEPT, len(x))).indices
+    farthest = ((flat - middle) / _unit(flat)).norm(dim=1).topk(min(_KEPT, len(x))).indices
     found = middle + _FAR * (flat[farthest] - middle)
-    return found.reshape(-1, *x.shape[1:])
+    return found.reshape(-1, *x.shape[1:]).to(x)
+
+
+def over(there: float, here: float, unit: float) -> float:
+    """Return a standard deviation over another, 1 if both are less than rounding in the unit of y."""
+    rounding = 1e-12 * unit or sys.float_info.min
+    return (there + rounding) / (here + rounding)
+
+
+def _unit(flat: Tensor) -> Tensor:
+    """Return the standard deviation of each column, 1 for a constant one."""
+    std = flat.std(0)
+    return torch.where(std > 0, std, 1.0)

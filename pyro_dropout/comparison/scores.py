@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout import registry
-from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.comparison.probes import between, outside, over
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.elbo_report import elbo_report
@@ -61,9 +61,9 @@ class Exam:
         given = self.train[0]
         # Token ids, several inputs and graphs have no points between them.
         if isinstance(given, Tensor) and given.is_floating_point() and not takes_all(model):
-            here = self._doubt(model, posterior, given)
-            scores["between"] = self._doubt(model, posterior, between(given)) / here
-            scores["outside"] = self._doubt(model, posterior, outside(given)) / here
+            here, unit = self._doubt(model, posterior, given)
+            for name, points in (("between", between(given)), ("outside", outside(given))):
+                scores[name] = over(self._doubt(model, posterior, points)[0], here, unit)
         if is_normal(answer.target_distribution) or is_class(answer.target_distribution):
             scores |= distances(answer, self.reference)
         return scores, answer
@@ -83,9 +83,10 @@ class Exam:
         parts = (grid, found.mean, *found.interval(0.95), found.epistemic.sqrt())
         return tuple(part.detach().cpu().squeeze(-1) for part in parts)
 
-    def _doubt(self, model: PyroModel, posterior: object, x: Tensor) -> float:
-        """Return the mean epistemic standard deviation at some points."""
-        return float(self.predict(model, posterior, x[:500]).epistemic.sum(-1).sqrt().mean()) + 1e-12
+    def _doubt(self, model: PyroModel, posterior: object, x: Tensor) -> tuple[float, float]:
+        """Return the mean epistemic standard deviation at some points, and that of y."""
+        found = self.predict(model, posterior, x[:500])
+        return float(found.epistemic.double().sum(-1).sqrt().mean()), float(found.std.mean())
 
 
 def bounds_of(call: ModelCall, guide: object, samples: int, seed: int) -> tuple[dict[str, float], dict[str, str]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from pyro_dropout.comparison.probes import between, outside
+from pyro_dropout.comparison.probes import between, outside, over
 from pyro_dropout.comparison.scores import distances, held_out_scores
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
@@ -97,14 +97,15 @@ class SiteExam:
         data = [site["value"] for site in _data(call).values()]
         blind = tree_map(lambda leaf: None if any(leaf is value for value in data) else leaf, (call.args, call.kwargs))
 
-        def doubt(points: Tensor) -> float:
+        def doubt(points: Tensor) -> tuple[float, float]:
             asked = ModelCall(model, (points[:500], *blind[0][1:]), blind[1])
             (answer,) = self._predicted(posterior, asked).values()
-            return float(answer.epistemic.mean().sqrt()) + 1e-12
+            return float(answer.epistemic.double().mean().sqrt()), float(answer.std.mean())
 
         try:
-            here = doubt(x)
-            return {"between": doubt(between(x)) / here, "outside": doubt(outside(x)) / here}
+            here, unit = doubt(x)
+            away = {"between": between(x), "outside": outside(x)}
+            return {name: over(doubt(points)[0], here, unit) for name, points in away.items()}
         except Exception:  # another argument has a row for each point, or the data cannot be left out
             return {}
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Size, Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
+from pyro_dropout.generative.trial_run import run_for_shapes
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
@@ -89,8 +90,9 @@ def check_points_first(
     count = other_count(len(x))
     recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
     fresh = {site: weights[site] if r is None else Placement(r, count).weight for site, r in recipes.items()}
+    other = x[torch.arange(count, device=x.device) % len(x)]
     try:
-        run(fresh, x[torch.arange(count, device=x.device) % len(x)])
+        run_for_shapes(lambda: run(fresh, other), x.device.type == "cuda")
     except MisplacedPointsError as cause:
         raise misplaced(cause) from None
     except NotFollowedError:

@@ -15,6 +15,7 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_non_negative, check_positive
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
@@ -33,7 +34,7 @@ _KERNELS: dict[str, tuple[type[Kernel], dict[str, str]]] = {
 @contextmanager
 def _apart() -> Iterator[None]:
     """Isolate from Pyro's parameter store and the caller's handlers: two GPs have parameters of the same names."""
-    with poutine.block(), pyro.get_param_store().scope():
+    with RUNNING, poutine.block(), pyro.get_param_store().scope():
         try:
             yield
         except torch.linalg.LinAlgError as cause:  # type: ignore[attr-defined]

@@ -41,6 +41,11 @@ class Inputs:
     def __init__(self, args: tuple[Tree, ...], kwargs: dict[str, Tree]) -> None:
         self.args, self.kwargs = args, kwargs
 
+    @property
+    def given(self) -> Tree:
+        """The inputs as a caller gives them: a dict, or a tuple."""
+        return self.kwargs or self.args
+
     def leaves(self) -> list[Tensor]:
         """Return the tensors, in order."""
         return [leaf for leaf in tree_leaves((self.args, self.kwargs)) if isinstance(leaf, Tensor)]
@@ -113,7 +118,7 @@ def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
             " torch.as_tensor(x)."
         )
     count: int | None = None
-    for path, leaf in tree_flatten_with_path(found.kwargs or found.args)[0]:
+    for path, leaf in tree_flatten_with_path(found.given)[0]:
         label = name + keystr(path)
         if not isinstance(leaf, Tensor):
             if hasattr(leaf, "__len__") and not isinstance(leaf, str):

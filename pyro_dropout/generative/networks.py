@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.frozen import freeze_all_but
+from pyro_dropout.generative.half_precision import HALF, check_types, plain_network
 from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
 from pyro_dropout.generative.layers import recordable, written_out
 from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
@@ -92,6 +94,7 @@ class BayesianNet(nn.Module):
         super().__init__()
         if not isinstance(net, nn.Module):
             raise PyroDropoutError(f"net must be a torch nn.Module; got {type(net).__name__}.")
+        net = plain_network(net)
         if prior is not None and not isinstance(prior, Prior):
             raise PyroDropoutError(f"prior must be {_A_PRIOR}; got {describe(prior)}.")
         if likelihood is not None and not is_likelihood(likelihood):
@@ -111,6 +114,7 @@ class BayesianNet(nn.Module):
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
             raise PyroDropoutError(_why_nothing_is_random(net))
+        check_types(net, self.sites)
         for name, scale in self.prior.scales(net).items():
             self.register_buffer(_buffer(name), scale)
 
@@ -155,6 +159,7 @@ class BayesianNet(nn.Module):
         self._check_sites(weights)
         x = inputs_of(x, whole=self.whole_batch)
         self.look_at(x)
+        weights = {name: self._typed(name, value) for name, value in weights.items()}
         if any(drawn_per_data_point(value) is not None for value in weights.values()):
             if self.whole_batch:
                 raise NotFollowedError(
@@ -235,7 +240,16 @@ class BayesianNet(nn.Module):
             maps = isinstance(f, Tensor) and f.dim() > 2
             advice = " For sequences and maps write Categorical(dims=...)." if maps else ""
             raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.{advice}")
-        return f
+        # A likelihood adds up many terms, for which half precision is too coarse.
+        return f.float() if f.dtype in HALF else f
+
+    def _typed(self, name: str, value: Tensor) -> Tensor:
+        """Return a draw in the type of its parameter: guides of half-precision networks have float32."""
+        recipe, dtype = drawn_per_data_point(value), self._parameter(name).dtype
+        if recipe is None:
+            return value.to(dtype) if dtype in HALF else value
+        recipe.dtype = dtype if dtype in HALF else recipe.dtype
+        return value
 
     def _check_points_first(self, weights: Weights, x: AnyInputs) -> None:
         """Raise if a draw for each data point met another dimension of the same size; once for inputs of a shape."""
@@ -259,7 +273,9 @@ class BayesianNet(nn.Module):
             draws = zip(*flat.values(), strict=True)
             f = torch.stack([self._run(dict(zip(flat, draw, strict=True)), x) for draw in draws])
         else:
-            f = vmap(lambda draw: self._run(draw, x), randomness="different")(flat)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="There is a performance drop")  # an operation that is looped
+                f = vmap(lambda draw: self._run(draw, x), randomness="different")(flat)
         return f.reshape(*batch, *f.shape[1:])
 
     def _moving(self) -> list[str]:

@@ -1,15 +1,31 @@
 """Run a model without side effects on random states, buffers and the modes of its networks."""
 
 import contextlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.turns import RUNNING
+
+# What a run that computes shapes alone raises where it would have to know values, or does not know an operation.
+_WITHOUT_VALUES = (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
 
 @contextlib.contextmanager
@@ -64,6 +80,40 @@ def can_run(x: object) -> bool:
     recorded = _get_current_dispatch_mode_stack() or torch._C._get_tracing_state() is not None
     mapped = torch._C._functorch.peek_interpreter_stack() is not None
     return isinstance(x, AnyInputs) and not recorded and not mapped and not torch.compiler.is_compiling()
+
+
+@contextlib.contextmanager
+def shapes_alone(on_gpu: bool) -> Iterator[None]:
+    """On a GPU, operations within this context compute shapes and nothing else.
+
+    A model that is run with other data than its own may look up what is not there. On a CPU that is an error like any
+    other; on a GPU the process could not use it any more.
+    """
+    if not on_gpu:
+        yield
+        return
+    with warnings.catch_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
+        warnings.filterwarnings("ignore", message="The .grad attribute")  # which is read of every tensor
+        yield
+
+
+def run_for_shapes(run: Callable[[], object], on_gpu: bool) -> None:
+    """Run a network to see which shapes its inputs have; on a GPU without values, if it does not read any."""
+    try:
+        with shapes_alone(on_gpu):
+            run()
+    except Exception as error:
+        if not on_gpu or not _needs_values(error):
+            raise
+        run()
+
+
+def _needs_values(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, _WITHOUT_VALUES):
+            return True
+        error = error.__cause__
+    return False
 
 
 def modules_of(*roots: object) -> Iterator[nn.Module]:

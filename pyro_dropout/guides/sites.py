@@ -18,6 +18,7 @@ from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Size, Tensor
 from torch.distributions import Transform, biject_to, constraints
 
+from pyro_dropout.generative.half_precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.mathematics.checks import check_choice, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
@@ -93,6 +94,7 @@ def read_site(
 ) -> GuideSite:
     """Return what a guide knows about a site of its model's trace; ``given``: its value is from ``init_loc_fn``."""
     fn, value, infer = site["fn"], site["value"].detach(), site["infer"]
+    value = value.float() if value.dtype in HALF else value  # a guide is trained in single precision at least
     if not value.is_floating_point() or fn.support.is_discrete:
         raise PyroDropoutError(
             f"site {name!r} is discrete, and {guide} is a guide for continuous sites. Enumerate it, or hide it with"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import AnyInputs, Inputs, check_pairs, inputs_of, leaves_of
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
 from pyro_dropout.mathematics.checks import check_count, check_flag
@@ -71,7 +72,7 @@ class Chosen:
 def choose(
     build: Callable[..., object],
     grid: Mapping[str, Sequence[object]],
-    x: Tensor,
+    x: Any,
     y: Tensor,
     train_rows: Sequence[Tensor],
     test_rows: Sequence[Tensor],
@@ -93,7 +94,7 @@ def choose(
         build: builds one replica: ``build(x, y, **setting)`` -> (model, guide), with the rows that it will train on.
         grid: the values of each setting; all combinations are tried. "lr" is the replica's learning rate, which is
             passed to the training and not to ``build``.
-        x: inputs, (N, Q).
+        x: inputs, (N, ...), or a dict or a tuple of them.
         y: targets, (N, 1).
         train_rows: rows of x for training, one tensor for each split.
         test_rows: rows for testing.
@@ -130,15 +131,17 @@ def choose(
     fold_members = members if fold_members is None else fold_members
     check_count("fold_members", fold_members)
     check_flag("anchored", anchored)
-    if y.dim() != 2 or y.shape[1] != 1 or len(x) != len(y):
-        raise ShapeError(f"x must be (N, Q) and y (N, 1); got {tuple(x.shape)} and {tuple(y.shape)}.")
+    x = inputs_of(x)
+    check_pairs("x and y", x, y)
+    if y.dim() != 2 or y.shape[1] != 1:
+        raise ShapeError(f"x must be (N, ...) and y (N, 1); got y of shape {tuple(y.shape)}.")
     if len(train_rows) != len(test_rows) or not len(train_rows):
         lengths = f"{len(train_rows)} and {len(test_rows)}"
         raise ShapeError(f"train_rows and test_rows need a tensor for each split; got {lengths}.")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     splits, count = len(train_rows), len(combinations)
     device = options.get("device") or x.device
-    inputs, targets = x.cpu(), y.cpu()  # thousands of small networks are built on the CPU
+    inputs, targets = x.to("cpu"), y.cpu()  # thousands of small networks are built on the CPU
     x, y = x.to(device), y.to(device)
     parts = [_folds(rows, folds, seed + s) for s, rows in enumerate(train_rows)]
     # Every fold's rows are repeated up to the length of the whole set, so that N and the weight decay stay the same.
@@ -158,7 +161,8 @@ def choose(
         options = options | {"anchors": seeds.expand(-1, count, -1).flatten()}
 
     def built(row: Tensor, **setting: object) -> object:
-        return build(inputs[row.unique()], targets[row.unique()], **setting)
+        own = inputs[row.unique()]
+        return build(own.given if isinstance(own, Inputs) else own, targets[row.unique()], **setting)
 
     fleet = Fleet(built, {"row": list(rows.cpu()), **values}, progress=progress)
     history = fleet.fit(x, y, indices=rows, progress=progress, seed=seed, **options)
@@ -216,9 +220,11 @@ def _folds(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
 
 
-def _twins(x: Tensor, train: Tensor, test: Tensor) -> Tensor:
+def _twins(x: AnyInputs, train: Tensor, test: Tensor) -> Tensor:
     """Return which test rows have the same inputs as a training row."""
-    kind = x[torch.cat([train, test])].unique(dim=0, return_inverse=True)[1]
+    both = torch.cat([train, test])
+    flat = torch.cat([leaf[both].flatten(1).double() for leaf in leaves_of(x)], 1)
+    kind = flat.unique(dim=0, return_inverse=True)[1]
     return torch.isin(kind[len(train) :], kind[: len(train)])
 
 
@@ -229,7 +235,7 @@ def _repeated(rows: Tensor, length: int) -> Tensor:
 class _Exam:
     """Log densities of held-out targets under ensembles of a fleet's replicas, each at its own rows and noise."""
 
-    def __init__(self, fleet: Fleet, x: Tensor, y: Tensor, seed: int) -> None:
+    def __init__(self, fleet: Fleet, x: AnyInputs, y: Tensor, seed: int) -> None:
         self.fleet, self.x, self.y, self.seed = fleet, x, y, seed
         self.homoscedastic = isinstance(fleet[0][0].likelihood, Gaussian)
 

@@ -40,12 +40,13 @@ class PerDataPoint:
             drawn.
 
     Attributes:
+        dtype: the type that layers compute in, if it is not that of ``q``: a network in half precision.
         weight: a placeholder for the draws, of the site's shape; a handler recognises it in the model's layers.
     """
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
         self.site, self.q, self.reused = site, q.expand(torch.Size()), reused
-        self._like = q.like.detach()
+        self._like, self.dtype = q.like.detach(), q.like.dtype
         self.masks: list[Tensor] = []
         self.count: int | None = None
         self._coefficients: Tensor | None = None
@@ -91,7 +92,7 @@ class PerDataPoint:
         if dim not in self._flips:
             like = self.q.like
             u = torch.rand((self.count or 0, self.q.event_shape[dim]), dtype=like.dtype, device=like.device)
-            self._flips[dim] = torch.where(u < 0.5, -1.0, 1.0).to(like)
+            self._flips[dim] = torch.where(u < 0.5, -1.0, 1.0).to(like.device, self.dtype)
         return self._flips[dim]
 
     def _epsilon(self) -> Tensor:
@@ -126,6 +127,8 @@ class PerDataPoint:
 
     def _part(self, x: Tensor, layer: "Layer", matrix: Tensor, rows: Tensor | None) -> Tensor:
         """Return the layer's product with ``matrix``, its rows scaled by ``rows``, (N, rows)."""
+        matrix = matrix.to(self.dtype)
+        rows = None if rows is None else rows.to(self.dtype)
         if rows is None:
             return layer.op(x, matrix)
         if self.q.row_dim == layer.in_dim:
@@ -151,20 +154,23 @@ class PerDataPoint:
             self._uses += 1
             if self._uses > 1:
                 reason = "is used twice in one forward pass, and its noise was drawn for one use"
-                raise self._refusal(reason, "Write per_example(reused=True), or use shared draws (per_example=False).")
-            squares, pairs = x.square(), zip(variances, masks, strict=True)
+                raise self._refusal(reason, "Use shared draws (per_example=False).")
+            half, self.dtype = self.dtype, q.like.dtype  # squares of small widths are beyond half precision
+            squares, pairs = x.to(self.dtype).square(), zip(variances, masks, strict=True)
             variance = _total([self._part(squares, layer, each, mask) for each, mask in pairs])
-            return (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
+            self.dtype = half
+            noise = (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
+            return noise.to(half)
         flips = self._flip(layer.in_dim)
         parts = []
         for variance, mask in zip(variances, masks, strict=True):
-            noise = variance.sqrt() * self._epsilon()
+            noise = (variance.sqrt() * self._epsilon()).to(self.dtype)
             if mask is None:
                 parts.append(layer.by_input(x, noise, flips))
             elif q.row_dim == layer.in_dim:
-                parts.append(layer.by_input(x, noise, flips * mask))
+                parts.append(layer.by_input(x, noise, flips * mask.to(self.dtype)))
             else:
-                parts.append(layer.scale_out(layer.by_input(x, noise, flips), mask))
+                parts.append(layer.scale_out(layer.by_input(x, noise, flips), mask.to(self.dtype)))
         return layer.scale_out(_total(parts), self._flip(layer.out_dim))
 
     def label_log_prob(self) -> Tensor:
@@ -187,12 +193,12 @@ class Placement(PerDataPoint):
 
     def __init__(self, other: PerDataPoint, count: int) -> None:
         super().__init__(other.site, other.q)
-        self.count = count
+        self.count, self.dtype = count, other.dtype
 
     def product(self, x: Tensor, layer: "Layer") -> Tensor:
         """Return the layer's output with some weights."""
         self._check_count(len(x))
-        return layer.op(x, self._like.view(self.q.event_shape))
+        return layer.op(x, self._like.view(self.q.event_shape).to(self.dtype))
 
     def draws(self, count: int) -> Tensor:
         """Return some weights for every data point."""

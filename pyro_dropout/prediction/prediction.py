@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.output_shape import OutputShape
 from pyro_dropout.mathematics.checks import check_dense, check_level
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
@@ -154,7 +155,7 @@ class Prediction:
     def _covariance(self) -> Tensor:
         """Cov[y], in float64."""
         mean = self._sums["mean"]
-        if mean.dim() > 2 and not self.one_of_several:
+        if self._target_dims > 1 and not self.one_of_several:
             raise PyroDropoutError("covariance is for points with targets in a row, (N, D); this one has maps of them.")
         if self.one_of_several:
             return indicator_covariance(mean)
@@ -302,7 +303,13 @@ class Prediction:
 
     def per_point(self, each: Tensor) -> Tensor:
         """Return values of single targets, summed for each point, (N,)."""
-        return each if self.one_of_several else each.sum(-1)
+        return each if self.one_of_several else each.sum(tuple(range(-self._target_dims, 0)))
+
+    @property
+    def _target_dims(self) -> int:
+        """How many dimensions the numbers of a point have: 1, or more in sequences and maps."""
+        shape = getattr(self._likelihood, "shape", None)
+        return len(shape.dims) if isinstance(shape, OutputShape) else 1
 
     def pieces(self) -> Iterator[Points]:
         """Yield the points in pieces whose samples can be processed at once."""

@@ -13,10 +13,11 @@ from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
+from pyro_dropout.training.batches import CHAIN
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.runner import CHAIN, TrainingRun
+from pyro_dropout.training.runner import TrainingRun
 
 _PARTICLES = 8  # draws of a network's weights, for each check
 _DRAWS = 16  # of the guide of any other model

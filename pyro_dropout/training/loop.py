@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.training.batches import CHAIN
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loss_record import Ledger
-from pyro_dropout.training.runner import CHAIN, TrainingRun
+from pyro_dropout.training.runner import TrainingRun
 
 _REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
 

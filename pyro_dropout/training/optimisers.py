@@ -69,7 +69,7 @@ class Update:
 
     def start(self, parameters: list[Tensor]) -> list[list[Tensor]]:
         """Return the state before the first step: zeros."""
-        return [[torch.zeros_like(p) for _ in range(self.slots)] for p in parameters]
+        return [[torch.zeros_like(p, dtype=_counted(p)) for _ in range(self.slots)] for p in parameters]
 
     def step(
         self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
@@ -77,20 +77,23 @@ class Update:
         """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
         gradients, lr = self._prepared(gradients, t, lr)
         numbers = _stored(self.numbers(lr, t))
-        done = [self.apply(p, g, s, *numbers) for p, g, s in zip(parameters, gradients, state, strict=True)]
-        return [p for p, _ in done], [s for _, s in done]
+        done = [
+            self.apply(p.to(_counted(p)), g.to(_counted(g)), s, *numbers)
+            for p, g, s in zip(parameters, gradients, state, strict=True)
+        ]
+        return [new.to(old.dtype) for (new, _), old in zip(done, parameters, strict=True)], [s for _, s in done]
 
     def step_in_place(
         self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
     ) -> None:
         """Change parameters and state as ``step`` does, without a second copy of them."""
         gradients, lr = self._prepared(gradients, t, lr)
-        if self.in_place is not None:
+        if self.in_place is not None and not any(_counted(p) != p.dtype for p in parameters):
             self.in_place(parameters, gradients, state, lr, t)
             return
         numbers = _stored(self.numbers(lr, t))
         for p, g, own in zip(parameters, gradients, state, strict=True):
-            value, new = self.apply(p, g, own, *numbers)
+            value, new = self.apply(p.to(_counted(p)), g.to(_counted(g)), own, *numbers)
             for mine, each in zip([p, *own], [value, *new], strict=True):
                 mine.copy_(each)
 
@@ -106,6 +109,18 @@ class Update:
         if self.clip_value is not None:
             gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
         return gradients, lr
+
+
+def _counted(value: Tensor) -> torch.dtype:
+    """Return the type to compute in: Adam's squares of gradients are zero in half precision."""
+    return torch.float32 if torch.finfo(value.dtype).bits < 32 else value.dtype
+
+
+def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient in the parameter's order in memory: torch's fused kernels go through both side by side."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
 
 
 def _stored(numbers: list[Tensor]) -> list[Tensor]:
@@ -149,12 +164,12 @@ def adam(
         done = t.to(torch.float32) - 1  # torch counts by itself
         adam_of_torch(
             parameters,
-            gradients,
+            [_laid_out_as(p, g) for p, g in zip(parameters, gradients, strict=True)],
             [mean for mean, _ in state],
             [square for _, square in state],
             [],
             [done.clone() for _ in parameters],
-            fused=all(p.dtype in (torch.float32, torch.float64) for p in parameters),
+            fused=not any(p.is_complex() for p in parameters),
             amsgrad=False,
             beta1=beta1,
             beta2=beta2,

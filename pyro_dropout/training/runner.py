@@ -5,8 +5,7 @@ not touch a module; ``publish`` puts them back. Eager steps of one guide change 
 """
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
+from pyro_dropout.training.batches import CHAIN, Batches, Source
 from pyro_dropout.training.compile.functional import (
     Gradients,
     Parameters,
@@ -27,89 +27,8 @@ from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import Compile, warn_uncompiled
 
-# Steps in one CUDA graph: enough that the launch cost is negligible, few enough that capturing them is quick.
-CHAIN = 20
-
 # The most parameters that are copied now and then, so that a training that diverges can return to them.
 _LARGE = 2**25
-
-
-class Batches:
-    """Mini-batches of indices, shuffled and without replacement within an epoch.
-
-    The few points left over at the end of an epoch are skipped in that epoch.
-
-    Args:
-        size: indices in a batch.
-        rows: (count,) or (replicas, count): the indices to choose from, for one run or for each of several.
-    """
-
-    def __init__(self, size: int, rows: Tensor) -> None:
-        self.size, self.rows = size, rows
-        # A separate generator: the order does not depend on how many steps are taken at a time, or in total.
-        self.generator = torch.Generator(rows.device).manual_seed(int(torch.randint(2**62, ())))
-        self.waiting = rows.new_empty((0, *rows.shape[:-1], size))
-
-    chained, together = True, CHAIN
-
-    def example(self) -> list[Tensor]:
-        """Return a batch like any other, as the input of a step."""
-        return [self.rows[..., : self.size].contiguous()]
-
-    def usual(self, inputs: list[Tensor]) -> bool:
-        """Whether a step compiled for the example can take these inputs: all are alike."""
-        return True
-
-    def inputs(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield the next ``count`` batches, as inputs of steps."""
-        return ([row] for row in self.take(count))
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what later batches depend on."""
-        return {"waiting": self.waiting, "order": self.generator.get_state()}
-
-    def set_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore a state."""
-        self.waiting = tensors["waiting"].to(self.rows.device)
-        self.generator.set_state(tensors["order"])
-
-    def take(self, count: int) -> Tensor:
-        """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
-        while len(self.waiting) < count:
-            whole = self.rows.shape[-1] // self.size * self.size
-            draws = torch.rand(self.rows.shape, device=self.rows.device, generator=self.generator)
-            order = draws.argsort(-1)[..., :whole]
-            epoch = self.rows.gather(-1, order).unflatten(-1, (-1, self.size))
-            self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
-        taken, self.waiting = self.waiting[:count], self.waiting[count:]
-        return taken
-
-
-class Source(Protocol):
-    """Where the mini-batches of a run come from: ``Batches`` of data in memory, or a ``Stream`` of a loader.
-
-    Attributes:
-        chained: whether many steps may run in one CUDA graph.
-        together: the most steps between two looks at the clock.
-    """
-
-    chained: bool
-    together: int
-
-    def example(self) -> list[Tensor]:
-        """Return a batch, as the inputs of a step."""
-
-    def usual(self, inputs: list[Tensor]) -> bool:
-        """Whether a step compiled for the example can take these inputs."""
-
-    def inputs(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield the next ``count`` batches."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Return what later batches depend on."""
-
-    def set_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore a state."""
 
 
 class TrainingRun:

@@ -4,15 +4,20 @@ The first step with arguments of a new structure is traced through Pyro and comp
 traced runs eagerly, with one warning that says why; nothing is approximated.
 """
 
+import os
 import shutil
+import traceback
 import warnings
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Literal
 
+import pyro
 import pyro.infer
 import pyro.optim
 import torch
 
+import pyro_dropout
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -174,13 +179,26 @@ def _first_line(cause: BaseException) -> str:
     return (str(cause).strip() or type(cause).__name__).splitlines()[0]
 
 
+def _place(cause: BaseException) -> str:
+    """Name the line of the user's or another library's code that an error came from; "" if there is none."""
+    ours = tuple(f"{Path(package.__path__[0])}{os.sep}" for package in (torch, pyro, pyro_dropout))
+    found = ""
+    error: BaseException | None = cause
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if not frame.filename.startswith((*ours, "<")) and frame.line:
+                found = f" (in {frame.filename}, line {frame.lineno}: {frame.line})"
+        error = error.__cause__
+    return found
+
+
 def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> None:
     """Warn once that steps run eagerly, with the reason and what can be done."""
     first = _first_line(cause)
     if isinstance(cause, _Eagerly):
         reason, cure = first, ""
     else:
-        reason = f"{type(cause).__name__}: {first[:300]}"
+        reason = f"{type(cause).__name__}: {first[:300].rstrip('.')}{_place(cause)}"
         cure = " Usual causes: control flow that depends on values (.item(), if tensor > 0)."
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Record
+from pyro_dropout.training.batches import Batches, Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import (
@@ -26,7 +27,7 @@ from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_trained
-from pyro_dropout.training.runner import Batches, Source, TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
 

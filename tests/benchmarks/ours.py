@@ -7,9 +7,9 @@ import pyro
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.batches import CHAIN
 from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.runner import CHAIN
 from tests.benchmarks.sizes import DROP, Size
 from tests.benchmarks.timing import Advance, Contestant
 

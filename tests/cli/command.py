@@ -3,12 +3,18 @@
 import csv
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from typer.testing import CliRunner
 
 from pyro_dropout.cli.main import app
 
 FEW = ["--steps", "3", "--width", "5", "--no-compile", "--quiet"]
+
+
+def without_fsync() -> Any:
+    """Return a context in which files are not forced to the disk: that is slow, and matters after a power cut only."""
+    return mock.patch("pyro_dropout.training.checkpoints.atomic_file._force")
 
 
 def run(*arguments: object) -> Any:

@@ -1,10 +1,17 @@
 """What the tests of the command line start from."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import FEW, houses, run, trees, written
+from tests.cli.command import FEW, houses, run, trees, without_fsync, written
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _no_fsync() -> Iterator[None]:
+    with without_fsync():
+        yield
 
 
 @pytest.fixture(scope="module")

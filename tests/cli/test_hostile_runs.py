@@ -1,5 +1,6 @@
 """A run folder under hostile use: its files belong together, are its own, and are used by one process at a time."""
 
+import errno
 import json
 import os
 import shutil
@@ -75,6 +76,7 @@ def test_files_of_two_runs_do_not_mix(twins: Path, tmp_path: Path, file: str) ->
         lambda record: record["encoding"]["inputs"][0].update(centre=3),
         lambda record: record["model"].update(width=10**9),
         lambda record: record["data"].update(seed=1),
+        lambda record: record["training"].update(lr=0.02),
     ],
 )
 def test_an_edited_record_is_refused(twins: Path, tmp_path: Path, change: Callable[..., object], forge: bool) -> None:
@@ -85,6 +87,14 @@ def test_an_edited_record_is_refused(twins: Path, tmp_path: Path, change: Callab
     assert (code, expected in said) == (2, True)
     done = run("resume", tmp_path / "run", "--quiet")
     assert (done.exit_code, expected in " ".join(done.stderr.split())) == (2, True)
+
+
+@pytest.mark.parametrize("identity", [None, "", 3, "0" * 64])
+def test_a_record_needs_its_identity(twins: Path, tmp_path: Path, identity: object) -> None:
+    shutil.copytree(twins / "one", tmp_path / "run")
+    edited(tmp_path / "run", lambda record: record.update(identity=identity))
+    code, said = predicted(tmp_path / "run", twins / "one.csv")
+    assert (code, "identity" in said) == (2, True)
 
 
 def test_the_path_of_the_data_may_be_edited(twins: Path, tmp_path: Path) -> None:
@@ -159,6 +169,24 @@ def test_a_killed_process_holds_nothing(twins: Path, tmp_path: Path) -> None:
     done = run("fit", twins / "one.csv", "--out", out, *PLAIN)
     assert done.exit_code == 0, done.stderr
     assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "posterior.safetensors", "run.json"]
+
+
+@pytest.mark.parametrize("command", ["fit", "resume", "compare"])
+def test_a_file_system_without_locks_is_a_note(
+    twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def unknown(handle: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("pyro_dropout.training.checkpoints.folder_claim._try", unknown)
+    out = tmp_path / "run"
+    if command == "resume":
+        shutil.copytree(twins / "one", out)
+    # the comparison stops at its table
+    table = tmp_path / "none.csv" if command == "compare" else twins / "one.csv"
+    done = run(*(["resume", out, "-q"] if command == "resume" else [command, table, "--out", out, *FEW]))
+    assert done.exit_code == (2 if command == "compare" else 0)
+    assert f"pyro-dropout: note: {out} is on a file system without locks: make sure" in " ".join(done.stderr.split())
 
 
 def test_ranks_share_one_claim(twins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

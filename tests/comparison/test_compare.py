@@ -401,6 +401,26 @@ def test_points_between_lie_in_the_hole_and_points_outside_do_not() -> None:
     assert torch.allclose(outside(ring).norm(dim=1), torch.tensor(3.0), atol=0.4)
 
 
+@pytest.mark.parametrize("unit", [1e-27, 1e22])
+def test_doubt_away_from_the_data_does_not_depend_on_the_units(unit: float) -> None:
+    def away(unit: float) -> list[float]:
+        torch.manual_seed(0)
+        x = torch.randn(40, 2) / unit
+        y = (1 + torch.sin(x[:, :1] * unit)) * unit
+        model = pd.Standardised(pd.BayesianNet(torch.nn.Linear(2, 1), likelihood=pd.Gaussian(4.0)), x, y)
+        found, _ = scores.Exam((x, y), (x, y), samples=20).answers(model, pd.AutoMeanField(model, init_scale=0.3))
+        return [found["between"], found["outside"]]
+
+    assert away(unit) == pytest.approx(away(1.0), rel=1e-3)
+
+
+def test_errors_in_small_and_large_units_are_printed() -> None:
+    assert Score([2e-5, 4e-5]).text(3, tiny=True) == "3.00e-05 ± 1.00e-05"
+    assert Score([2e-5, 4e-5]).text(3) == "0.000 ± 0.000"
+    assert Score([3e22]).text(3) == "3.00e+22"
+    assert Score([0.0]).text(3, tiny=True) == "0.000"
+
+
 def test_the_reference_is_sampled_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     train = line()
     called: list[Any] = []

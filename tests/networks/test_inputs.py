@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.judging.selection import choose
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 N = 12
@@ -95,6 +96,20 @@ def test_a_dict_goes_through_every_door(data: Any) -> None:
     fleet = pd.Fleet(lambda seed: (found_model := made(), pd.AutoDropout(found_model)), {"seed": [0, 1]})
     fleet.fit(x, y, steps=2, batch_size=5, **QUIET)
     assert pd.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
+
+
+def test_settings_are_chosen_for_a_dict(data: Any) -> None:
+    x, y = data
+
+    def build(x: Any, y: Tensor, keep: float) -> tuple[pd.BayesianNet, pd.AutoDropout]:
+        assert set(x) == {"ids", "numbers"}
+        model = made()
+        return model, pd.AutoDropout(model, keep=keep)
+
+    halves = torch.arange(N).split(N // 2)
+    how = {"steps": 3, "folds": 2, "samples": 20, "validation_samples": 10, **QUIET}
+    found = choose(build, {"keep": [0.5, 0.9]}, x, y, [halves[0]], [halves[1]], **how)
+    assert len(found.settings) == 1
 
 
 @pytest.mark.filterwarnings("ignore:chains disagree")  # they are short
@@ -270,8 +285,20 @@ class Mixed(nn.Module):
         return found
 
 
+class BatchAlone(nn.Sequential):
+    """A network that normalises with its batch in evaluation mode too."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 1))
+
+
 @pytest.mark.parametrize(
-    ("net", "says"), [(Graph, "but not on one of them"), (Mixed, "changes with the point beside it")]
+    ("net", "says"),
+    [
+        (BatchAlone, "not on one of them|changes with"),
+        (Graph, "but not on one of them"),
+        (Mixed, "changes with the point beside it"),
+    ],
 )
 def test_a_network_that_mixes_points_is_noticed(net: type[nn.Module], says: str) -> None:
     x = torch.randn(N, 2)
@@ -299,3 +326,46 @@ def test_edges_belong_to_all_nodes_of_a_graph() -> None:
     assert pd.predict(model, guide, (x, edges), samples=7).mean.shape == (N, 1)
     with pytest.raises(pd.ShapeError, match=r"x\[1\] must have a row for each of 12 data points"):
         pd.BayesianNet(Edges())((x, edges))
+
+
+@pytest.mark.deep
+def test_several_inputs_are_compiled(data: Any) -> None:
+    x, y = data
+    x = x | {"flip": True}
+    found = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        model = made()
+        guide = pd.AutoDropout(model, keep=0.9)
+        history = pd.fit(model, guide, x, y, steps=5, batch_size=4, seed=1, compile=compile, progress=False)
+        answer = pd.predict(model, guide, x, samples=8, seed=0, compile=compile)
+        found.append((history.losses, answer.mean))
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(eager, compiled)
+
+
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore")  # of torch_geometric's own
+def test_a_graph_network_of_torch_geometric_learns_from_some_nodes() -> None:
+    """Two cliques with a bridge: labels of two nodes each, and the others follow from the edges."""
+    geometric = pytest.importorskip("torch_geometric.nn")
+
+    class Nodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = geometric.GCNConv(8, 8), geometric.GCNConv(8, 2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            found: Tensor = self.second(torch.relu(self.first(x, edge_index)), edge_index)
+            return found
+
+    pairs = [(a, b) for side in (0, 4) for a in range(side, side + 4) for b in range(side, side + 4) if a != b]
+    edges = torch.tensor([*pairs, (3, 4), (4, 3)]).T
+    x, known = torch.eye(8), torch.tensor([0, 0, -100, -100, -100, -100, 1, 1])
+    prior = pd.Prior(length_scale=0.1, bias_length_scale=0.1, width_scaled=False)  # wide: there are four labels
+    model = pd.BayesianNet(Nodes(), prior, pd.Categorical(ignore_index=-100), whole_batch=True)
+    guide = pd.AutoDropout(model, keep=0.95)
+    pd.fit(model, guide, (x, edges), known, steps=300, lr=0.03, seed=0, **QUIET)
+    answer = pd.predict(model, guide, (x, edges), samples=100, seed=0)
+    assert answer.probs.argmax(-1).tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert pd.to_arviz(model, guide, (x, edges), known, samples=5).log_likelihood["y"].shape == (1, 5, 8)

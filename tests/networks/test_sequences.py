@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.judging.scores.errors import accuracy
+from pyro_dropout.comparison.figure import rejection_of
+from pyro_dropout.judging.scores.errors import accuracy, rmse
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 N, T, C, H, W = 6, 5, 3, 4, 2
@@ -103,6 +104,7 @@ def test_accuracy_counts_no_ignored_target() -> None:
     answer = pd.predict(model, guide, x, samples=1)
     y = torch.where(y == -100, y, answer.probs.argmax(-1))
     assert accuracy(answer, y) == 1.0
+    assert float(rejection_of(answer, y).score.min()) == 1.0
     fleet = pd.Fleet(lambda seed: (model, guide), {"seed": [0]})
     assert pd.predict_fleet(fleet, x, y, samples=1).scores()["accuracy"].tolist() == [1.0]
 
@@ -151,7 +153,7 @@ def test_wrong_dims_are_named(make: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize(("dims", "dim"), [((2, H, W), 0), ((None, 4), -1)])
-def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int) -> None:
+def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: Path) -> None:
     """Means first and log precisions after them, along one dimension; the rest are positions."""
     if dim == 0:
         net: nn.Module = nn.Conv2d(1, 2, 1)
@@ -175,5 +177,10 @@ def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int) -> None:
     assert bool((low < high).all())
     assert 0 <= pd.coverage(answer, y) <= 1
     assert pd.crps(answer, y).shape == y.shape
+    given = y.squeeze(1) if dim == 0 else y  # a map of one number may come without its dimension
+    torch.testing.assert_close(torch.tensor(rmse(answer, given)), (answer.mean - y).square().mean().sqrt())
+    found = pd.compare(model, [pd.AutoDropout], (x, given), (x, given), steps=2, seeds=1, samples=5, **QUIET)
+    assert found.rows[0].note == ""
+    found.to_html(tmp_path / "report.html")
     with pytest.raises(pd.PyroDropoutError, match="covariance is for points with targets in a row"):
         _ = answer.covariance

@@ -79,7 +79,15 @@ def test_predictions_from_threads_are_those_of_one(make: Callable[[], Any]) -> N
 @pytest.mark.deep
 @pytest.mark.parametrize("make", POSTERIORS)
 def test_ten_thousand_predictions_from_eight_threads(make: Callable[[], Any]) -> None:
-    predictions(make, threads=8, count=10_000 if make is dropout else 1_000)
+    predictions(make, threads=8, count=10_000 if make is whole_functions else 1_000)
+
+
+def test_exact_processes_in_threads_have_their_own_parameters() -> None:
+    processes = [pd.GP("se", tau=100.0).fit(X, torch.sin(scale * X), steps=3, progress=False) for scale in (1.0, 5.0)]
+    serial = [gp.predict(X)[0] for gp in processes]
+    with ThreadPoolExecutor(4) as pool:
+        for k, found in enumerate(pool.map(lambda k: processes[k % 2].predict(X)[0], range(40))):
+            assert torch.equal(found, serial[k % 2])
 
 
 def trained(model: Any, guide: Any) -> Tensor:

@@ -41,6 +41,15 @@ def test_in_place_equals_the_functional_update(update: Update, clip: float | Non
     torch.testing.assert_close(slots, state, rtol=slack, atol=slack)
 
 
+def test_a_gradient_may_lie_in_memory_in_another_order() -> None:
+    """torch's fused kernel would pair its numbers with those of other weights."""
+    update, value = adam(0.1), torch.zeros(3, 4)
+    slope = torch.arange(12.0).sub(5.5).reshape(4, 3).mT
+    state, one = update.start([value]), torch.tensor(1.0)
+    update.step_in_place([value], [slope], state, one, torch.tensor(0.1))
+    torch.testing.assert_close(value, -0.1 * slope.sign())
+
+
 def test_eager_steps_change_the_tensors_of_the_guide_themselves() -> None:
     model, guide = pair()
     before = [parameter.data_ptr() for parameter in guide.parameters()]

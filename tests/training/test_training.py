@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.optimisers import named, sgd
-from pyro_dropout.training.runner import Batches, TrainingRun
+from pyro_dropout.training.runner import TrainingRun
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 

@@ -66,7 +66,7 @@ class Cascade:
         self.weak.check_classes("accuracy(y)")
         y = checked_targets(self.weak, y)
         right = self.mean.argmax(-1) == y if self.weak.one_of_several else (self.mean > 0.5) == (y > 0.5)
-        return right.to(_F64).mean().item()
+        return right[self.weak.counted(y)].to(_F64).mean().item()
 
     def rmse(self, y: Tensor) -> float:
         """Return the root mean squared error over all N·D targets, in units of y."""

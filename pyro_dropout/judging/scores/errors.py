@@ -28,7 +28,7 @@ def log_density(prediction: Prediction, y: Tensor) -> Tensor:
 )
 def rmse(prediction: Prediction, y: Tensor) -> float:
     """Return the root mean squared error of the predictive mean."""
-    error = prediction.mean.double() - y.to(prediction.mean.device).double()
+    error = prediction.mean.double() - y.to(prediction.mean.device).double().reshape(prediction.mean.shape)
     return float(error.square().mean().sqrt())
 
 

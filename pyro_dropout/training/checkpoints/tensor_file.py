@@ -24,6 +24,7 @@ from pyro_dropout.training.checkpoints.regular_file import check_regular
 FORMAT = 1
 _KEY = "pyro_dropout"
 _LONGEST_HEADER = 2**26  # bytes; a network of a million layers needs less
+_MAPPED = 2**30  # bytes that are always mapped into memory; a longer file must first be as long as its header tells
 
 
 class DamagedFileError(PyroDropoutError):
@@ -102,18 +103,30 @@ def _as_path(path: object) -> Path:
 
 def _opened(path: Path) -> Any:
     """Open a file of tensors, whose header is not longer than the file and not absurd."""
-    check_regular(path, "give a file that save wrote.")
+    check_regular(path, "give the file that save wrote.")
     try:
+        size = path.stat().st_size
         with path.open("rb") as raw:
             first = raw.read(8)
-        length = int.from_bytes(first, "little")
-        if len(first) < 8 or length > min(_LONGEST_HEADER, path.stat().st_size - 8):
-            raise _damaged(path, "it is cut off, or no file of tensors")
+            length = int.from_bytes(first, "little")
+            if len(first) < 8 or length > min(_LONGEST_HEADER, size - 8):
+                raise _damaged(path, "it is cut off, or no file of tensors")
+            if size > _MAPPED and size != 8 + length + _end(raw.read(length)):
+                raise _damaged(path, "it is longer than its header tells")
         return safe_open(path, framework="pt")
     except SafetensorError as cause:
         raise _damaged(path, _first_line(cause)) from None
     except OSError as cause:
         raise PyroDropoutError(f"{path.name} cannot be read: {cause.strerror or cause}.") from None
+
+
+def _end(header: bytes) -> int:
+    """Return where the last tensor of a header ends; -1 if it is not a header."""
+    try:
+        tensors = {name: told for name, told in json.loads(header).items() if name != "__metadata__"}
+        return max((int(told["data_offsets"][1]) for told in tensors.values()), default=0)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return -1
 
 
 def _told(path: Path, file: Any) -> Record:

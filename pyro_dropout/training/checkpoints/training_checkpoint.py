@@ -201,7 +201,7 @@ class Keeper:
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
-                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=7)
+                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=10)
                 self._damaged.add(path)
                 continue
             return tensors, (path.name, facts)

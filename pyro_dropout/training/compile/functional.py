@@ -49,6 +49,13 @@ class Parameters:
         found = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
         self.by_name: dict[str, Tensor] = {name: value for name, value in found.items() if value.requires_grad}
         self.names = list(self.by_name)
+        # Gradients of a sum over all points are beyond float16; those of the loss divided by its size are not.
+        self.divided = any(
+            p.dtype == torch.float16
+            for module in modules_of(model)
+            for p in module._parameters.values()
+            if p is not None
+        )
         self.unused: set[int] = set()  # those that the last gradient did not depend on
         places: dict[int, list[_Holder]] = {}
         for module in modules_of(model, guide):
@@ -161,7 +168,10 @@ def loss_and_gradients(
     leaves = [value.detach().requires_grad_() for value in values]
     with torch.enable_grad(), unvalidated(), poutine.block(), parameters.replaced(leaves):
         value = loss.differentiable_loss(model, guide, *args, **kwargs)
-        gradients = torch.autograd.grad(value, leaves, allow_unused=True)
+        size = value.detach().abs().clamp_min(1) if parameters.divided else None
+        gradients = torch.autograd.grad(value if size is None else value / size, leaves, allow_unused=True)
+        if size is not None:
+            gradients = tuple(None if slope is None else slope * size for slope in gradients)
     parameters.unused = {k for k, g in enumerate(gradients) if g is None}
     return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
 

@@ -18,11 +18,12 @@ from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import PyroModel
+from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.preflight import check_trained
-from pyro_dropout.training.runner import Batches, TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 
 Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss

@@ -12,6 +12,7 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.batches import Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
 from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
@@ -22,7 +23,7 @@ from pyro_dropout.training.ensemble.members_run import MembersRun
 from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
-from pyro_dropout.training.runner import Source, TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun, make_run
 from pyro_dropout.training.svi import Compile
 from pyro_dropout.training.training_task import TrainingTask
 

@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
@@ -41,7 +43,7 @@ from pyro_dropout.training.preflight import (
     check_targets,
     check_trained,
 )
-from pyro_dropout.training.runner import Batches, TrainingRun
+from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.svi import Compile, check_compile
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
@@ -293,7 +295,8 @@ class Fleet:
             pyro.set_rng_seed(seed)
         place = self.place() if device is None else device
         self.to(place)
-        x, y = ((part.clone() if part.is_inference() else part).to(place) for part in (x, y))
+        data = ModelCall(None, (x, y)).trainable().to(place)
+        x, y = data.args
         rows, rate = rows.to(place), rate.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)

@@ -10,10 +10,11 @@ from pyro import poutine
 
 from pyro_dropout.generative.draws import misplaced, other_count
 from pyro_dropout.generative.model_call import ModelCall, is_network
-from pyro_dropout.generative.trial_run import aside, can_run
+from pyro_dropout.generative.trial_run import aside, can_run, shapes_alone
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import MisplacedPointsError
 from pyro_dropout.protocols import PyroModel
+from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.loss.operations import Args, Kwargs
 from pyro_dropout.training.loss.per_example import per_example
 
@@ -35,7 +36,8 @@ def check_other_points(model: PyroModel, guide: PyroModel, args: Args, kwargs: K
         return
     rows = torch.arange(other_count(count)) % count
     other = call.mapped(lambda leaf: leaf[rows.to(leaf.device)] if leaf.dim() and len(leaf) == count else leaf)
-    with aside(model, guide), poutine.block(), per_example():
+    on_gpu = any(leaf.is_cuda for leaf in leaves)
+    with aside(model, guide), poutine.block(), per_example(), unvalidated(), shapes_alone(on_gpu):
         try:
             trace = other.of(poutine.trace(guide).get_trace)
             other.of(poutine.trace(poutine.replay(model, trace=trace)).get_trace)
@@ -44,5 +46,5 @@ def check_other_points(model: PyroModel, guide: PyroModel, args: Args, kwargs: K
         except NotFollowedError:
             raise
         except Exception:
-            pass  # some of its data are elsewhere
+            pass  # some of its data are elsewhere, or it reads values, which shapes do not have
     known.add(key)

@@ -131,7 +131,7 @@ def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
     if bias is None:
         return y
     recipe = drawn_per_data_point(bias)
-    values = bias.unsqueeze(0) if recipe is None else recipe.draws(len(y))
+    values = bias.unsqueeze(0) if recipe is None else recipe.draws(len(y)).to(y.dtype)
     shape = [1] * y.dim()
     shape[0], shape[channel] = values.shape
     return y + values.reshape(shape)

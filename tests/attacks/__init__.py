@@ -1,0 +1,1 @@
+"""Attacks on run folders: ``python -m tests.attacks``."""

@@ -1,0 +1,129 @@
+"""``fit`` and ``compare`` killed again and again: ``python -m tests.cli.kills fit 50``.
+
+Children are forked from a process that has imported everything, run the command and are killed (SIGKILL) at a random
+moment. After each kill the folder must be whole, or say that it is not; at the end the results must be those of a
+command that nobody killed.
+"""
+
+import argparse
+import csv
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from tests.cli.command import houses, run, trees, without_fsync, written
+
+_FIT = ["--guide", "dropout", "--width", 5, "--steps", 20, "--checkpoint-every", 5, "--no-compile", "--quiet"]
+_COMPARE = ["--guides", "dropout", "--seeds", 1, "--samples", 20, "--steps", 9, "--width", 5, "--no-compile", "-q"]
+
+
+def fits(root: Path, kills: int, dice: random.Random) -> int:
+    """Kill ``fit`` and ``resume`` this often; return how many runs came to their end."""
+    data, ends = written(root, trees()), 0
+    for name in ("first", "whole"):  # what the first imports is then imported for all children
+        start = time.monotonic()
+        assert run("fit", data, "--out", root / name, *_FIT).exit_code == 0
+    leash, wanted = time.monotonic() - start, predicted(root / "whole", data)
+    while kills > 0:
+        out, done = root / f"run-{ends}", False
+        while not done:
+            started = (out / "run.json").exists()
+            words = ["resume", out, "--checkpoint-every", 5, "-q"] if started else ["fit", data, "--out", out, *_FIT]
+            done = survived(words, dice.uniform(0, leash) if kills > 0 else None)
+            kills -= not done
+            if (out / "posterior.safetensors").exists():
+                assert predicted(out, data) == wanted
+        left = [path for path in (*out.iterdir(), *(out / "checkpoints").iterdir()) if path.name.startswith(".")]
+        assert not left, left
+        ends += 1
+    return ends
+
+
+def predicted(folder: Path, data: Path) -> bytes:
+    """Return the predictions of a run."""
+    out = folder.parent / "predictions.csv"
+    done = run("predict", folder, data, "--out", out, "--samples", 5, "-q")
+    assert done.exit_code == 0, done.stderr
+    return out.read_bytes()
+
+
+def comparisons(root: Path, kills: int, dice: random.Random) -> int:
+    """Kill ``compare`` this often, half of the time while it replaces an older comparison; return the complete ones."""
+    data, ends, out = written(root, houses()), 0, root / "out"
+    words = ["compare", data, "--out", out, *_COMPARE]
+    for _ in range(2):  # what the first imports is then imported for all children
+        start = time.monotonic()
+        assert run(*words).exit_code == 0
+    wanted, leash = scores(out), time.monotonic() - start
+    while kills > 0:
+        done = survived(words, dice.uniform(0, 1.1) * leash)
+        kills -= not done
+        ends += done
+        if (out / "comparison.json").exists():
+            record = json.loads((out / "comparison.json").read_text("utf-8"))
+            assert record.get("unfinished") or scores(out) == wanted
+    assert survived(words, None)
+    assert scores(out) == wanted
+    assert sorted(os.listdir(out)) == ["comparison.json", "figures", "posteriors", "report.html", "table.csv"]
+    assert sorted(os.listdir(root)) == ["out", "table.csv"]
+    return ends
+
+
+def scores(folder: Path) -> list[dict[str, str]]:
+    """Return the table of a comparison whose files are all there, without times."""
+    record = json.loads((folder / "comparison.json").read_text("utf-8"))
+    assert all((folder / name).is_file() for name in record["files"])
+    with (folder / "table.csv").open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return [{key: value for key, value in row.items() if not key.startswith(("us", "seconds"))} for row in rows]
+
+
+def survived(words: list[object], leash: float | None) -> bool:
+    """Run a command in a forked child and return whether it ended before it was killed; without a leash it is not."""
+    number = os.fork()
+    if not number:
+        code = 1
+        try:
+            done = run(*words)
+            code = done.exit_code
+            if code:
+                os.write(2, done.stderr.encode())
+        finally:
+            os._exit(code)
+    end = time.monotonic() + (1e9 if leash is None else leash)
+    found, status = 0, 0
+    while not found and time.monotonic() < end:
+        time.sleep(0.005)
+        found, status = os.waitpid(number, os.WNOHANG)
+    if not found:
+        os.kill(number, signal.SIGKILL)
+        status = os.waitpid(number, 0)[1]
+    assert os.WIFSIGNALED(status) or status == 0
+    return status == 0
+
+
+KILLED: dict[str, Callable[[Path, int, random.Random], int]] = {"fit": fits, "compare": comparisons}
+
+
+def main() -> None:
+    """Kill a command as often as asked, and print how often it ended nevertheless."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=KILLED)
+    parser.add_argument("kills", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as root, without_fsync():
+        ends = KILLED[args.command](Path(root), args.kills, random.Random(args.seed))
+    print(f"{args.command}: {args.kills} kills, {ends} complete results, all equal to those without kills")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""What interrupts a command: kills, limits on files, permissions, clocks that jump, and a notebook's button."""
+
+import os
+import random
+import resource
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyro
+import pytest
+import torch
+
+import pyro_dropout as pd
+from tests.cli.command import contents, run, trees, written
+from tests.cli.kills import comparisons, fits, predicted
+
+FIT = ["--guide", "dropout", "--width", 5, "--steps", 40, "--checkpoint-every", 10, "--no-compile", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table and a run on it that nothing disturbed; not to be written to."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert run("fit", written(folder, trees()), "--out", folder / "run", *FIT).exit_code == 0
+    predicted(folder / "run", folder / "table.csv")
+    return folder
+
+
+def answers(whole: Path) -> bytes:
+    return (whole / "predictions.csv").read_bytes()
+
+
+def test_two_kills_of_fit(tmp_path: Path) -> None:
+    assert fits(tmp_path, 2, random.Random(0)) >= 1
+
+
+@pytest.mark.deep
+def test_fifty_kills_of_fit(tmp_path: Path) -> None:
+    assert fits(tmp_path, 50, random.Random(1)) >= 5
+
+
+@pytest.mark.deep
+def test_fifty_kills_of_compare(tmp_path: Path) -> None:
+    assert comparisons(tmp_path, 50, random.Random(2)) >= 1
+
+
+# --- files that cannot be written -------------------------------------------------------------------------------------
+
+
+def limited(size: int, *words: object) -> tuple[int, str]:
+    """Run a command in a child whose files have at most this size; return its exit code and what it says."""
+    back, forth = os.pipe()
+    child = os.fork()
+    if not child:
+        code = 99
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+            done = run(*words)
+            code = done.exit_code
+            os.write(forth, done.stderr.encode())
+        finally:
+            os._exit(code)
+    os.close(forth)
+    with open(back, encoding="utf-8") as file:
+        said = file.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), " ".join(said.split())
+
+
+def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
+    data, out = whole / "table.csv", tmp_path / "run"
+    code, said = limited(500, "fit", data, "--out", out, *FIT)  # not even the record
+    assert (code, "File too large" in said, contents(tmp_path)) == (2, True, {})
+    code, said = limited(3000, "fit", data, "--out", out, *FIT)  # the record alone
+    assert code == 2
+    assert "the checkpoint of step 20 cannot be written: File too large. Training continues" in said
+    assert "posterior.safetensors' cannot be written: File too large" in said
+    assert [name for name, what in contents(out).items() if what is not None] == ["run.json"]
+    assert run("resume", out, "-q").exit_code == 0
+    assert predicted(out, data) == answers(whole)
+
+
+def test_a_folder_that_may_not_be_written(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, out = whole / "table.csv", tmp_path / "run"
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise PermissionError(13, "Permission denied", str(out))
+
+    with monkeypatch.context() as changed:
+        changed.setattr("pyro_dropout.training.checkpoints.folder_claim.os.open", refuse)
+        done = run("fit", data, "--out", out, *FIT)
+    assert (done.exit_code, "run' cannot be written: Permission denied" in done.stderr) == (2, True)
+    assert contents(tmp_path) == {}
+    make, made = tempfile.mkstemp, iter(range(2))
+
+    def later(*args: Any, **options: Any) -> Any:
+        return refuse() if next(made, None) is None else make(*args, **options)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(tempfile, "mkstemp", later)  # after the record and one checkpoint
+        done = run("fit", data, "--out", out, *FIT)
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 2
+    assert "cannot be written: Permission denied. Training continues; the previous checkpoint is kept" in said
+    assert [path.name for path in (out / "checkpoints").iterdir()] == [f"step-{20:012d}.safetensors"]
+    assert "unfinished run" in run("predict", out, data, "--out", tmp_path / "no.csv").stderr
+    assert run("resume", out, "-q").exit_code == 0
+    assert predicted(out, data) == answers(whole)
+    with monkeypatch.context() as changed:
+        changed.setattr(Path, "read_text", refuse)
+        done = run("predict", out, data, "--out", tmp_path / "no.csv")
+    assert (done.exit_code, "Permission denied" in done.stderr, len(done.stderr.splitlines())) == (2, True, 1)
+
+
+# --- time, and a person -----------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, dice = time.time, random.Random(0)
+    monkeypatch.setattr(time, "time", lambda: real() + dice.uniform(-1e8, 1e8))
+    out = tmp_path / "run"
+    done = run("fit", whole / "table.csv", "--out", out, *FIT)
+    assert done.exit_code == 0, done.stderr
+    names = [sorted(path.name for path in (folder / "checkpoints").iterdir()) for folder in (out, whole / "run")]
+    assert names[0] == names[1]
+    assert predicted(out, whole / "table.csv") == answers(whole)
+
+
+def interrupts(count: int) -> Iterator[float]:
+    dice = random.Random(count)
+    yield from (dice.uniform(0.0005, 0.3) for _ in range(count))
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.deep)])
+def test_the_interrupt_button_of_a_notebook(count: int) -> None:
+    """A notebook raises KeyboardInterrupt anywhere in ``fit``: model and guide stay usable, with what was learned."""
+
+    def pressed(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    model = pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(1, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
+    guide = pd.AutoMeanField(model)
+    quiet: Any = {"compile": False, "progress": False, "batch_size": 10}
+    before, seen = signal.signal(signal.SIGALRM, pressed), 0
+    try:
+        for after in interrupts(count):
+            start = {name: value.clone() for name, value in guide.state_dict().items()}
+            signal.setitimer(signal.ITIMER_REAL, after)
+            with pytest.raises(KeyboardInterrupt):
+                pd.fit(model, guide, x, x, steps=10**6, **quiet)
+            assert not pyro.poutine.runtime._PYRO_STACK
+            assert torch.is_grad_enabled()
+            assert all(value.isfinite().all() for value in guide.state_dict().values())
+            seen += any(not torch.equal(value, start[name]) for name, value in guide.state_dict().items())
+            assert pd.predict(model, guide, x, samples=3).mean.isfinite().all()
+            assert pd.fit(model, guide, x, x, steps=2, **quiet).steps == 2
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen >= count // 4  # most interrupts came after some steps, and these are kept

@@ -1,0 +1,145 @@
+"""Networks of unusual kinds train and predict, or are refused with advice that works when it is followed."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+Y = X.sum(1, keepdim=True)
+QUIET: Any = {"progress": False, "seed": 0, "compile": False}
+GUIDES = [pd.AutoDropout, pd.AutoMeanField, pd.AutoLowRank, pd.AutoRowMixture, pd.AutoMultiplicative]
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("make", GUIDES)
+@pytest.mark.parametrize(
+    ("half", "shared"),
+    [
+        (torch.float16, False),
+        pytest.param(torch.float16, True, marks=pytest.mark.deep),
+        pytest.param(torch.bfloat16, False, marks=pytest.mark.deep),
+        pytest.param(torch.bfloat16, True, marks=pytest.mark.deep),
+    ],
+)
+def test_half_precision_trains_as_single_precision_does(make: Callable[[Any], Any], half: Any, shared: bool) -> None:
+    found = []
+    for dtype in (torch.float32, half):
+        model = pd.BayesianNet(mlp().to(dtype), likelihood=pd.Gaussian(4.0))
+        torch.manual_seed(1)
+        guide = make(model)
+        assert all(parameter.dtype == torch.float32 for parameter in guide.parameters())
+        x, y, elbo = X.to(dtype), Y.to(dtype), pd.ELBO(per_example=not shared)
+        history = pd.fit(model, guide, x, y, steps=20, lr=0.02, loss=elbo, **QUIET)
+        prediction = pd.predict(model, guide, x, samples=20, seed=0, shared=shared)
+        assert bool(torch.isfinite(history.losses).all())
+        found.append((history.losses, prediction.mean))
+    (losses, mean), (half_losses, half_mean) = found
+    torch.testing.assert_close(half_losses, losses, rtol=0.05, atol=0.5)
+    torch.testing.assert_close(half_mean.float(), mean, rtol=0.05, atol=0.1)
+
+
+def test_many_points_in_half_precision_have_a_finite_loss() -> None:
+    """The sum over points is beyond the range of float16."""
+    model = pd.BayesianNet(mlp().half(), likelihood=pd.Gaussian(100.0))
+    x = X.repeat(500, 1).half()
+    history = pd.fit(model, pd.AutoMeanField(model), x, 10 * x[:, :1], steps=2, **QUIET)
+    assert float(history.losses[0]) > 65504
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(3, 3, bias=False), nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.o(torch.tanh(self.a(torch.tanh(self.a(x)))))
+        return out
+
+
+def normed(norm: Callable[[nn.Module], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: nn.Sequential(norm(nn.Linear(3, 8)), nn.Tanh(), nn.Linear(8, 1))
+
+
+SHARED = {
+    "a layer used twice": Twice,
+    "weight_norm": normed(nn.utils.parametrizations.weight_norm),
+    "the old weight_norm": normed(nn.utils.weight_norm),
+    "spectral_norm": normed(nn.utils.parametrizations.spectral_norm),
+    "the old spectral_norm": normed(nn.utils.spectral_norm),
+}
+
+
+@pytest.mark.parametrize("name", list(SHARED))
+@pytest.mark.parametrize("make", [pd.AutoMeanField, pd.AutoDropout])
+def test_what_cannot_be_drawn_for_each_point_shares_draws(name: str, make: Callable[[Any], Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = pd.BayesianNet(SHARED[name]())
+        guide = make(model)
+        pd.fit(model, guide, X, Y, steps=2, **QUIET)
+    try:
+        pd.predict(model, guide, X, samples=3, seed=0)
+    except pd.PyroDropoutError as refusal:
+        assert "Write predict(..., shared=True)" in str(refusal)  # noqa: PT017
+        assert "reused" not in str(refusal)  # noqa: PT017
+    assert pd.predict(model, guide, X, samples=3, seed=0, shared=True).mean.shape == (12, 1)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+def test_a_compiled_network_is_the_network_inside() -> None:
+    net = mlp()
+    model = pd.BayesianNet(torch.compile(net))
+    assert model.net is net
+    assert list(model.sites) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    with_dropout = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
+    assert "2.weight" in pd.from_dropout(torch.compile(with_dropout))[0].sites
+
+
+def test_a_lazy_network_is_run_first() -> None:
+    net = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.LazyLinear(1))
+    with pytest.raises(pd.PyroDropoutError, match=r"'0.weight' has no shape .* Run it once, net\(x\[:2\]\)"):
+        pd.BayesianNet(net)
+    net(X[:2])
+    assert "2.weight" in pd.BayesianNet(net).sites
+
+
+def test_complex_weights_are_called_complex() -> None:
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.o = nn.Parameter(torch.randn(3, 4, dtype=torch.complex64)), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.o((x.to(torch.complex64) @ self.w).abs())
+            return out
+
+    with pytest.raises(pd.PyroDropoutError, match=r"'w' is complex \(torch.complex64\), and weights are real"):
+        pd.BayesianNet(Turned())
+    model = pd.BayesianNet(Turned(), pd.Prior(hide=lambda name, module: name == "w"))
+    assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2
+
+
+def test_the_line_that_cannot_be_compiled_is_named() -> None:
+    class Asks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.a(x if bool((x > 100).all()) else 2 * x)
+            return out
+
+    model = pd.BayesianNet(Asks())
+    options = QUIET | {"compile": "auto"}
+    with pytest.warns(UserWarning, match=r"test_odd_networks.py, line \d+: out: Tensor = self.a\(x if bool"):
+        pd.fit(model, pd.AutoMeanField(model), X, Y, steps=2, **options)
