@@ -1,4 +1,4 @@
-"""Attack run folders and print a table: ``python -m tests.attacks``; about five minutes on one core."""
+"""Attack run folders and print a table: ``python -m tests.attacks``; three minutes of CPU time."""
 
 import argparse
 import sys
