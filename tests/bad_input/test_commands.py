@@ -92,7 +92,7 @@ MISTAKES = {
     ),
     "no name for the table": Mistake(plain("fit", "", "--out", "run"), "'.'", "is a folder", "give a CSV or Parquet"),
     "a name that no disk has": Mistake(plain("fit", "x" * 5000, "--out", "run"), "x" * 40, "File name", "too long"),
-    "a name with a null": Mistake(plain("fit", "a\0b.csv", "--out", "run"), "a\\x00b.csv", "no file", "there is no"),
+    "a name with a null": Mistake(plain("fit", "a\0b.csv", "--out", "run"), "a\\x00b.csv", "is not a path", "rename the file"),
     "out with a null": Mistake(
         lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", "a\0b"], "'--out'", "null byte", "embedded",
     ),
@@ -142,7 +142,7 @@ MISTAKES = {
         lambda folder, fitted: ["resume", fitted / "houses", "--data", fitted / "trees.csv"],
         "trees.csv", "has changed since", "Restore the file, or fit a new run",
     ),
-    "resume a later format": Mistake(recorded(lambda record: record.update(format=99)), "run.json", "99", "reads 1"),
+    "resume a later format": Mistake(recorded(lambda record: record.update(format=99)), "run.json", "99", "reads 2"),
     "resume a negative width": Mistake(
         recorded(lambda record: record["model"].update(width=-5)), "run.json", "'width'", "Fit the run again",
     ),
