@@ -78,7 +78,7 @@ def check_no_noise(model: object, asker: str) -> None:
 
 def drawn_in_place(noise: list[str], cause: Exception) -> PyroDropoutError | None:
     """Return an error for noise that vmap cannot draw for each of several networks; None if the cause is another."""
-    if not noise or "inplace randomness" not in str(cause):
+    if not noise or not str(cause).startswith("vmap: ") or "inplace" not in str(cause):
         return None
     return PyroDropoutError(
         f"the network draws noise in place (tensor.bernoulli_()), in one of {', '.join(map(repr, noise))}, so that"

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
@@ -94,7 +95,14 @@ def over_replicas(
     dims = tuple(dim for each, dim in zip(example, in_dims, strict=True) for _ in tree_leaves(each))
     _check_draws(graph, dims, pair[1])
     mapped = vmap(graph, in_dims=dims, randomness="different")
-    return lambda *inputs: tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+
+    def together(*inputs: Tree) -> Tree:
+        try:
+            return tree_unflatten(mapped(*tree_flatten(inputs)[0]), outputs[0])
+        except RuntimeError as cause:
+            raise drawn_in_place(noise_of(pair[0]), cause) or cause from None
+
+    return together
 
 
 def check_pure(graph: torch.fx.GraphModule) -> None:
