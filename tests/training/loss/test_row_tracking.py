@@ -167,7 +167,7 @@ def test_noise_of_a_layer_used_twice_needs_a_word() -> None:
     """With the word, outputs have the distribution of whole draws (p > 1e-6: fails one correct run in a million)."""
     model = BayesianNet(Again())
     guide, x = AutoMeanField(model, init_scale=0.7), torch.randn(1, 2)
-    with pytest.raises(PyroDropoutError, match=r"'layer.weight' is used twice.*per_example\(reused=True\)"):
+    with pytest.raises(PyroDropoutError, match=r"'layer.weight' is used twice.*per_example=False"):
         ELBO().loss(model, guide, x, x)
     guide(x)
 
