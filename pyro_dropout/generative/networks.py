@@ -1,6 +1,5 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
-import contextlib
 import re
 import warnings
 import weakref
@@ -23,7 +22,7 @@ from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
-from pyro_dropout.generative.own_noise import RecordedMasks, drawn_in_place, kept_random
+from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
@@ -224,8 +223,7 @@ class BayesianNet(nn.Module):
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
             written, recorded = written_out(self.net, weights), recordable(self.net, is_traced())
-            masks = RecordedMasks() if is_traced() else contextlib.nullcontext()  # type: ignore[no-untyped-call]
-            with kept_random(noisy), written, recorded, masks, held_still(still):
+            with kept_random(noisy), written, recorded, held_still(still):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = drawn_in_place(self._noise, cause) or _wrong_with(x, weights, self.net, cause)

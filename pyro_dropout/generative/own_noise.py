@@ -8,11 +8,9 @@ whatever the mode of the rest, so that what they draw is the network's own distr
 import contextlib
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -35,19 +33,6 @@ def kept_random(modules: Iterable[nn.Module]) -> Iterator[None]:
         for module in changed:
             module.training = not module.training
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-class RecordedMasks(TorchDispatchMode):
-    """Where operations are recorded, draws masks into new tensors, with the same random numbers.
-
-    torch's dropout fills an empty tensor in place. On a CPU, inductor may move what reads it before what fills it.
-    """
-
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        if func is not torch.ops.aten.bernoulli_.float or args[0].is_cuda or kwargs:
-            return func(*args, **(kwargs or {}))
-        mask, keep = args[0], args[1] if len(args) > 1 else 0.5
-        return mask.copy_(torch.ops.aten.native_dropout(torch.ones_like(mask), 1 - keep, True)[1])
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
@@ -267,3 +268,26 @@ def test_bad_input() -> None:
     model, _, _ = problem()
     with pytest.raises(pd.RangeError, match="compile must be 'auto', True or False; got 'maybe'"):
         pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({}), compile="maybe")
+
+
+@pytest.mark.deep
+def test_masks_of_a_pyro_model_are_drawn_before_they_are_read() -> None:
+    x = torch.randn(16, 5)
+
+    def masked(x: Tensor, y: Tensor) -> None:
+        w = pyro.sample("w", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+        h = F.dropout(x, 0.5, True)
+        h = h + F.dropout(h * 2, 0.5, True)
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(h @ w, 1.0), obs=y)
+
+    found = []
+    for compile in (True, False):
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        guide = pd.AutoMeanField(masked)
+        guide(x, x.sum(1))
+        svi = pd.SVI(masked, guide, pyro.optim.Adam({"lr": 0.01}), pd.ELBO(per_example=False), compile=compile)
+        torch.manual_seed(1)
+        found.append([svi.step(x, x.sum(1)) for _ in range(4)])
+    torch.testing.assert_close(*map(torch.tensor, found), rtol=1e-5, atol=1e-5)

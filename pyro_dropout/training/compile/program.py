@@ -17,6 +17,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
+from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
@@ -88,8 +89,12 @@ def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch
 
 
 def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
+    def with_masks(*leaves: Tensor) -> list[Tensor]:
+        with RecordedMasks():  # type: ignore[no-untyped-call]
+            return function(*leaves)
+
     with torch.no_grad():
-        graph: torch.fx.GraphModule = make_fx(function)(*inputs)
+        graph: torch.fx.GraphModule = make_fx(with_masks)(*inputs)
     rewrite_skinny_products(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
