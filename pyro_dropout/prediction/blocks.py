@@ -23,7 +23,7 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
-from pyro_dropout.prediction.forward_memory import bytes_per_row
+from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
 from pyro_dropout.prediction.snapshot import fingerprint
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
@@ -249,7 +249,7 @@ class Walk:
 
     def _rows_on_cpu(self) -> int:
         """Return how many rows keep the largest tensor of a forward pass small; it does not depend on the machine."""
-        if takes_all(self.weights.model):
+        if takes_all(self.weights.model) or has_small_rows(self.weights.model, self._some, _CPU_BYTES // _CPU_ROWS):
             return _CPU_ROWS
         each = bytes_per_row(lambda rows: self.weights.one(copies(self._some, rows)))
         return _power_of_two(min(_CPU_ROWS, _CPU_BYTES // max(1, each)))

@@ -3,9 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.single_points import runs_by_row
+from pyro_dropout.generative.standardised import Standardised
 
 
 class _Sizes(TorchDispatchMode):
@@ -21,6 +26,21 @@ class _Sizes(TorchDispatchMode):
         # A view that repeats its rows has no memory for them.
         self.each.append(sum(min(leaf.nbytes, leaf.untyped_storage().nbytes()) for leaf in tensors))
         return result
+
+
+def has_small_rows(model: object, x: AnyInputs, most: int) -> bool:
+    """Whether it is plain without a run that no row of a layer's output has more than ``most`` bytes.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> has_small_rows(pd.BayesianNet(torch.nn.Linear(3, 5)), torch.zeros(1, 3), 100)
+        True
+    """
+    net = model.model if isinstance(model, Standardised) else model
+    if not isinstance(net, BayesianNet) or not isinstance(x, Tensor) or x.dim() != 2 or not runs_by_row(net.net):
+        return False
+    widths = [module.out_features for module in net.net.modules() if isinstance(module, nn.Linear)]
+    return max([x.shape[1], *widths]) * x.element_size() <= most
 
 
 def bytes_per_row(run: Callable[[int], object]) -> int:
