@@ -92,6 +92,7 @@ def test_pieces_of_a_long_table_come_from_the_same_draws(
         assert float(one["mean"]) == pytest.approx(float(other["mean"]), rel=1e-4)
 
 
+@pytest.mark.deep
 def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +238,7 @@ def test_a_shell_can_ask_for_completions(monkeypatch: pytest.MonkeyPatch) -> Non
     assert done.stdout.split() == ["mean-field", "mean-field-ensemble"]
 
 
+@pytest.mark.deep
 def test_what_is_installed_is_told() -> None:
     facts = json.loads(run("info", "--json").stdout)
     assert facts["pyro_dropout"] == pd.__version__

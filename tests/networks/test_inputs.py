@@ -55,6 +55,7 @@ def as_one_tensor(model: pd.BayesianNet) -> pd.BayesianNet:
 
 @pytest.mark.parametrize("form", ["dict", "tuple"])
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.deep
 def test_several_inputs_train_and_predict_as_one_tensor_does(data: Any, form: str, shared: bool) -> None:
     x, y = data
     flat = torch.cat([x["ids"].float(), x["numbers"]], 1)
@@ -98,6 +99,7 @@ def test_a_dict_goes_through_every_door(data: Any) -> None:
     assert pd.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
 
 
+@pytest.mark.deep
 def test_settings_are_chosen_for_a_dict(data: Any) -> None:
     x, y = data
 
@@ -113,6 +115,7 @@ def test_settings_are_chosen_for_a_dict(data: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:chains disagree")  # they are short
+@pytest.mark.deep
 def test_the_sampler_takes_a_dict(data: Any) -> None:
     x, y = data
     net = nn.Bilinear(2, 2, 1, bias=False)

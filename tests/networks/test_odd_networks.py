@@ -96,6 +96,7 @@ def test_what_cannot_be_drawn_for_each_point_shares_draws(name: str, make: Calla
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
+@pytest.mark.deep
 def test_a_compiled_network_is_the_network_inside() -> None:
     net = mlp()
     model = pd.BayesianNet(torch.compile(net))

@@ -153,6 +153,7 @@ def test_wrong_dims_are_named(make: Any, says: str) -> None:
 
 
 @pytest.mark.parametrize(("dims", "dim"), [((2, H, W), 0), ((None, 4), -1)])
+@pytest.mark.deep
 def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: Path) -> None:
     """Means first and log precisions after them, along one dimension; the rest are positions."""
     if dim == 0:

@@ -48,6 +48,7 @@ def test_each_replica_predicts_what_it_predicts_alone() -> None:
     torch.testing.assert_close(scores["log_likelihood"], answer.log_prob().mean(1))
 
 
+@pytest.mark.deep
 def test_a_seed_repeats_and_leaves_no_mark() -> None:
     x, y = data()
     ships, state = fleet(), torch.get_rng_state()
@@ -58,6 +59,7 @@ def test_a_seed_repeats_and_leaves_no_mark() -> None:
     assert not torch.equal(first.mean, pd.predict_fleet(ships, x, y, samples=30, seed=5).mean)
 
 
+@pytest.mark.deep
 def test_blocks_of_any_size_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """With keep=1 nothing is random, so all ways to cut the work give one answer; memory that runs out only cuts."""
     x, y = data()

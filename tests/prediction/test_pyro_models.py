@@ -449,6 +449,7 @@ def test_single_precision_and_several_chains(tmp_path: Any) -> None:
     assert not mine.corrected
 
 
+@pytest.mark.deep
 def test_results_are_compared_by_arviz_as_they_are() -> None:
     az = arviz_export.arviz()
 

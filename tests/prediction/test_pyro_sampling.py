@@ -96,6 +96,7 @@ def test_what_r_hat_is_of() -> None:
 
 
 @ROUGH
+@pytest.mark.deep
 def test_whatever_goes_wrong_after_sampling_the_draws_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*given: Any) -> Any:
         raise RuntimeError("no R-hat today")

@@ -89,6 +89,7 @@ def test_training_and_fleets_scale_with_the_unit(unit: float) -> None:
 
 
 @pytest.mark.parametrize(("unit", "tau"), [(1e-30, 4.0), (1e30, "auto")])
+@pytest.mark.deep
 def test_estimators_scale_with_the_unit(unit: float, tau: Any) -> None:
     def found(unit: float) -> list[np.ndarray[Any, Any]]:
         noise = tau if tau == "auto" else tau / unit**2

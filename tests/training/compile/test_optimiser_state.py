@@ -115,6 +115,7 @@ def test_a_rate_that_is_changed_between_steps_is_seen() -> None:
     assert pd.SVI(*pair()[:2], OPTIMISERS["adam"](), pd.ELBO())._built == 0
 
 
+@pytest.mark.deep
 def test_a_scheduler_runs_beside_compiled_gradients() -> None:
     found = []
     for way in (True, False):

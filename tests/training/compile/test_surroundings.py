@@ -185,6 +185,7 @@ def test_a_value_that_is_read_with_item() -> None:
     assert one == pytest.approx(other, rel=1e-5)
 
 
+@pytest.mark.deep
 def test_a_numpy_array_that_changes() -> None:
     target = np.ones(1, dtype=np.float32)
 

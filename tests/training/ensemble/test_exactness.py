@@ -61,6 +61,7 @@ def linear(x: Tensor, y: Tensor | None = None) -> Tensor:
         return pyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
 
 
+@pytest.mark.deep
 def test_any_pyro_model_with_gaussian_priors() -> None:
     x = torch.randn(8, 2, dtype=torch.float64)
     y = x.sum(1) + 0.5 * torch.randn(8, dtype=torch.float64)
@@ -92,6 +93,7 @@ def flips(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Bernoulli(logits=w.expand(3, len(x))), obs=None if y is None else y.T)
 
 
+@pytest.mark.deep
 def test_the_weights_are_those_of_the_data_points_not_of_an_outer_plate() -> None:
     y = (torch.arange(20).unsqueeze(-1) < torch.tensor([6, 10, 14])).double()
     ensemble = pd.Ensemble(flips, members=2000, start="module")
@@ -108,6 +110,7 @@ def positive(y: Tensor) -> None:
         pyro.sample("y", dist.Normal(z.log(), 1.0), obs=y)
 
 
+@pytest.mark.deep
 def test_a_lognormal_prior_is_exact_in_unconstrained_space() -> None:
     y = torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64)
     ensemble = pd.Ensemble(positive, members=1000)

@@ -50,6 +50,7 @@ def test_the_next_group_begins_with_as_many_as_fitted(monkeypatch: pytest.Monkey
     assert seen == [2, 1, 1, 1, 1]
 
 
+@pytest.mark.deep
 def test_if_one_member_is_too_much_smaller_groups_are_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     model = line()
     ensemble = pd.Ensemble(model, members=2)

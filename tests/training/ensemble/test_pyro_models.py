@@ -82,6 +82,7 @@ def groups(x: Tensor, y: Tensor) -> None:
         pyro.sample("y", dist.Normal(theta[x], 0.7), obs=y)
 
 
+@pytest.mark.deep
 def test_groups_with_known_widths_are_exact() -> None:
     x = torch.tensor([0, 0, 0, 1, 1, 2])
     y = torch.tensor([1.0, 2.0, 1.5, -1.0, 0.0, 3.0], dtype=F64)

@@ -254,6 +254,7 @@ def test_if_all_diverge_nothing_is_left_to_ask() -> None:
 # --- one training after another ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 def test_a_second_fit_goes_on_where_the_first_ended() -> None:
     """Towards the same anchors: without an optimiser's memory, two trainings are one that is as long."""
     model, found = line(), []

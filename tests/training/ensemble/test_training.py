@@ -127,6 +127,7 @@ def test_a_member_minimises_its_own_objective() -> None:
     torch.testing.assert_close(found, torch.stack(losses).mean().to(found))
 
 
+@pytest.mark.deep
 def test_a_learned_precision_is_that_of_the_data() -> None:
     """A width that was trained on the perturbed targets would find twice the variance, and grow without end."""
     torch.manual_seed(0)
@@ -163,6 +164,7 @@ def test_members_of_any_guide_train(name: str, anchored: bool) -> None:
     assert (answer.epistemic > 0).all()
 
 
+@pytest.mark.deep
 def test_growing_leaves_old_members_as_they_are() -> None:
     x, y = data()
     model = pd.BayesianNet(net(), pd.Prior(), pd.Gaussian(4.0))

@@ -26,6 +26,7 @@ def line(tau: float = 4.0, length: float = 1.0, learn: bool = False) -> Any:
     return model, pd.AutoDropout(model, keep=1.0)
 
 
+@pytest.mark.deep
 def test_a_replica_ends_where_the_ensembles_member_does() -> None:
     """A network from the same start, step by step the same."""
     x, y = data()

@@ -272,6 +272,7 @@ def test_nan_is_told_as_pyro_tells_it(ask: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")  # 250 steps
+@pytest.mark.deep
 def test_stock_svi_trains_a_learned_precision() -> None:
     # The residuals of 200 points have a mean square within 20 % of 1/τ except 1 time in 10,000 (χ², 200 degrees).
     pyro.set_rng_seed(11)
