@@ -34,7 +34,8 @@ def check_single_points(model: object, x: AnyInputs) -> None:
         x, model = model.standard_x(cast(Tensor, x)), model.model
     if not isinstance(model, BayesianNet) or model.whole_batch or len(x) < 2 or not can_run(x):
         return
-    if runs_by_row(model.net) and isinstance(x, Tensor) and x.dim() == 2:
+    first = next((module for module in model.net.modules() if isinstance(module, nn.Linear)), None)
+    if first is not None and runs_by_row(model.net) and isinstance(x, Tensor) and x.shape[1:] == (first.in_features,):
         return
     known, key = _CHECKED.setdefault(model, set()), tuple(leaf.shape[1:] for leaf in leaves_of(x))
     if key in known:

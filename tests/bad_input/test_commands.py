@@ -92,7 +92,7 @@ MISTAKES = {
     ),
     "no name for the table": Mistake(plain("fit", "", "--out", "run"), "'.'", "is a folder", "give a CSV or Parquet"),
     "a name that no disk has": Mistake(plain("fit", "x" * 5000, "--out", "run"), "x" * 40, "File name", "too long"),
-    "a name with a null": Mistake(plain("fit", "a\0b.csv", "--out", "run"), "a\\x00b.csv", "not a path", "rename it"),
+    "a name with a null": Mistake(plain("fit", "a\0b.csv", "--out", "run"), "a\\x00b.csv", "not a path", "rename"),
     "out with a null": Mistake(
         lambda folder, fitted: ["fit", fitted / "houses.csv", "--out", "a\0b"], "'--out'", "null byte", "embedded",
     ),

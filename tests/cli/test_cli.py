@@ -130,6 +130,7 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     assert done.stderr.strip().startswith(f"pyro-dropout: {data} has changed since the run started")
 
 
+@pytest.mark.deep
 def test_a_full_disk_at_the_end_says_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -190,6 +190,7 @@ def refuse(model: Any) -> Any:
 
 
 @pytest.mark.parametrize("bad", [Diverging, refuse])
+@pytest.mark.deep
 def test_a_guide_that_fails_is_a_row_that_says_so(bad: Any, tmp_path: Path) -> None:
     found = pd.compare(linear_model(), {"good": pd.AutoMeanField, "bad": bad}, line(), line(), seeds=2, **QUICK)
     good, other = found.rows
@@ -216,6 +217,7 @@ def test_one_seed_that_diverges_leaves_the_others(monkeypatch: pytest.MonkeyPatc
     assert len(found.rows[0].scores["rmse"].values) == 2
 
 
+@pytest.mark.deep
 def test_a_guide_without_a_bound_is_scored_by_its_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_bound(*args: Any, **options: Any) -> Any:
         raise RuntimeError("no density here")

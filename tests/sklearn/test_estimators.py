@@ -208,6 +208,7 @@ def test_early_stopping_stops() -> None:
     assert len(stopped.loss_curve_) == stopped.n_iter_
 
 
+@pytest.mark.deep
 def test_what_is_held_back_is_not_trained_on_unless_refitted() -> None:
     X, y = plane()
     far = np.where(held_back(60, 0.2, _first_seed(0)).numpy(), y + 1e4, y)
@@ -263,6 +264,7 @@ def test_long_trainings_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [False, "auto", False, True]
 
 
+@pytest.mark.deep
 def test_verbose_shows_a_bar(capfd: pytest.CaptureFixture[str]) -> None:
     DropoutClassifier(**QUICK).fit(*sides())
     assert capfd.readouterr().err == ""
@@ -311,6 +313,7 @@ def test_fitted_estimators_travel() -> None:
             getattr(clone(classifier), answer)(X)
 
 
+@pytest.mark.deep
 def test_data_frames_bring_their_names() -> None:
     X, y = plane()
     frame = pandas.DataFrame(X, columns=["a", "b"])
@@ -403,6 +406,7 @@ def test_bad_data_is_named(fitted: Any) -> None:
 LARGE = 2**62 + np.arange(40)
 
 
+@pytest.mark.deep
 def test_seconds_since_1970_are_told_apart() -> None:
     seconds = 1_700_000_000 + np.arange(40)[:, None]
     small = DropoutRegressor((5,), max_steps=20, tau=1.0, random_state=0, compile=False)

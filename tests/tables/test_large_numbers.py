@@ -98,6 +98,7 @@ def test_unsigned_numbers_and_decimals_keep_all_digits(tmp_path: Path) -> None:
         assert x.flatten().diff().tolist() == [-2.0]
 
 
+@pytest.mark.deep
 def test_a_run_knows_its_centres(tmp_path: Path) -> None:
     columns = {"t": [NOW + k for k in range(60)], "when": [NOW * 10**9 + 5 * k for k in range(60)]}
     data = as_csv(tmp_path, columns)

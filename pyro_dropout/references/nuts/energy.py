@@ -66,6 +66,7 @@ class Energy:
             self._call = exact
             try:
                 self._of_one(torch.from_numpy(self._flat(sites)))
+                self.model = exact.model
             except (RuntimeError, PyroDropoutError):
                 self._call = self._given
                 self._types = {name: site["value"].dtype for name, site in sites.items()}

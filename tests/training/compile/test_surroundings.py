@@ -234,6 +234,7 @@ def test_a_tensor_that_cannot_be_found_again_is_refused_by_name() -> None:
         svi.step()
 
 
+@pytest.mark.deep
 def test_frozen_parameters_stay() -> None:
     model = pd.BayesianNet(nn.Linear(2, 1))
     guide = pd.AutoMeanField(model)

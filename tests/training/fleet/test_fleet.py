@@ -41,6 +41,7 @@ def data(points: int = 40) -> tuple[Tensor, Tensor]:
     return x, x.prod(1, keepdim=True)
 
 
+@pytest.mark.deep
 def test_where_nothing_is_random_a_fleet_is_its_solo_runs() -> None:
     """keep=1, all data at every step: seeds, τ, length-scales, learning rates and splits are each replica's own."""
     x, y = data()
