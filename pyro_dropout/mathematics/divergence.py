@@ -20,7 +20,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeE
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture, apart
 from pyro_dropout.mathematics.stacked import Stacked
-from pyro_dropout.mathematics.whole_sums import is_traced, sum_of_squares, width_sums
+from pyro_dropout.mathematics.whole_sums import runs_on_cpu, sum_of_squares, width_sums
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 _METHODS = ("large_k", "exact", "monte_carlo")
@@ -78,7 +78,7 @@ def _component_kl(q: RowMixture, p: Distribution, whole: bool = False) -> list[T
 
 def _sums_apart(q: RowMixture, loc: Tensor, precision: Tensor) -> bool:
     """Whether ``_whole_kl`` applies: an eager step on a CPU, and one prior N(0, l⁻²) for all weights."""
-    if q.like.device.type != "cpu" or is_traced() or torch._C._functorch.peek_interpreter_stack() is not None:
+    if not runs_on_cpu(q.like):
         return False
     by_weight = (q.noiseless and not q.factor_columns()) or (
         not q.singular and compact(q.scale[0]).shape == q.scale.shape[1:]

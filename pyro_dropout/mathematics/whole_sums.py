@@ -16,6 +16,11 @@ def is_traced() -> bool:
     return bool(_get_current_dispatch_mode_stack())
 
 
+def runs_on_cpu(value: Tensor) -> bool:
+    """Whether operations on a tensor run now, one by one, on a CPU: not recorded, not mapped."""
+    return value.device.type == "cpu" and not is_traced() and torch._C._functorch.peek_interpreter_stack() is None
+
+
 class _SumOfSquares(torch.autograd.Function):
     generate_vmap_rule = True
 
