@@ -1,7 +1,7 @@
 """Where the mini-batches of a training run come from: rows of data in memory, or what else has the same methods."""
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -61,6 +61,7 @@ class Batches:
         return taken
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where the mini-batches of a run come from: ``Batches`` of data in memory, or a ``Stream`` of a loader.
 
