@@ -125,12 +125,15 @@ class PerDataPoint:
             parts.append(self._gaussian(x, layer))
         return _total(parts)
 
-    def _part(self, x: Tensor, layer: "Layer", matrix: Tensor, rows: Tensor | None) -> Tensor:
+    def _part(
+        self, x: Tensor, layer: "Layer", matrix: Tensor, rows: Tensor | None, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """Return the layer's product with ``matrix``, its rows scaled by ``rows``, (N, rows)."""
-        matrix = matrix.to(self.dtype)
-        rows = None if rows is None else rows.to(self.dtype)
+        dtype = dtype or self.dtype
+        matrix = matrix.to(dtype)
         if rows is None:
             return layer.op(x, matrix)
+        rows = rows.to(dtype)
         if self.q.row_dim == layer.in_dim:
             return layer.by_input(x, matrix, rows)
         return layer.scale_out(layer.op(x, matrix), rows)  # rows are output units, or all weights are one row
@@ -155,12 +158,12 @@ class PerDataPoint:
             if self._uses > 1:
                 reason = "is used twice in one forward pass, and its noise was drawn for one use"
                 raise self._refusal(reason, "Use shared draws (per_example=False).")
-            half, self.dtype = self.dtype, q.like.dtype  # squares of small widths are beyond half precision
-            squares, pairs = x.to(self.dtype).square(), zip(variances, masks, strict=True)
-            variance = _total([self._part(squares, layer, each, mask) for each, mask in pairs])
-            self.dtype = half
+            # In the type of q: squares of small widths are beyond half precision.
+            own = q.like.dtype
+            squares, pairs = x.to(own).square(), zip(variances, masks, strict=True)
+            variance = _total([self._part(squares, layer, each, mask, own) for each, mask in pairs])
             noise = (variance + torch.finfo(variance.dtype).tiny).sqrt() * torch.randn_like(variance)
-            return noise.to(half)
+            return noise.to(self.dtype)
         flips = self._flip(layer.in_dim)
         parts = []
         for variance, mask in zip(variances, masks, strict=True):

@@ -19,7 +19,8 @@ class DropPath(nn.Module):
         if self.drop_prob == 0.0 or not self.training:
             return x
         keep = 1 - self.drop_prob
-        return x * x.new_empty((x.shape[0], 1)).bernoulli_(keep).div_(keep)
+        mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
+        return x * mask.div_(keep)
 
 
 @fx.wrap

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.networks.noisy_layers import StochasticDepth
+from tests.networks.noisy_layers import DropPath, StochasticDepth
 
 WORDS, LENGTH = 30, 5
 
@@ -111,21 +111,6 @@ def efficientnet() -> nn.Module:
         nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.SiLU(), MBConv(4, 0.2), MBConv(4, 0.4),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(4, 2),
     )  # fmt: skip
-
-
-class DropPath(nn.Module):
-    """timm's."""
-
-    def __init__(self, drop_prob: float) -> None:
-        super().__init__()
-        self.drop_prob = drop_prob
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.drop_prob == 0.0 or not self.training:
-            return x
-        keep = 1 - self.drop_prob
-        mask = x.new_empty((x.shape[0],) + (1,) * (x.ndim - 1)).bernoulli_(keep)
-        return x * mask.div_(keep)
 
 
 class Attention(nn.Module):
