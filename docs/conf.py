@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
 
 from sphinx.application import Sphinx
@@ -39,6 +41,29 @@ autodoc_default_options = {"exclude-members": "set_fit_request, set_predict_requ
 autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+
+# --- formulas: MathJax and its fonts lie beside the pages, so that they need no network -------------------------------
+
+mathjax_path = "mathjax/MathJax.js?config=TeX-AMS-MML_HTMLorMML-full"
+# Of version 2, which is the one that comes as a Python package; MyST would write the settings of version 3.
+myst_update_mathjax = False
+mathjax2_config = {
+    "showProcessingMessages": False,
+    "tex2jax": {"processClass": "math|output_area"},
+    "HTML-CSS": {"availableFonts": [], "imageFont": None, "preferredFont": None, "webFont": "STIX-Web"},
+}
+html_static_path = ["_build/static"]
+
+
+def copy_mathjax(here: Path = Path(__file__).parent) -> None:
+    """Bring MathJax from its package below this folder; the package itself, a server, is not imported."""
+    spec = find_spec("jupyter_server_mathjax")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("the pages need jupyter-server-mathjax, which is in the extra: pip install -e '.[docs]'")
+    shutil.copytree(Path(spec.origin).parent / "static", here / html_static_path[0] / "mathjax", dirs_exist_ok=True)
+
+
+copy_mathjax()
 
 # --- notebooks: percent-format scripts, run while the pages are built and kept until a script changes -----------------
 

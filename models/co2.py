@@ -5,10 +5,10 @@
 Networks learn 23 years of detrended CO₂ and predict the years after. SGD on minus the ELBO, with the rate divided by
 Nτ, takes the same steps as SGD on eq. 3: λ determines what dropout learns, τ only the interpretation l² = 2Nτλ/p.
 
-Beside them: five other posteriors of the network with four layers, a GP, and anchored ensembles of the network with
-five layers. The prior that λ implies is far too wild to draw anchors from (weights with a standard deviation of 4 in
-layers of 1024), so ensembles have their own: N(0, 1) in the first layer and for biases, N(0, 2/fan-in) or N(0, 2) after
-it. Their rows say which.
+Beside them: five other posteriors of the network with four layers, three with learned prior widths, a GP, and anchored
+ensembles of the network with five layers. The prior that λ implies is far too wild to draw anchors from (weights with a
+standard deviation of 4 in layers of 1024), so ensembles have their own: N(0, 1) in the first layer and for biases,
+N(0, 2/fan-in) or N(0, 2) after it. Their rows say which.
 """
 
 from itertools import pairwise, product
@@ -21,7 +21,7 @@ from experiments.co2_figures import panels, spreads
 from experiments.collection import co2_paper
 from experiments.experiment import VERDICTS, Experiment
 from experiments.few_draws import few_draws
-from experiments.other_guides import fit_beside, other_guides
+from experiments.other_guides import fit_beside, learned_prior_guides, other_guides, reproduced
 from experiments.series_ensemble import SCALED, anchored_ensemble
 from torch import nn
 
@@ -34,8 +34,9 @@ SURE = 0.5  # ±2σ should contain 95 %: with less than half of the targets insi
 GROWS, BOUNDED = 1.25, 1.25  # std at FAR over that at NEAR, and at LIMIT over FAR; a line through 0: 1.49 and 2.69
 AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than this many stds, count as equal
 ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
-DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides", "ensembles")
+DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides", "learned", "ensembles")
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
+LEARNED, COLD = learned_prior_guides(), 1e-4  # and three with learned priors, whose T rises from data/weights to 1
 
 
 class Activation(nn.Module):
@@ -54,11 +55,11 @@ def kept(site, dropped):
     return 1.0 if site == "0.weight" else 1 - dropped  # the only input is never dropped: f would be constant
 
 
-def model(depth, width, kind, dropped, num_data):
+def model(depth, width, kind, dropped, num_data, learn=False):
     """Return the network, with the prior under which every weight and bias has the same λ in eq. 3."""
     layers = [part for a, b in pairwise([1, *[width] * depth]) for part in (nn.Linear(a, b), Activation(kind))]
     lengths = [pd.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
-    prior = pd.Prior(lambda site: lengths[site != "0.weight"], bias_length_scale=lengths[0], width_scaled=False)
+    prior = pd.Prior(lambda site: lengths[site != "0.weight"], lengths[0], width_scaled=False, learn=learn)
     return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pd.Gaussian(TAU))
 
 
@@ -70,16 +71,18 @@ def train(x, y, args, device):
     """Return all posteriors by name, dropout's by (depth, kind, dropped), each as (model, guide)."""
     how = {"progress": not args.quiet, "compile": False if args.quick else "auto", "seed": args.seed, "device": device}
 
-    def build(depth, kind, dropped):
+    def build(depth, kind, dropped, learn=False):
         pyro.set_rng_seed(args.seed)  # all start from the same numbers
-        net = model(depth, args.width, kind, dropped, len(x))
+        net = model(depth, args.width, kind, dropped, len(x), learn)
         return net, guide(net, dropped)
 
     found, rate = {}, RATE / (TAU * len(x))
     for part in args.parts:
         how["checkpoint"] = args.checkpoints and args.checkpoints / part
-        if part == "guides":
-            found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], OTHERS, x, y, steps=args.guide_steps, **how)
+        if part in ("guides", "learned"):
+            learn, warm = part == "learned", pd.warm_up(max(1, args.guide_steps * 9 // 10), COLD)
+            of = {"steps": args.guide_steps, "loss": pd.ELBO(temperature=warm) if learn else None, **how}
+            found |= fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], LEARNED if learn else OTHERS, x, y, **of)
             continue
         if part == "ensembles":
             for k, (name, scaled) in enumerate(SCALED.items()):
@@ -113,9 +116,9 @@ class Questions:
         error = (mean - self.y[:, 0])[self.after] / std[self.after]
         at = dict(zip((NEAR, FAR, LIMIT), spread[self.points].tolist(), strict=True))
         row = {"std on data": spread[self.data].mean().item()} | {f"at {x:g}": value for x, value in at.items()}
-        row |= {"RMSE after": rms(error * std[self.after]), "error / σ": rms(error)}
+        row |= {"RMSE on data": rms((mean - self.y[:, 0])[self.data]), "RMSE after": rms(error * std[self.after])}
         log_p = asked.log_prob(self.y)[self.after].mean().item()
-        row |= {"in ±2σ": (error.abs() <= 2).double().mean().item(), "log p after": log_p}
+        row |= {"error / σ": rms(error), "in ±2σ": (error.abs() <= 2).double().mean().item(), "log p after": log_p}
         return SimpleNamespace(f=f, mean=mean, std=std, spread=spread, at=at, row=row)
 
 
@@ -171,12 +174,14 @@ def main(argv=None):
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
     said = "{}, {} layers, {}, dropout {}".format
     named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
-    named |= {name: answers[name] for name in ("GP", *OTHERS, *SCALED) if name in answers}
+    named |= {name: answers[name] for name in ("GP", *OTHERS, *LEARNED, *SCALED) if name in answers}
     note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
     experiment.table("CO₂, extrapolated", [{"posterior": name, **answer.row} for name, answer in named.items()], note)
     if not mc:
         return experiment.finish()
-    for text, rows, rule, words in judged(mc, standard, questions):
+    error = {key: answer.row["RMSE on data"] for key, answer in answers.items()}
+    last = reproduced({name: error[name] for name in LEARNED}, error[4, "ReLU", 0.1])
+    for text, rows, rule, words in (*judged(mc, standard, questions), last):
         passed = [rule(row) for row in rows]
         ranges = [f"{min(values):.2f} to {max(values):.2f}" for values in zip(*rows, strict=True)]
         experiment.claim(text, VERDICTS[(not all(passed)) + (not any(passed))], words.format(*ranges))

@@ -5,7 +5,8 @@
 Foong, Li, Hernández-Lobato and Turner (2019) showed that mean field does not notice the gap; Foong, Burt, Li and Turner
 (2020) proved why: with one hidden layer of ReLU the variance of dropout is convex in x, so in between it is at most
 that at the clusters, and mean field's is bounded similarly. Here every guide is tested with one and two hidden layers,
-on a line in one and in five dimensions; NUTS, which draws from the posterior itself, is the reference. All networks
+on a line in one and in five dimensions; NUTS, which draws from the posterior itself, is the reference. A Laplace
+approximation predicts with a network that is linear in its weights (``experiments/gap_laplace.py``). All networks
 have five inputs; if one is used the others are zero, and affect only concrete dropout's ``keep`` of that layer.
 """
 
@@ -17,6 +18,7 @@ import torch
 from experiments.experiment import VERDICTS, Experiment
 from experiments.gap_ensembles import KINDS, ensembled
 from experiments.gap_figures import bands, widths
+from experiments.gap_laplace import LAPLACE, LOW_RANK, laplaced
 from experiments.standard_error import standard_error
 from experiments.two_clusters import GRID, INPUTS, TAU, gap_ratio, two_clusters
 from torch import nn
@@ -49,6 +51,7 @@ GUIDES = {
     "row mixture": lambda net: pd.AutoRowMixture(net, bias="gaussian", init_scale=START),
     "low rank": lambda net: pd.AutoLowRank(net, rank=5, init_scale=START),
 }
+NAMES = [*GUIDES, *KINDS, LAPLACE, LOW_RANK]
 KIN = ("concrete dropout", f"dropout, σ = {START:g}", "multiplicative")
 
 
@@ -61,6 +64,8 @@ def fitted(name, depth, problems, args, device):
     """Train a guide from every seed on every problem as one fleet; return mean and std of f, (problem, seed, point)."""
     if name in KINDS:
         return ensembled(name, lambda: model(depth, args.width), keep, problems, args)
+    if name in (LAPLACE, LOW_RANK):
+        return laplaced(name, lambda: model(depth, args.width), problems, args)
 
     def build(seed):
         torch.manual_seed(seed)
@@ -105,7 +110,8 @@ def row_of(depth, inputs, name, std, each, reference):
         row |= {title: found[k].item(), f"± {title}": standard_error(parts[k]).item()}
     own, other = row["± ratio"] / row["ratio"], standard_error(gap_ratio(reference.by_chain)[2]).item() / true
     error = row["ratio"] / true * (own**2 + other**2) ** 0.5
-    return row | {"ratio ÷ NUTS": row["ratio"] / true, "± of that": 0.0 if name == "NUTS" else error}
+    row |= {"ratio ÷ NUTS": row["ratio"] / true, "± of that": 0.0 if name == "NUTS" else error}
+    return row | {"at data ÷ NUTS": row["at data"] / float(gap_ratio(reference.std)[0])}
 
 
 def is_overconfident(row):
@@ -120,14 +126,14 @@ def is_better(row, other):
 
 def judge(experiment, rows):
     """Judge whether each claim holds in all problems (hidden layers × inputs), in some, or in none."""
-    by_guide = {name: [row for row in rows if row["guide"] == name] for name in (*GUIDES, *KINDS)}
+    by_guide = {name: [row for row in rows if row["guide"] == name] for name in NAMES}
 
-    def claim(text, names, held):
+    def claim(text, names, held, of="ratio ÷ NUTS"):
         if held:
-            spans = {name: [row["ratio ÷ NUTS"] for row in by_guide[name]] for name in names if by_guide[name]}
+            spans = {name: [row[of] for row in by_guide[name]] for name in names if by_guide[name]}
             said = ", ".join(f"{name} {min(values):.2f} to {max(values):.2f}" for name, values in spans.items())
             verdict = VERDICTS[(not all(held)) + (not any(held))]
-            experiment.claim(text, verdict, f"{sum(held)} of {len(held)}; ratio ÷ NUTS: {said}")
+            experiment.claim(text, verdict, f"{sum(held)} of {len(held)}; {of}: {said}")
 
     for names, text in ((["dropout"], "dropout is"), (KIN, "dropout's kin is"), (["mean field"], "mean field is")):
         held = [is_overconfident(row) for name in names for row in by_guide[name]]
@@ -137,12 +143,19 @@ def judge(experiment, rows):
     for name in ("low rank", "row mixture"):
         held = [is_better(row, other) for row, other in zip(by_guide[name], by_guide["mean field"], strict=False)]
         claim(f"{name} is better than mean field in between", [name, "mean field"], held)
+    held = [row["ratio ÷ NUTS"] >= 0.30 for row in by_guide[LAPLACE]]
+    claim("linearised Laplace has at least 0.30 of the posterior's ratio", [LAPLACE], held)
+    held = [abs(row["at data ÷ NUTS"] - 1) <= 0.15 for row in by_guide[LAPLACE]]
+    claim("linearised Laplace is within 15 % of the posterior's width at the data", [LAPLACE], held, "at data ÷ NUTS")
+    pairs = zip(by_guide[LOW_RANK], by_guide["mean field"], strict=False)
+    held = [row["ratio ÷ NUTS"] >= 1.5 * other["ratio ÷ NUTS"] for row, other in pairs]
+    claim("low rank from Laplace has 1.5 times the ratio of mean field", [LOW_RANK, "mean field"], held)
 
 
 def main(argv=None):
     experiment = Experiment("in_between", __doc__)
-    names, few = [*GUIDES, *KINDS], ["dropout", "mean field", "ensemble"]
-    experiment.option("--guides", nargs="+", choices=names, default=names, quick=few)
+    few = ["dropout", "mean field", "ensemble", LAPLACE]
+    experiment.option("--guides", nargs="+", choices=NAMES, default=NAMES, quick=few)
     experiment.option("--depths", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 2)")
     experiment.option("--inputs", nargs="+", type=int, choices=range(1, INPUTS + 1), default=[1, 5], help="(1 5)")
     experiment.option("--width", type=int, default=20, quick=5, help="hidden units in a layer (20)")

@@ -32,11 +32,23 @@ from .generative.likelihoods import (
 from .generative.networks import BayesianNet as BayesianNet
 from .generative.priors import Prior as Prior
 from .generative.standardised import Standardised as Standardised
+from .generative.target_scales import (
+    Counts as Counts,
+)
+from .generative.target_scales import (
+    Transformed as Transformed,
+)
 from .guides import (
     AutoConcreteDropout as AutoConcreteDropout,
 )
 from .guides import (
     AutoDropout as AutoDropout,
+)
+from .guides import (
+    AutoFullRank as AutoFullRank,
+)
+from .guides import (
+    AutoLaplace as AutoLaplace,
 )
 from .guides import (
     AutoLowRank as AutoLowRank,
@@ -52,6 +64,12 @@ from .guides import (
 )
 from .guides.ensemble import Ensemble as Ensemble
 from .guides.from_dropout import from_dropout as from_dropout
+from .judging.conformal import (
+    Conformal as Conformal,
+)
+from .judging.conformal import (
+    conformal as conformal,
+)
 from .judging.decisions.cascade import (
     Cascade as Cascade,
 )
@@ -138,12 +156,14 @@ from .judging.scores.distance import (
 from .judging.scores.distance import (
     predictive_distance as predictive_distance,
 )
+from .judging.scores.interval_score import interval_score as interval_score
 from .judging.scores.percentile import (
     UncertaintyPercentile as UncertaintyPercentile,
 )
 from .judging.scores.percentile import (
     rescale as rescale,
 )
+from .judging.support import Support as Support
 from .mathematics.covariance import (
     ArcCosine as ArcCosine,
 )
@@ -214,6 +234,7 @@ from .mathematics.objective import (
 from .mathematics.objective import (
     weight_decay as weight_decay,
 )
+from .prediction.linearised_prediction import LinearisedPrediction as LinearisedPrediction
 from .prediction.predict import predict as predict
 from .prediction.predict_fleet import (
     FleetPrediction as FleetPrediction,
@@ -238,6 +259,9 @@ from .sklearn.estimators import (
 from .sklearn.estimators import (
     DropoutRegressor as DropoutRegressor,
 )
+from .tables.table import Table as Table
+from .tabular.fit_table import fit_table as fit_table
+from .tabular.fitted import FittedTable as FittedTable
 from .training.checkpoints.posterior_file import (
     DifferentModelError as DifferentModelError,
 )
@@ -257,8 +281,16 @@ from .training.history import (
 from .training.history import (
     History as History,
 )
+from .training.laplace.evidence import (
+    Evidence as Evidence,
+)
+from .training.laplace.evidence import (
+    maximise_evidence as maximise_evidence,
+)
+from .training.laplace.laplace import laplace as laplace
 from .training.loss.elbo import ELBO as ELBO
 from .training.loss.per_example import per_example as per_example
+from .training.loss.temperature import warm_up as warm_up
 from .training.optimisers import (
     Update as Update,
 )
@@ -266,5 +298,6 @@ from .training.optimisers import (
     inverse_decay as inverse_decay,
 )
 from .training.svi import SVI as SVI
+from .training.swag import swag as swag
 
 __version__: str

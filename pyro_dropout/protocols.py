@@ -95,11 +95,30 @@ class Posterior(Protocol):
 
 
 @runtime_checkable
+class HasSupport(Protocol):
+    """What knows the training data, as ``Support`` does."""
+
+    def flag(self, x: Tensor) -> Tensor:
+        """Return which points are unlike the training data, (N,)."""
+
+
+@runtime_checkable
 class HasMean(Protocol):
     """A posterior that knows E[w]."""
 
     def mean(self) -> Weights:
         """Return E[w] of every site."""
+
+
+@runtime_checkable
+class HasMoments(Protocol):
+    """A posterior that knows E[w] and Cov[w]."""
+
+    def mean(self) -> Weights:
+        """Return E[w] of every site."""
+
+    def covariance_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return root, (B, K), with root rootᵀ = R Cov[w] Rᵀ for rows R, {site: (B, *shape)}; linear in the rows."""
 
 
 @runtime_checkable

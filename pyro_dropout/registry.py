@@ -30,6 +30,7 @@ FLOORS = (
     "tables",
     "datasets",
     "comparison",
+    "tabular",
     "sklearn",
     "cli",
 )
@@ -48,6 +49,7 @@ class Listed:
     order: int
     compared: bool
     options: tuple[str, ...]
+    method: str
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,13 @@ class GuideEntry(Listed):
 # The guide of the estimators and of ``pyro-dropout fit`` for a person who chooses none: of the posteriors that are
 # never worse than MC dropout by more than a standard error on nine tables, the one that is better on most.
 DEFAULT_GUIDE = "dropout-ensemble"
-_LISTED = {"alias": "", "order": 100, "compared": False, "options": ()}  # and their defaults, in the order of Listed
+_LISTED = {
+    "alias": "",
+    "order": 100,
+    "compared": False,
+    "options": (),
+    "method": "mc",
+}  # and their defaults, in the order of Listed
 _GUIDES: dict[str, GuideEntry] = {}
 _HERE = Path(__file__).parent
 
@@ -79,6 +87,7 @@ def guide(
     order: int = 100,
     alias: str = "",
     options: tuple[str, ...] = (),
+    method: str = "mc",
     per_site: bool = True,
 ) -> Callable[[Made], Made]:
     """Register a guide; a decorator of its class.
@@ -94,6 +103,7 @@ def guide(
         order: its place in lists; new ones come last.
         alias: another name for it.
         options: settings that ``make`` takes by keyword as well, such as "members".
+        method: how the command line and the estimators predict with it, by default: "mc" or "linearised".
         per_site: whether it is a ``SiteGuide``, with one distribution per site, which any SVI can train.
 
     Example:
@@ -112,7 +122,8 @@ def guide(
         if name in _GUIDES:
             _check_same("guide", name, _GUIDES[name].guide, cls)
         build = make or (lambda model, keep: cls(model))
-        _GUIDES[name] = GuideEntry(name, alias, order, compared, options, cls, build, density, learns_keep, per_site)
+        listed = (name, alias, order, compared, options, method)
+        _GUIDES[name] = GuideEntry(*listed, cls, build, density, learns_keep, per_site)
         return cls
 
     return register

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 
 import hypothesis
@@ -58,8 +59,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--begin-within", type=float, metavar="SECONDS", help="begin no test after this time")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is long
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the share of long tests that was asked for; which share a test is in depends on its name alone."""
+    _thin(items)
     items.sort(key=lambda item: "compile" not in item.name)  # the longest first, so that no worker ends with one
     share = config.getoption("--share")
     if share is None:
@@ -76,6 +79,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = set(map(id, chosen))
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in left])
     items[:] = chosen
+
+
+def _thin(items: list[pytest.Item]) -> None:
+    """Of the cases of a test marked ``thinned(n)``, leave every n-th short, and mark the others as long."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        thinned = item.get_closest_marker("thinned")
+        if thinned is not None and item.get_closest_marker("deep") is None:
+            name = item.nodeid.split("[")[0]
+            if seen[name] % thinned.args[0]:
+                item.add_marker("deep")
+            seen[name] += 1
 
 
 STARTED = time.monotonic()
@@ -115,6 +130,8 @@ def fresh_start(request: pytest.FixtureRequest) -> Iterator[None]:
     pyro.set_rng_seed(zlib.crc32(request.node.nodeid.encode()))
     yield
     torch.set_default_dtype(default)
+    left, _ = torch.is_grad_enabled(), torch.set_grad_enabled(True)
+    assert left, "the test left gradients switched off; all tests after it would fail"
 
 
 # One scope for the whole run: a dtype never changes, and hypothesis forbids function-scoped fixtures in properties.

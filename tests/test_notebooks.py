@@ -57,6 +57,7 @@ BRIEF = [pytest.param(p, marks=[pytest.mark.deep] * p.stem.startswith(LONGEST)) 
 
 
 @pytest.mark.parametrize("path", BRIEF, ids=lambda path: path.stem)
+@pytest.mark.thinned(2)
 def test_a_notebook_runs_and_its_claims_hold(path: Path, short_form: None) -> None:
     import matplotlib.pyplot as plt
 

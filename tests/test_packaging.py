@@ -97,6 +97,7 @@ def test_make_refuses_another_python_in_one_line(bare: Path) -> None:
     assert not (bare / ".venv").exists()
 
 
+@pytest.mark.deep
 def test_make_compare_writes_the_page(tmp_path: Path) -> None:
     # The environment is the one these tests run in, taken as it is (-o): no test may rebuild what it stands on.
     given = ["-o", ".venv/.made", "-o", ".venv/.installed", f"BIN={Path(sys.executable).parent}"]

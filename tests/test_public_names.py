@@ -124,6 +124,7 @@ def test_a_word_is_completed_without_torch() -> None:
     assert fresh(program).split() == ["low-rank", "False"]
 
 
+@pytest.mark.deep
 def test_a_program_meets_the_package_as_if_it_were_imported_whole() -> None:
     said = fresh(
         "import torch, pyro_dropout as pd\n"

@@ -55,6 +55,45 @@ def other_guides(
     }
 
 
+def learned_prior_guides(rank: int = 5) -> dict[str, Callable[[Any], Any]]:
+    """Return factories of the Gaussian guides, by name, for a model with ``Prior(learn=True)``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from experiments.other_guides import learned_prior_guides
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), pd.Prior(learn=True))
+        >>> type(learned_prior_guides()["low rank, learned prior"](model)).__name__
+        'AutoLowRank'
+    """
+    made: dict[str, Callable[[Any], Any]] = {
+        "mean field": lambda model: AutoMeanField(model, init="paper"),
+        "row mixture": lambda model: AutoRowMixture(model, init="paper", bias="gaussian"),
+        "low rank": lambda model: AutoLowRank(model, rank=rank, init="paper"),
+    }
+    return {f"{name}, learned prior": make for name, make in made.items()}
+
+
+def reproduced(
+    errors: Mapping[str, float], dropout: float, limit: float = 2.0
+) -> tuple[str, list[tuple[float]], Callable[[tuple[float]], bool], str]:
+    """Return the claim that Gaussian guides with learned priors reproduce the data, its numbers, its rule and a text.
+
+    Args:
+        errors: their RMSE on the data, by name.
+        dropout: that of dropout.
+        limit: how many times dropout's each may be.
+
+    Example:
+        >>> from experiments.other_guides import reproduced
+        >>> text, rows, rule, words = reproduced({"mean field": 0.3, "low rank": 0.9}, dropout=0.2)
+        >>> [rule(row) for row in rows]
+        [True, False]
+    """
+    words = f"RMSE on the data over that of dropout: {{}}; ≤ {limit:g} asked"
+    rows = [(error / dropout,) for error in errors.values()]
+    return "Gaussian guides with learned priors reproduce the data", rows, lambda row: row[0] <= limit, words
+
+
 def fit_beside(
     build: Callable[[], Any], guides: Mapping[str, Callable[[Any], Any]], x: Tensor, y: Tensor, **how: Any
 ) -> dict[str, tuple[Any, Any]]:

@@ -61,8 +61,8 @@ def anchored_ensemble(
         >>> net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
         >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
         >>> how = {"scaled": True, "tau": 100.0, "members": 3, "steps": 5, "seed": 0}
-        >>> anchored_ensemble(net, x, x, **how, compile=False, progress=False)[1]
-        Ensemble(3 anchored members: points)
+        >>> anchored_ensemble(net, x, x, **how, compile=False, progress=False)[1].members
+        3
     """
     model = BayesianNet(net, anchored_prior(net, scaled), Gaussian(tau))
     ensemble = Ensemble(model, members=members, start="fresh", seed=seed)

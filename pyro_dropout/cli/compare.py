@@ -1,5 +1,6 @@
 """``pyro-dropout compare``: several posterior approximations on one set of data, as a folder of results."""
 
+import itertools
 import os
 import shlex
 import sys
@@ -13,16 +14,16 @@ from pyro_dropout.cli import options
 from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings, score_table
 
 if TYPE_CHECKING:
-    from pyro_dropout.cli.run_folder import Reading
     from pyro_dropout.comparison.findings import Comparison
     from pyro_dropout.generative.standardised import Standardised
     from pyro_dropout.protocols import Model, PyroModel, Record
     from pyro_dropout.tables.dataset import Dataset
+    from pyro_dropout.tables.reading import Reading
 
 HELP = (
     "Compare posterior approximations on one model and one set of data."
     "\n\nEvery guide is trained from several seeds and gets the same scores. DATA is [bold]co2[/] or [bold]sunspots[/],"
-    " which come with the package, or a CSV or Parquet file with named columns. Text columns are one-hot encoded. A"
+    f" which come with the package, or {options.FORMATS} with named columns. Text columns are one-hot encoded. A"
     f" target is treated as a class if it is text, or has only the values 0 and 1. {options.TABLES}"
     + options.examples(
         "compare",
@@ -33,15 +34,22 @@ HELP = (
 )
 
 _OUT = Path("out", "compare")
+_WIDTH, _LR = 50, 0.01
+
+# How guides are trained on a table: with a rate that falls to zero.
+_STEPS, _ROWS = 1000, 256
+_SERIES_STEPS = 1500  # of the bundled series, with all rows and a fixed rate
 
 
 def compare(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots, or a CSV or Parquet file.")] = "co2",
+    data: Annotated[str, typer.Argument(metavar="DATA", help="co2, sunspots or a file; - for standard input.")] = "co2",
     target: options.Target = None,
     task: options.TaskName = "auto",
-    missing: options.MissingName = "refuse",
+    missing: options.MissingName = "auto",
     categorical: options.Categorical = None,
     drop: options.Drop = None,
+    keep: options.Keep = None,
+    strict: options.Strict = False,
     decimal: options.DecimalMark = None,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
@@ -53,11 +61,27 @@ def compare(
     ] = None,
     seeds: options.Seeds = 3,
     members: options.Members = None,
-    width: options.Width = 50,
-    steps: options.Steps = 1500,
-    lr: options.LearningRate = 0.01,
-    batch_size: options.BatchSize = None,
+    width: options.Width = _WIDTH,
+    steps: Annotated[
+        int | None,
+        options.computing_option(
+            metavar="N", callback=options.count, help="Steps per training run; by default 1000 for tables."
+        ),
+    ] = None,
+    lr: Annotated[
+        float,
+        options.computing_option(
+            "--lr", metavar="RATE", callback=options.positive, help="Learning rate; for tables, it falls to zero."
+        ),
+    ] = _LR,
+    batch_size: Annotated[
+        int | None,
+        options.computing_option(
+            metavar="N", callback=options.count, help="Rows in a mini-batch; by default 256 for tables."
+        ),
+    ] = None,
     samples: options.Samples = 300,
+    linearised: options.Linearised = None,
     seed: options.Seed = 0,
     device: options.Device = "auto",
     no_compile: options.NoCompile = False,
@@ -67,21 +91,34 @@ def compare(
 ) -> None:
     """Compare posterior approximations on one model and one set of data."""
     names = options.guides_named(guides)
+    straight = options.listed(linearised) or [name for name in names if options.METHODS[name] == "linearised"]
+    unknown = [name for name in straight if name not in names]
+    if unknown:
+        raise options.refusal("--linearised", f"{unknown[0]!r} is not one of the guides, {', '.join(names)}.")
     members = options.checked_members(names, members)
     where = options.place(device)
-    from pyro_dropout.cli.run_folder import Reading
     from pyro_dropout.comparison.compare import compare as run
     from pyro_dropout.comparison.folder import claimed_folder, scores_of, write_folder
     from pyro_dropout.datasets.bundled import BUNDLED
     from pyro_dropout.judging.diagnostics.arviz_export import arviz
+    from pyro_dropout.tables.reading import Reading
+    from pyro_dropout.training.optimisers import cosine_decay
 
+    given: list[tuple[str, object]] = [("width", None if width == _WIDTH else width), ("members", members)]
+    given += [("steps", steps), ("lr", None if lr == _LR else lr), ("batch-size", batch_size), ("seed", seed or None)]
     with plain_warnings(), claimed_folder(out) as killed:
         if killed:
             complain(f"note: an earlier comparison into {out} was killed; all guides are trained again.")
         arviz()  # the results are written with it at the end: a broken installation fails before the work
         columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-        reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
+        kept = tuple(options.listed(keep))
+        split = held_back, seed
+        reading = Reading(target, task, missing, *columns, *split, decimal, encoding, separator, kept, strict)
         found, model = _data(data, reading, width)
+        is_table = data not in BUNDLED
+        steps = steps or (_STEPS if is_table else _SERIES_STEPS)
+        rows = len(found.train[0])
+        batch_size = min(batch_size or (_ROWS if is_table else rows), rows)
         result = run(
             model.to(where),
             {name: _made(name, members) for name in names},
@@ -91,9 +128,11 @@ def compare(
             seeds=list(range(seed, seed + seeds)),
             steps=steps,
             lr=lr,
-            batch_size=batch_size,
+            batch_size=batch_size if batch_size < rows else None,
+            schedule=cosine_decay(steps) if is_table else None,
             samples=samples,
-            compile=False if no_compile else "auto",
+            method=dict.fromkeys(straight, "linearised"),
+            compile=not no_compile and "auto",
             progress=not quiet,
             labels=_labels(found),
         )
@@ -105,7 +144,12 @@ def compare(
     record |= {"seconds": round(result.seconds, 2), "folder": str(out), "files": files}
     if not as_json:
         _show(result)
-    answer(record, as_json, _lines(found, result, out, files, None if data in BUNDLED else data, reading))
+    scored = [row.name for row in result.rows if row.scores]
+    best = scored[0] if len(scored) == 1 else result.best("log_lik")
+    again = []
+    if is_table and data != "-" and best in options.GUIDE_NAMES:
+        again = [f"To predict with {best}: {_fit_command(data, found, best, reading, given)}"]
+    answer(record, as_json, _lines(found, result, out, files, again))
     if not any(row.scores for row in result.rows):
         complain("no guide could be trained; the notes in the table say why.")
         raise typer.Exit(1)
@@ -120,9 +164,9 @@ def _made(name: str, members: int | None) -> "Callable[[Model], PyroModel]":
 
 def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standardised]":
     """Return the data and a model for them."""
-    from pyro_dropout.cli.run_folder import table_model
     from pyro_dropout.comparison.standard_models import wave_model
     from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.tabular.recipe import table_model
 
     if name in BUNDLED:
         if reading.target is not None:
@@ -131,7 +175,7 @@ def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standard
         return data, wave_model(data.train, 2 * width)
     if not reading.held_back:
         raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
-    if not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
+    if name != "-" and not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
         known = ", ".join(BUNDLED)
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
@@ -156,20 +200,35 @@ def _show(result: "Comparison") -> None:
     score_table(["", *(row.name for row in result.rows)], rows, bold)
 
 
-def _lines(
-    data: "Dataset", result: "Comparison", out: Path, files: list[str], file: str | None, reading: "Reading"
-) -> list[str]:
+def _fit_command(file: str, data: "Dataset", best: str, reading: "Reading", given: "list[tuple[str, object]]") -> str:
+    """Return the command that fits the best guide to the same table with the options given here, in a new folder."""
+    target = "" if data.encoding is None else data.encoding.target
+    own = [("guide", best), *given, ("held-back", reading.held_back), ("out", _free_folder())]
+    if best not in options.HAS_MEMBERS:
+        own = [each for each in own if each[0] != "members"]
+    flags = [part for name, value in own if value is not None for part in (f"--{name}", str(value))]
+    return shlex.join([PROGRAM, "fit", file, "--target", target, *reading.flags(), *flags])
+
+
+def _free_folder() -> str:
+    """Return a name for a folder that does not exist yet."""
+    names = itertools.chain(["run"], (f"run-{k}" for k in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name))
+
+
+def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], again: list[str]) -> list[str]:
     from pyro_dropout.comparison.report.text import plain_findings
 
     shown = os.path.relpath(out)
-    best = result.best("log_lik")
-    target = "" if data.encoding is None else data.encoding.target
-    again = shlex.join(["fit", str(file), "--target", target, *reading.flags(), "--guide", str(best)])
-    retrain = [f"To predict with {best}: {PROGRAM} {again} --held-back 0.2 --out run"]
     return [
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
-        *(retrain if file and best in options.GUIDE_NAMES else []),
+        *again,
+        *(
+            ["`fit` without --guide also chooses the scale of the target and the noise, which are plain here."]
+            if again
+            else []
+        ),
         f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
         f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

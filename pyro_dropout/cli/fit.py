@@ -5,33 +5,33 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pyro_dropout.cli import options
-from pyro_dropout.cli.terminal import PROGRAM, answer, complain, plain_warnings
-from pyro_dropout.registry import DEFAULT_GUIDE
+from pyro_dropout.cli.terminal import PROGRAM, answer, complain, figure, percent, plain_warnings
 
 if TYPE_CHECKING:
     import torch
 
-    from pyro_dropout.cli.run_folder import Run
-    from pyro_dropout.protocols import PyroModel
     from pyro_dropout.tables.dataset import Dataset
+    from pyro_dropout.tabular.fitted import FittedTable
+    from pyro_dropout.tabular.run_folder import Run
 
 FIT_HELP = (
-    "Fit one guide to a table and save the run in a folder."
-    f"\n\nDATA is a CSV or Parquet file with named columns. {options.TABLES}"
+    "Fit a posterior to a table and save the run in a folder."
+    f"\n\nDATA is {options.FORMATS} with named columns. {options.TABLES}"
+    "\n\nA fifth of the rows is held back. On them the guide, the scale of the target and the noise are chosen, the"
+    " intervals are calibrated, and the scores are computed. All of that is printed."
     "\n\nCheckpoints are written into the folder during training;"
     f" after an interruption, continue with [bold]{PROGRAM} resume[/]."
     "\n\nFor distributed training, launch with torchrun; rank 0 writes the results:"
     "\n\n\b\n  torchrun --nproc-per-node 2 -m pyro_dropout fit houses.csv --target price --out run"
     + options.examples(
         "fit houses.csv --target price --out run",
-        "fit iris.parquet --target species --guide mean-field --held-back 0.2 --out iris-run",
+        "fit iris.parquet --target species --guide mean-field --out iris-run",
     )
 )
 RESUME_HELP = (
@@ -40,29 +40,31 @@ RESUME_HELP = (
     + options.examples("resume run", "resume run --steps 10000", "resume run --data moved/houses.csv")
 )
 
-_WHY = (
-    "The default guide: several networks with dropout predicted better than one on 7 of 9 test tables, and worse on"
-    " none. --guide dropout trains one, in half the time."
-)
-
 
 def fit(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="A CSV or Parquet file.")],
+    data: Annotated[str, typer.Argument(metavar="DATA", help=options.FILES)],
     out: Annotated[Path, options.output_option(metavar="FOLDER", help="New folder for the run.")],
     target: options.Target = None,
     task: options.TaskName = "auto",
-    missing: options.MissingName = "refuse",
+    missing: options.MissingName = "auto",
     categorical: options.Categorical = None,
     drop: options.Drop = None,
+    keep: options.Keep = None,
+    strict: options.Strict = False,
     decimal: options.DecimalMark = None,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
-    held_back: options.HeldBack = 0.0,
-    guide: options.Guide = DEFAULT_GUIDE,
+    held_back: options.HeldBack = 0.2,
+    guide: options.ChosenGuide = "auto",
+    scale: options.ScaleName = "auto",
+    log_target: options.LogTarget = False,
+    noise: options.NoiseName = "auto",
+    conformal: options.ConformalSwitch = True,
+    groups: options.Groups = None,
     members: options.Members = None,
     width: options.Width = 50,
-    steps: options.Steps = 2000,
-    lr: options.LearningRate = 0.01,
+    steps: options.OwnSteps = None,
+    lr: options.OwnRate = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -72,27 +74,39 @@ def fit(
     quiet: options.Quiet = False,
 ) -> None:
     """Fit one guide to a table and save the run in a folder."""
-    guide = options.checked_guide("--guide", guide)
-    members = options.checked_members([guide], members)
+    guide = guide if guide == "auto" else options.checked_guide("--guide", guide)
+    members = members if guide == "auto" else options.checked_members([guide], members)
+    if log_target and scale not in ("auto", "log"):
+        raise options.refusal("--log-target", f"is --scale log; got --scale {scale} as well.")
     where = options.place(device)
-    from pyro_dropout.cli.run_folder import Reading, Run, Training
     from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.tables.files import arrived
+    from pyro_dropout.tables.reading import Reading
+    from pyro_dropout.tabular.fit_table import Wanted, plan_table
+    from pyro_dropout.tabular.run_folder import Run, sha256_of
     from pyro_dropout.training.distributed.torchrun import rank_here
 
     if data in BUNDLED and not Path(data).exists():
         raise options.refusal("DATA", f"{data!r} is for compare only; fit takes a CSV or Parquet file.")
+    data = str(arrived(data))
     columns = tuple(options.listed(categorical)), tuple(options.listed(drop))
-    reading = Reading(target, task, missing, *columns, held_back, seed, decimal, encoding, separator)
-    training = Training(steps, lr, batch_size, seed, False if no_compile else "auto")
+    kept = tuple(options.listed(keep))
+    split = held_back, seed
+    reading = Reading(target, task, missing, *columns, *split, decimal, encoding, separator, kept, strict)
+    wanted = Wanted(guide, "log" if log_target else scale, noise, width, members)
+    training = wanted.training(steps, lr, batch_size, seed, False if no_compile else "auto", conformal, groups)
     with _claimed(out, make=True):
         again = _check_new(out)
-        run, table = Run.plan(data, reading, guide, width, training, members)
+        table, path = reading.read(data), Path(data).resolve()
+        with heard(), _cleared(out):
+            facts = table, str(path), sha256_of(path), reading, training, wanted
+            run, said, _ = plan_table(*facts, device=where, progress=not quiet and not rank_here())
         if again and Run.read(out).identity != run.identity:
             raise _taken(out)
         with _resumable(out), _cleared(out):
             if rank_here() == 0:
                 run.write(out)
-            _train(run, table, out, where, checkpoint_every, as_json, quiet)
+            _train(run, table, out, where, checkpoint_every, as_json, quiet, said)
 
 
 def resume(
@@ -107,8 +121,8 @@ def resume(
     as_json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Continue an interrupted run, or train a finished run for longer."""
-    from pyro_dropout.cli.run_folder import Run
+    """Continue an interrupted run, or train a finished run with a given guide for longer."""
+    from pyro_dropout.tabular.run_folder import Run
 
     where = options.place(device)
     if not folder.is_dir():
@@ -119,6 +133,12 @@ def resume(
             run.check_checkpoints(folder)
         if steps is not None and steps < run.training.steps:
             raise options.refusal("--steps", f"the run was planned for {run.training.steps} steps; {steps} is fewer.")
+        if steps not in (None, run.training.steps) and run.recipe.depends_on_steps:
+            raise options.refusal(
+                "--steps",
+                f"the learning rate or the prior of this run follows a plan for {run.training.steps} steps, so it"
+                f" cannot be trained for longer. Fit it again with --steps {steps}.",
+            )
         table = run.data(data)
         if data is not None or steps is not None:
             run = run.changed(folder, data, steps)  # before training, so that the next resume uses the new settings
@@ -127,74 +147,82 @@ def resume(
 
 
 def _train(
-    run: "Run", data: "Dataset", folder: Path, device: "torch.device", every: int | None, as_json: bool, quiet: bool
+    run: "Run",
+    data: "Dataset",
+    folder: Path,
+    device: "torch.device",
+    every: int | None,
+    as_json: bool,
+    quiet: bool,
+    said: str = "",
 ) -> None:
     """Train from the last checkpoint or from the start, write the posterior and print the result."""
-    from pyro_dropout.cli.run_folder import CHECKPOINTS
     from pyro_dropout.mathematics.errors import PyroDropoutError
+    from pyro_dropout.tabular.fitted import finished
+    from pyro_dropout.tabular.run_folder import CHECKPOINTS
     from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
     from pyro_dropout.training.distributed.torchrun import rank_here, started_together
     from pyro_dropout.training.fit import fit as train
 
     model, guide = run.build(data)
     where = Checkpoint(folder / CHECKPOINTS, every=every, run=run.identity)
-    how = asdict(run.training) | {"device": device, "distributed": started_together()}
+    how = run.training.options() | {"device": device, "distributed": started_together()}
+    how |= run.recipe.how(run.training.steps)
     with heard():
-        history = train(model, guide, *data.train, **how, checkpoint=where, progress=not quiet)
+        history = train(model, guide, *run.rows_of(data), **how, checkpoint=where, progress=not quiet)
         if rank_here():
             return  # rank 0 saves and reports for all ranks
-        scores = _scores(model, guide, data, run.training.seed)
+        fitted = finished(run, model, guide, data, said)
+    scores = fitted.scores
     loss = float(history.losses[-1])
     record = {"steps": history.steps, "last_loss": loss, "scores": scores}
     try:
-        run.save(folder, model, guide, record)
+        fitted.write(folder, record)
     except PyroDropoutError as cause:
         advice = f"to continue from the last checkpoint: {PROGRAM} resume {folder}"
         raise PyroDropoutError(f"{str(cause).rstrip('.')}; {advice}") from None
     shown = os.path.relpath(folder)
     ended = f"loss {loss:.4g} at the last step (not comparable between guides)"
-    lines = [data.note, f"{run.guide}: {history.steps} steps, {ended}."]
-    lines += [_WHY] if run.guide == DEFAULT_GUIDE else []
+    lines = [data.note, *([said] if said else []), f"{run.recipe.guide}: {history.steps} steps, {ended}."]
     if scores:
-        lines.append(_told(scores, len(data.test[0])))
+        lines += _told(scores, len(data.test[0]))
+    lines += _few_rows(fitted)
     lines.append(f"To predict: {PROGRAM} predict {shown} NEW.csv --out predictions.csv --plot predictions.png")
-    named = {"folder": str(folder), "about": data.note, "guide": run.guide}
+    named = {"folder": str(folder), "about": data.note, "guide": run.recipe.guide, "chosen": said}
     answer({**named, **record, "seconds": round(history.seconds, 2)}, as_json, lines)
 
 
-def _scores(model: "PyroModel", guide: object, data: "Dataset", seed: int) -> dict[str, float]:
-    """Return the scores on the held-back rows; empty if there are none."""
-    from pyro_dropout.judging.scores.calibration import coverage
-    from pyro_dropout.judging.scores.errors import accuracy, rmse
-    from pyro_dropout.prediction.predict import predict as ask
-
-    x, y = data.test
-    if not len(x):
-        return {}
-    found = ask(model, guide, x, samples=500, shared=True, seed=seed, keep_samples=True)
-    y = y.to(found.mean.device)
-    scores = {"log_lik": float(found.log_prob(y).mean())}
-    if data.classes:
-        commonest = data.train[1].mode().values.to(y)
-        plainly = float((y == commonest).double().mean())
-        return {**scores, "accuracy": accuracy(found, y), "accuracy_of_commonest": plainly}
-    plainly = float((data.train[1].mean().to(y) - y).double().square().mean().sqrt())
-    return {**scores, "rmse": rmse(found, y), "rmse_of_mean": plainly, "coverage_95": coverage(found, y, 0.95)}
-
-
-def _told(scores: dict[str, float], rows: int) -> str:
-    """Return the scores as a sentence, each next to that of a constant prediction."""
+def _told(scores: dict[str, float], rows: int) -> list[str]:
+    """Return the scores as sentences: each next to that of a constant prediction, and what calibration has changed."""
     from pyro_dropout.comparison.scores import off_level
 
-    start = f"On {rows} held-back rows: log-likelihood {scores['log_lik']:.4g} per row, "
+    start = f"On {rows} held-back rows, without training on them: log-likelihood {figure(scores['log_lik'])} per row, "
     if "accuracy" in scores:
-        plainly = f"{scores['accuracy_of_commonest']:.0%} for always predicting the most common class"
-        return f"{start}accuracy {scores['accuracy']:.0%} ({plainly})."
-    plainly = f"{scores['rmse_of_mean']:.4g} for always predicting the mean"
+        plainly = f"{percent(scores['accuracy_of_commonest'])} for always predicting the most common class"
+        told = [f"{start}accuracy {percent(scores['accuracy'])} ({plainly})."]
+        if "set_coverage_95" in scores:
+            size = f"{scores['set_size_95']:.2f} classes on average"
+            told.append(f"Sets of classes are calibrated on these rows: 95 % sets hold {size}.")
+        return told
+    told = [f"{start}rmse {figure(scores['rmse'])} ({figure(scores['rmse_of_mean'])} for always predicting the mean)."]
     held = scores["coverage_95"]
+    before = f"the posterior's own 95 % intervals contain {percent(held)} of them"
+    if "calibrated_coverage_95" in scores:
+        after = f"calibrated ones {percent(scores['calibrated_coverage_95'])}"
+        pair = [figure(scores[name]) for name in ("interval_score_95", "calibrated_interval_score_95")]
+        return [*told, f"Intervals: {before}, {after}; interval scores {pair[0]} and {pair[1]} (lower is better)."]
     wrong = off_level(held, rows)
-    verdict = f": they are too {wrong}; try other guides with {PROGRAM} compare" if wrong else ""
-    return f"{start}rmse {scores['rmse']:.4g} ({plainly}); 95 % intervals contain {held:.0%} of them{verdict}."
+    verdict = f": they are too {wrong}" if wrong else ""
+    return [*told, f"Intervals are not calibrated: {before}{verdict}."]
+
+
+def _few_rows(fitted: "FittedTable") -> list[str]:
+    """Return a sentence about the groups that have too few held-back rows for intervals of their own."""
+    few = fitted.calibration.small_groups(0.95)
+    named = ", ".join(f"{name} ({rows})" for name, rows in few.items())
+    where = fitted.calibration.column
+    told = f"Too few held-back rows for 95 % intervals of their own, so they get those of all rows: {where} {named}."
+    return [told] if few else []
 
 
 def heard() -> AbstractContextManager[object]:
@@ -226,7 +254,7 @@ def _resumable(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
     """Hold a folder exclusively, and remove what a killed process left half-written; rank 0 does so for all ranks."""
-    from pyro_dropout.cli.run_folder import POSTERIOR, RECORD
+    from pyro_dropout.tabular.run_folder import POSTERIOR, RECORD
     from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
     from pyro_dropout.training.checkpoints.folder_claim import claimed
     from pyro_dropout.training.distributed.torchrun import rank_here
@@ -244,7 +272,7 @@ def _claimed(folder: Path, make: bool = False) -> Iterator[None]:
 
 def _check_new(folder: Path) -> bool:
     """Raise unless a folder for a run is new or empty; return whether torchrun has restarted a run in it."""
-    from pyro_dropout.cli.run_folder import RECORD
+    from pyro_dropout.tabular.run_folder import RECORD
     from pyro_dropout.training.checkpoints.folder_claim import LOCK
     from pyro_dropout.training.distributed.torchrun import rank_here, restarted
 
@@ -267,7 +295,7 @@ def _taken(folder: Path) -> typer.BadParameter:
 @contextlib.contextmanager
 def _cleared(folder: Path) -> Iterator[None]:
     """If training diverges before its first checkpoint, remove what the run wrote: it would block the next attempt."""
-    from pyro_dropout.cli.run_folder import CHECKPOINTS, RECORD, checkpoints_in
+    from pyro_dropout.tabular.run_folder import CHECKPOINTS, RECORD, checkpoints_in
     from pyro_dropout.training.distributed.torchrun import rank_here
     from pyro_dropout.training.history import DivergedError
 

@@ -9,6 +9,7 @@ import typer
 
 from pyro_dropout.cli.terminal import PROGRAM
 from pyro_dropout.registry import listed_guides
+from pyro_dropout.tabular.limits import LARGEST, SEEDS
 
 if TYPE_CHECKING:
     import torch
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
 # Read from the source, so that --help need not import torch.
 GUIDE_NAMES = tuple(entry.name for entry in listed_guides())
 DEFAULT_GUIDES = tuple(entry.name for entry in listed_guides() if entry.compared)
-LARGEST, SEEDS = 10**9, 2**32  # counts go up to the first, and seeds stay below the second
 _ALIASES = {entry.alias: entry.name for entry in listed_guides() if entry.alias}
+METHODS = {entry.name: entry.method for entry in listed_guides()}
 HAS_MEMBERS = {entry.name for entry in listed_guides() if "members" in entry.options}
 
 
@@ -30,6 +31,24 @@ def listed(values: list[str] | None) -> list[str]:
     """
     names = (name.strip() for row in csv.reader(values or [], skipinitialspace=True) for name in row)
     return [name for name in names if name]
+
+
+def numbers(option: str, values: list[str] | None) -> tuple[float, ...]:
+    """Return the numbers in a repeatable option; raise if one is none.
+
+    Example:
+        >>> numbers("--quantiles", ["0.1,0.9", "0.5"])
+        (0.1, 0.9, 0.5)
+    """
+    found = []
+    for each in listed(values):
+        try:
+            found.append(float(each))
+        except ValueError:
+            raise refusal(
+                option, f"{each!r} is not a number; write numbers with points, separated by commas."
+            ) from None
+    return tuple(found)
 
 
 def refusal(option: str, message: str) -> typer.BadParameter:
@@ -74,7 +93,8 @@ def place(device: str | None) -> "torch.device":
     return check_device("--device", device)
 
 
-def _positive(value: float | None) -> float | None:
+def positive(value: float | None) -> float | None:
+    """Return the value; raise a usage error unless it is a positive number."""
     if value is not None and not 0 < value < float("inf"):
         raise typer.BadParameter(f"{value:g} is not a positive number.")
     return value
@@ -116,9 +136,12 @@ def _completions(names: Sequence[str]) -> Callable[[str], list[str]]:
     return completions
 
 
+FORMATS = "a CSV, Parquet, Excel or JSON file"
+FILES = "A CSV, Parquet, Excel or JSON file; - for standard input."
 TABLES = (
     "Separators, decimal commas, percent and currency signs, and dates are recognised from whole columns and named in"
-    " the output; a column that may be read in two ways is refused with the flag to add."
+    " the output; a column that may be read in two ways is refused with the flag to add. Missing values are filled in,"
+    " and columns that cannot be used (identifiers, free text, constants) are left out, by name."
 )
 table_option = partial(typer.Option, rich_help_panel="The table")
 computing_option = partial(typer.Option, rich_help_panel="Computation")
@@ -130,13 +153,24 @@ TaskName = Annotated[
     table_option("--task", help="Type of the target; auto infers it from the values."),
 ]
 MissingName = Annotated[
-    Literal["refuse", "drop", "mean"],
-    table_option("--missing", help="On missing values: refuse the table, drop their rows, or fill in means."),
+    Literal["auto", "refuse", "drop", "mean"],
+    table_option(
+        "--missing",
+        help="On missing values: refuse the table, drop their rows, or fill in means; auto also marks what it fills.",
+    ),
 ]
 Categorical = Annotated[
     list[str] | None, table_option(metavar="COLUMNS", help="Columns of numbers that are categories: a,b,c.")
 ]
 Drop = Annotated[list[str] | None, table_option(metavar="COLUMNS", help="Columns to ignore: a,b,c.")]
+Keep = Annotated[
+    list[str] | None,
+    table_option(metavar="COLUMNS", help="Columns to use although they look like identifiers or free text: a,b,c."),
+]
+Strict = Annotated[
+    bool,
+    table_option("--strict", help="Refuse gaps, and columns that cannot be used, instead of filling and leaving out."),
+]
 DecimalMark = Annotated[
     Literal["point", "comma"] | None,
     table_option("--decimal", help="Decimal mark of columns that may be read in two ways: is 1,200 large or small?"),
@@ -162,6 +196,39 @@ Guide = Annotated[
         metavar="NAME", help=f"One of {', '.join(GUIDE_NAMES)}.", autocompletion=_completions(GUIDE_NAMES)
     ),
 ]
+ChosenGuide = Annotated[
+    str,
+    computing_option(
+        "--guide",
+        metavar="NAME",
+        help=f"One of {', '.join(GUIDE_NAMES)}; auto chooses on the held-back rows.",
+        autocompletion=_completions(("auto", *GUIDE_NAMES)),
+    ),
+]
+ScaleName = Annotated[
+    Literal["auto", "plain", "log", "logit", "count"],
+    computing_option(
+        "--scale",
+        help="Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers.",
+    ),
+]
+LogTarget = Annotated[bool, computing_option("--log-target", help="The same as --scale log.")]
+NoiseName = Annotated[
+    Literal["auto", "constant", "by-input"],
+    computing_option("--noise", help="Noise of a numeric target: the same for all rows, or learned from the inputs."),
+]
+ConformalSwitch = Annotated[
+    bool,
+    computing_option(
+        "--conformal/--no-conformal", help="Calibrate intervals, or sets of classes, on the held-back rows."
+    ),
+]
+Groups = Annotated[
+    str | None,
+    computing_option(
+        "--groups", metavar="COLUMN", help="A column of categories, within each of which intervals are to hold."
+    ),
+]
 Members = Annotated[
     int | None,
     computing_option(metavar="N", callback=count, help="Members of an ensemble; by default 16 or 32."),
@@ -169,7 +236,22 @@ Members = Annotated[
 Seeds = Annotated[int, computing_option(metavar="N", callback=count, help="Training runs per guide.")]
 Width = Annotated[int, computing_option(metavar="N", callback=count, help="Hidden units of the network.")]
 Steps = Annotated[int, computing_option(metavar="N", callback=count, help="Steps per training run.")]
-LearningRate = Annotated[float, computing_option("--lr", metavar="RATE", callback=_positive, help="Learning rate.")]
+LearningRate = Annotated[float, computing_option("--lr", metavar="RATE", callback=positive, help="Learning rate.")]
+OwnSteps = Annotated[
+    int | None,
+    computing_option(
+        "--steps", metavar="N", callback=count, help="Training steps; by default 1200, and 2000 for a given guide."
+    ),
+]
+OwnRate = Annotated[
+    float | None,
+    computing_option(
+        "--lr",
+        metavar="RATE",
+        callback=positive,
+        help="Learning rate; by default 0.05, falling to zero, and 0.01 for a given guide.",
+    ),
+]
 BatchSize = Annotated[
     int | None, computing_option(metavar="N", callback=count, help="Rows in a mini-batch; by default all.")
 ]
@@ -188,6 +270,24 @@ Every = Annotated[
     computing_option(metavar="N", callback=count, help="Steps between checkpoints; by default one per minute."),
 ]
 Samples = Annotated[int, computing_option(metavar="N", callback=count, help="Weight draws per prediction.")]
+Method = Annotated[
+    Literal["mc", "linearised"] | None,
+    computing_option(
+        help="How to predict: with weight draws, or with a network that is linear in its weights (laplace: by default)."
+    ),
+]
+Linearised = Annotated[
+    list[str] | None,
+    computing_option(metavar="NAMES", help="Guides to predict with a network that is linear in its weights: a,b,c."),
+]
+Thresholds = Annotated[
+    list[str] | None,
+    output_option("--threshold", metavar="NUMBERS", help="Also write P(target > t) for each of these: 100,200."),
+]
+Quantiles = Annotated[
+    list[str] | None,
+    output_option("--quantiles", metavar="LEVELS", help="Also write these quantiles of the target: 0.1,0.5,0.9."),
+]
 Level = Annotated[float, output_option(metavar="P", callback=_level, help="Probability of the interval.")]
 Json = Annotated[bool, output_option("--json", help="Print one JSON object and nothing else.")]
 Quiet = Annotated[bool, output_option("--quiet", "-q", help="Hide the progress bar.")]

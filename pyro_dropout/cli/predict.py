@@ -2,10 +2,12 @@
 
 import csv
 import itertools
+import math
 import os
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,13 +22,11 @@ from pyro_dropout.cli.terminal import answer
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from pyro_dropout.cli.run_folder import Run
-    from pyro_dropout.protocols import Record
+    from pyro_dropout.protocols import Figure
     from pyro_dropout.tables.cells import Cell, Number
-    from pyro_dropout.tables.encoding import Encoding
     from pyro_dropout.tables.table import Table
+    from pyro_dropout.tabular.fitted import FittedTable
+    from pyro_dropout.tabular.run_folder import Run
 
     Columns = dict[str, list[Cell]]
 
@@ -44,13 +44,14 @@ HELP = (
 
 _OUT = Path("predictions.csv")
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
+_PICTURED = 2000  # rows that the picture is about, and the chart of what predictions depend on
 _DRAWN = 250  # about as many rows are drawn; at most twice as many
 
 
 def predict(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder created by fit.")],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="A CSV or Parquet file with the columns of the training table.")
+        str, typer.Argument(metavar="DATA", help=f"{options.FILES[:-1]}, with the columns of the training table.")
     ],
     out: Annotated[Path, output_option(metavar="FILE", help="Where to write the predictions.")] = _OUT,
     plot: Annotated[
@@ -60,7 +61,14 @@ def predict(
     with_inputs: Annotated[
         bool, output_option("--with-inputs", help="Also write the columns of the input table.")
     ] = False,
+    threshold: options.Thresholds = None,
+    quantiles: options.Quantiles = None,
+    explain: Annotated[
+        Path | None,
+        output_option(metavar="FILE", help="Where to save a chart of the inputs that matter most (PNG, PDF, SVG)."),
+    ] = None,
     samples: options.Samples = 500,
+    method: options.Method = None,
     level: options.Level = 0.95,
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
@@ -74,96 +82,110 @@ def predict(
 ) -> None:
     """Predict the rows of a table with a fitted run."""
     where = options.place(device)
-    from pyro_dropout.cli.run_folder import Run
+    from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import read_input_pieces
+    from pyro_dropout.tabular.fitted import FittedTable, Question
+    from pyro_dropout.tabular.run_folder import Run
     from pyro_dropout.training.distributed.torchrun import local_device, rank_here, started_together
 
     run = Run.read(folder)
+    data = str(arrived(data))
+    limits, levels = options.numbers("--threshold", threshold), options.numbers("--quantiles", quantiles)
+    asked = Question(level, levels, limits, samples, method or options.METHODS[run.recipe.guide], seed)
+    asked.check(bool(run.encoding.classes))
     _check_file("--out", out, data, folder)
     _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data, folder)
+    _check_chart("--explain", explain, {"--out": out} | ({"--plot": plot} if plot else {}), data, folder)
     with heard():
-        model, guide = run.trained(folder)
+        fitted = FittedTable.load(folder)
     size = max(1, _PIECE // (samples * max(1, len(run.encoding.classes))))
     how = {"text_encoding": encoding, "separator": separator}
     pieces = read_input_pieces(data, run.encoding, size, ignore_extra=ignore_extra, **how)
     together = started_together()
     where = local_device(where, where) if together else where
-    model.to(where), guide.to(where)
-    asked = {"samples": samples, "seed": seed, "progress": False, "distributed": together}
-    noticed = _Noticed(run.encoding)
+    fitted.model.to(where), fitted.guide.to(where)
+    noticed = _Noticed()
     with heard():
-        found = _answers(run, (model, guide), pieces, level, asked, noticed)
+        found = (
+            (noticed.seen(fitted.answers(table, x, asked, distributed=together), table), table) for table, x in pieces
+        )
         if rank_here():
             for _ in found:  # this rank's share of each piece; rank 0 writes
                 pass
             return
-        shown = _Shown(plot is not None)
+        shown = _Shown(plot is not None and over is not None)
         told = _with_inputs(found) if with_inputs else found
         count = _write(out, shown.passing(told), run.encoding.target_centre, progress=not quiet)
-        if plot is not None:
+        drawings = []
+        if plot is not None and over is not None:
             drawn, remark = shown.draw(run, plot, over, level, count)
+            drawings.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
+        importance = None
+        if explain is not None or (plot is not None and over is None):
+            first = next(read_input_pieces(data, run.encoding, _PICTURED, ignore_extra=ignore_extra, **how))
+            some = "" if count <= _PICTURED else f" of the first {_PICTURED:,} rows"
+            if plot is not None and over is None:
+                _save(fitted.drawn(*first, replace(asked, samples=min(samples, 200))), plot)
+                drawings.append(f"picture{some}: {os.path.relpath(plot)}")
+            if explain is not None:
+                importance = fitted.explained(first[1], replace(asked, samples=min(samples, 200)))
+                _save(importance.plot(run.encoding.target), explain)
+                best = ", ".join(importance.names[:3])
+                drawings.append(f"predictions{some} depend most on {best}: {os.path.relpath(explain)}")
     record = {"folder": str(folder), "target": run.encoding.target, "rows": count, "file": str(out)}
-    record |= {"level": level, "samples": samples, "classes": list(run.encoding.classes)}
+    record |= {"level": level, "samples": samples, "method": asked.method, "classes": list(run.encoding.classes)}
+    record |= {"calibrated": fitted.calibrates(level), "unfamiliar": noticed.unfamiliar}
     record |= {"notes": noticed.notes, "beyond": {"rows": noticed.rows, "inputs": dict(noticed.inputs)}}
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *noticed.said(Path(data).name)]
-    if plot is not None:
-        record |= {"plot": str(plot)}
-        said.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
-    answer(record, as_json, said)
+    said += _doubts(fitted, level)
+    record |= {"plot": str(plot)} if plot is not None else {}
+    record |= {"explained": importance.as_json()} if importance is not None else {}
+    answer(record, as_json, [*said, *drawings])
 
 
-def _answers(
-    run: "Run",
-    trained: "tuple[nn.Module, nn.Module]",
-    pieces: "Iterable[tuple[Table, Tensor]]",
-    level: float,
-    asked: "Record",
-    noticed: "_Noticed",
-) -> "Iterator[tuple[Columns, Table]]":
-    """Yield a dict of columns for each piece of the table, and the piece; all from the same draws.
-
-    Numbers are centred as in training.
-    """
-    from pyro_dropout.prediction.predict import predict as ask
-
-    classes = run.encoding.classes
-    for table, x in pieces:
-        columns: Columns = {"row": [*table.rows]}
-        found = ask(*trained, x, shared=True, keep_samples=True, **asked)
-        if not classes:
-            low, high = found.interval(level)
-            parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
-            columns |= {name: part[:, 0].tolist() for name, part in (parts | {"lower": low, "upper": high}).items()}
-        else:
-            best = found.probs.max(-1)
-            columns |= {"class": [classes[k] for k in best.indices.tolist()], "probability": best.values.tolist()}
-            columns |= {"entropy": found.entropy.tolist(), "mutual_information": found.mutual_information.tolist()}
-            columns |= {f"p={name}": found.probs[:, k].tolist() for k, name in enumerate(classes)}
-        yield columns | {"beyond": [*noticed.beyond(table, x)]}, table
+def _doubts(fitted: "FittedTable", level: float) -> list[str]:
+    """Return why intervals or sets are not calibrated, if they are not although rows were held back."""
+    held = fitted.calibration.intervals
+    if held is None or fitted.calibrates(level):
+        return []
+    what = "there are no sets of classes" if fitted.encoding.classes else "intervals are the posterior's own"
+    return [f"{what}: {fitted.calibration.rows} held-back rows calibrate levels up to {held.highest_level:.4g}."]
 
 
 class _Noticed:
-    """What is noticed about the table: how its file was read, and the rows outside the training range."""
+    """What is noticed about the table: how its file was read, and the rows that are unlike the training rows."""
 
-    def __init__(self, encoding: "Encoding") -> None:
-        self._encoding, self.rows = encoding, 0
+    def __init__(self) -> None:
+        self.rows = self.unfamiliar = 0
+        self.far: list[int] = []  # rows whose mean is outside its interval
         self.inputs: Counter[str] = Counter()
         self.notes: list[str] = []
 
-    def beyond(self, table: "Table", x: "Tensor") -> list[str]:
-        """Count more rows; return the names of each row's inputs outside the training range."""
+    def seen(self, columns: "Columns", table: "Table") -> "Columns":
+        """Count more rows, and return their answers."""
         self.notes = list(table.notes)
-        found = self._encoding.beyond(x)
-        self.rows += sum(map(bool, found))
-        self.inputs.update(itertools.chain.from_iterable(found))
-        return ["; ".join(names) for names in found]
+        beyond = [str(names).split("; ") for names in columns["beyond"] if names]
+        self.rows += len(beyond)
+        self.inputs.update(itertools.chain.from_iterable(beyond))
+        self.unfamiliar += sum(map(bool, columns.get("unfamiliar", [])))
+        if "mean" in columns:
+            parts = (columns[name] for name in ("row", "mean", "lower", "upper"))
+            self.far += [
+                row for row, mean, low, high in zip(*parts, strict=True) if not low <= mean <= high or math.isinf(mean)
+            ]
+        return columns
 
     def said(self, file: str) -> list[str]:
         """Return a sentence about the file and one about the rows, if there is anything to say."""
         most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
         told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
-        return told + [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
+        told += [f"rows unlike the training rows (unfamiliar): {self.unfamiliar}"] * bool(self.unfamiliar)
+        told += [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
+        if self.far:
+            which = ", ".join(map(str, self.far[:5])) + ", ..." * (len(self.far) > 5)
+            told.append(f"the mean is infinite or outside its own interval in row {which}: do not use it there")
+        return told
 
 
 def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Columns, Table]]":
@@ -201,7 +223,7 @@ class _Shown:
                 self._keep(columns, table.columns, len(table))
             yield columns
 
-    def _keep(self, columns: "Columns", cells: "Columns", rows: int) -> None:
+    def _keep(self, columns: "Columns", cells: "Mapping[str, Sequence[Cell]]", rows: int) -> None:
         drawn = [self._random.random() for _ in range(rows)]
         chosen = [row for row, lot in enumerate(drawn) if lot < self._share]
         self._lots += [drawn[row] for row in chosen]
@@ -219,27 +241,29 @@ class _Shown:
     def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
         """Write the plot, with the training table if it still exists; return the x column and a remark."""
         from pyro_dropout.cli.prediction_figure import plot_predictions, widest
+        from pyro_dropout.tabular.fitted import uncentred
 
         outcome, inputs = run.encoding.outcome, {column.name: column for column in run.encoding.inputs}
         over, target = over or widest(self._cells, list(inputs)), outcome.name
         known, remark = _fitted_to(run)
         axis = inputs[over]
         measured = (axis.plotted(known[over]), outcome.plotted(known[target])) if known else None
-        answers = {name: _uncentred(name, values, outcome.centre) for name, values in self._answers.items()}
+        answers = {name: uncentred(name, values, outcome.centre) for name, values in self._answers.items()}
         some = "" if len(self._lots) == rows else f" for {len(self._lots)} of {rows} rows"
-        title = f"{target} by {run.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
+        title = (
+            f"{target} by {run.recipe.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
+        )
         cells, dates = axis.plotted(self._cells[over]), axis.notation.kind == "date"
         figure = plot_predictions(over, cells, answers, target, level, measured, title, dates)
-        with whole_file(path) as beside:
-            figure.savefig(beside, dpi=150, format=path.suffix[1:])
+        _save(figure, path)
         return over, remark
 
 
-def _fitted_to(run: "Run") -> "tuple[Columns, str]":
+def _fitted_to(run: "Run") -> "tuple[Mapping[str, Sequence[Cell]], str]":
     """Return the columns of the training table; if it is missing or has changed, none and the reason."""
-    from pyro_dropout.cli.run_folder import sha256_of
     from pyro_dropout.mathematics.errors import PyroDropoutError
     from pyro_dropout.tables.files import read_file
+    from pyro_dropout.tabular.run_folder import sha256_of
     from pyro_dropout.training.checkpoints.regular_file import check_regular
 
     path = Path(run.file)
@@ -254,33 +278,48 @@ def _fitted_to(run: "Run") -> "tuple[Columns, str]":
     return read_file(path, encoding=run.reading.encoding, separator=run.reading.separator).columns, ""
 
 
+def _save(figure: "Figure", path: Path) -> None:
+    """Write a figure, all of it or nothing."""
+    with whole_file(path) as beside:
+        figure.savefig(beside, dpi=150, format=path.suffix[1:].lower())
+
+
+def _check_chart(option: str, path: Path | None, others: dict[str, Path], data: str, folder: Path) -> None:
+    """Raise unless a figure can be written there, and to no other file of this call."""
+    if path is None:
+        return
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise refusal(option, f"{str(path)!r} must end in .png, .pdf or .svg.")
+    _check_file(option, path, data, folder)
+    for name, other in others.items():
+        if path.resolve() == other.resolve():
+            raise refusal(option, f"{str(path)!r} is also the {name} file; use another.")
+
+
 def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: Path, data: str, folder: Path) -> None:
     if path is None:
         if over is not None:
             raise refusal("--over", "requires --plot FILE.")
         return
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise refusal("--plot", f"{str(path)!r} must end in .png, .pdf or .svg.")
-    _check_file("--plot", path, data, folder)
-    if path.resolve() == out.resolve():
-        raise refusal("--plot", f"{str(path)!r} is also the --out file; use another.")
+    _check_chart("--plot", path, {"--out": out}, data, folder)
     if over is not None and over not in inputs:
         raise refusal("--over", f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.")
 
 
-_SHIFTED = ("mean", "lower", "upper")  # columns in the units of the target
+def _printed(name: str, values: "Sequence[Cell]", centre: "Number") -> "list[Cell]":
+    """Return a column of the file: seven digits of what single precision knows, and texts that are no formulas."""
+    from pyro_dropout.tabular.fitted import is_shifted
 
+    start = Decimal(str(centre)) if centre and is_shifted(name) else None
+    safe = {text: for_spreadsheet(text) for text in {value for value in values if isinstance(value, str)}}
 
-def _uncentred(name: str, values: "list[Cell]", centre: "Number") -> "list[Cell]":
-    return [value + centre if isinstance(value, float) else value for value in values] if name in _SHIFTED else values
+    def cell(value: "Cell") -> "Cell":
+        if isinstance(value, float):
+            digits = f"{value:.7g}"
+            return digits if start is None else str(start + Decimal(digits))
+        return safe[value] if isinstance(value, str) else value
 
-
-def _printed(name: str, value: "Cell", centre: "Number") -> "Cell":
-    """Return a cell of the file: seven digits of what single precision knows, and text that is no formula."""
-    if isinstance(value, float):
-        digits = f"{value:.7g}"
-        return str(Decimal(str(centre)) + Decimal(digits)) if centre and name in _SHIFTED else digits
-    return for_spreadsheet(value) if isinstance(value, str) else value
+    return [cell(value) for value in values]
 
 
 def _header(names: "Iterable[str]") -> list[str]:
@@ -304,8 +343,7 @@ def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: 
         for columns in itertools.chain([first], pieces):
             if not done:
                 writer.writerow(_header(columns))
-            printed = ([_printed(name, value, centre) for value in values] for name, values in columns.items())
-            writer.writerows(zip(*printed, strict=True))
+            writer.writerows(zip(*(_printed(name, values, centre) for name, values in columns.items()), strict=True))
             done += len(columns["row"])
             bar.update(len(columns["row"]))
     return done
@@ -313,7 +351,7 @@ def _write(path: Path, pieces: "Iterator[Columns]", centre: "Number", progress: 
 
 def _check_file(option: str, path: Path, data: str, run: Path) -> None:
     """Raise unless a file can safely be written there: checked before the work, not after it."""
-    from pyro_dropout.cli.run_folder import OWN
+    from pyro_dropout.tabular.run_folder import OWN
     from pyro_dropout.training.checkpoints.regular_file import check_name
 
     check_name(path)

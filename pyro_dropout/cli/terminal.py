@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,3 +65,25 @@ def score_table(headings: Sequence[str], rows: Sequence[Sequence[str]], bold: Ca
     # A file or a pipe has no width, and on a narrow screen scrolling is better than truncated numbers.
     needed = table.__rich_measure__(screen, screen.options.update(max_width=10_000)).maximum
     Console(width=max(needed, screen.width if screen.is_terminal else needed)).print(table)
+
+
+def figure(value: float) -> str:
+    """Return a number with four digits, as people write it.
+
+    Example:
+        >>> figure(48971.3), figure(0.0123456), figure(-12.05)
+        ('48,971', '0.01235', '-12.05')
+    """
+    if not math.isfinite(value) or not 1e-4 <= abs(value) < 1e9:
+        return f"{value:.4g}"
+    return f"{value:,.{max(0, 3 - math.floor(math.log10(abs(value))))}f}"
+
+
+def percent(share: float) -> str:
+    """Return a share in percent.
+
+    Example:
+        >>> percent(0.953)
+        '95 %'
+    """
+    return f"{100 * share:.0f} %"

@@ -69,6 +69,7 @@ def columns() -> dict[str, Column]:
     return {entry.name: Column(entry.heading, entry.meaning, entry.better, entry.digits) for entry in scored} | _OTHERS
 
 
+_SHOWN = 6  # digits of a number
 _LARGE = 1e7  # from here on, numbers are printed with an exponent
 
 
@@ -98,6 +99,8 @@ class Score:
             return self.note or "–"
         size, error = abs(self.mean), self.error
         fixed = size < _LARGE and not (tiny and 0 < size < 10.0**-digits)
+        if fixed and size >= 1:
+            digits = max(0, min(digits, _SHOWN - 1 - math.floor(math.log10(size))))
         how = f".{digits}f" if fixed else ".2e"
         return f"{self.mean:{how}}" + (f" ± {error:{how}}" if error is not None else "")
 

@@ -1,7 +1,8 @@
 """Posterior approximations side by side: one model, one set of data, one table."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -9,14 +10,15 @@ from typing import Any
 import torch
 from pyro import poutine
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 
 from pyro_dropout.comparison.columns import REFERENCE, Score
 from pyro_dropout.comparison.distinct_names import distinct
 from pyro_dropout.comparison.findings import Comparison, Row
 from pyro_dropout.comparison.model_source import source_of
+from pyro_dropout.comparison.progress import Share, WholeBar, estimate
 from pyro_dropout.comparison.scores import Exam, bounds_of
 from pyro_dropout.comparison.site_exam import SiteExam
+from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -30,10 +32,14 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
+from pyro_dropout.registry import guide_names
+from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.history import DivergedError
-from pyro_dropout.training.svi import Compile, check_compile
+from pyro_dropout.training.optimisers import Schedule
+from pyro_dropout.training.svi import check_compile
 
 Data = tuple[AnyInputs, Tensor]
 MakeGuide = Callable[..., PyroModel]  # a function of the model
@@ -42,7 +48,7 @@ MakeGuide = Callable[..., PyroModel]  # a function of the model
 @one_at_a_time
 def compare(
     model: object,
-    guides: Mapping[str, MakeGuide] | Sequence[MakeGuide],
+    guides: Mapping[str, MakeGuide | str] | Sequence[MakeGuide | str],
     train: object,
     test: object,
     *,
@@ -51,9 +57,11 @@ def compare(
     steps: int = 2000,
     lr: float = 0.01,
     batch_size: int | None = None,
+    schedule: Schedule | None = None,
     samples: int = 500,
+    method: str | Mapping[str, str] = "mc",
     loss: object = None,
-    compile: Compile = "auto",
+    compile: Compile | Mapping[str, Compile] = "auto",
     progress: bool = True,
     labels: Mapping[str, str] | None = None,
 ) -> Comparison:
@@ -72,7 +80,8 @@ def compare(
             that returns one of them. A function is called with a seed to find out which it is. A ``Standardised``
             model takes raw data.
         guides: {name: function that takes the model and returns a guide}, or a list of such functions,
-            which are called by their ``__name__``, with a number after a name that repeats.
+            which are called by their ``__name__``, with a number after a name that repeats. For a network, a guide can
+            be given by its name on the command line, such as "mean-field", with the settings that it has there.
         train: (x, y) to fit. For a Pyro model that is not a network, a tuple of its arguments, data included, or a
             dict of its keyword arguments.
         test: (x, y) to score on, or arguments in the same form.
@@ -82,10 +91,13 @@ def compare(
         steps: training steps, with Adam.
         lr: learning rate.
         batch_size: points in a mini-batch; all points by default.
+        schedule: multiplies ``lr``, as in ``fit``.
         samples: draws of the weights for every prediction.
+        method: how guides of networks predict, as in ``predict``: "mc" or "linearised", for all of them or by name, as
+            in {"laplace": "linearised"}; the others predict with "mc", and so does the reference.
         loss: ``ELBO()`` by default.
-        compile: whether training is compiled, as in ``fit``.
-        progress: show a progress bar.
+        compile: whether training is compiled, as in ``fit``: for all guides or by name, as in {"dropout": False}.
+        progress: say how long it will take, and show one progress bar for the whole.
         labels: {"title": ..., "x": ..., "y": ..., "note": ..., "command": ...} for the figures and the HTML report;
             the command is the one that reproduces the comparison.
 
@@ -108,29 +120,35 @@ def compare(
     check_count("steps", steps)
     check_count("samples", samples)
     check_positive("lr", lr)
-    check_compile(compile)
+    for each in compile.values() if isinstance(compile, Mapping) else [compile]:
+        check_compile(each)
     if batch_size is not None:
         check_count("batch_size", batch_size)
     if labels is not None and not isinstance(labels, Mapping):
         raise PyroDropoutError(f"labels must be a dict such as {{'title': ...}}; got {describe(labels)}.")
+    methods = _by_name("method", method, list(named), "mc", ("mc", "linearised"))
+    compiled = _by_name("compile", compile, list(named), "auto", ("auto", True, False))
     source, first = source_of(model, numbers[0], train)
     exam = _exam(first, train, test, samples)
+    if isinstance(exam, SiteExam) and "linearised" in methods.values():
+        raise PyroDropoutError("method='linearised' is for networks; other Pyro models predict with draws.")
     options: Record = {"steps": steps, "lr": lr, "batch_size": batch_size, "loss": loss, "compile": compile}
-    bar = tqdm(total=len(named) + (reference is not None), disable=not progress, unit="posterior", desc="compare")
+    training = {name: options | {"schedule": schedule, "compile": compiled[name]} for name in named}
+    builds = {name: partial(_built, source, make) for name, make in named.items()}
     rows: list[Row] = []
     if reference is not None:
-        bar.set_postfix_str("reference")
         rows.append(_reference_row(reference, first, exam, progress))
         exam = replace(exam, reference=rows[0].answer)
-        bar.update()
-    for name, make in named.items():
-        bar.set_postfix_str(name)
-        rows.append(_row(name, partial(_built, source, make), numbers, exam, options, progress))
-        bar.update()
-    bar.close()
+    with _whole_bar(builds, numbers, exam, training, progress) as bar:
+        for name, build in builds.items():
+            own = replace(exam, method=methods[name]) if isinstance(exam, Exam) else exam
+            with bar.part(name):
+                rows.append(_row(name, build, numbers, own, training[name]))
     data = (exam.train, exam.test)
     settings = {
-        "seeds": len(numbers), **options, "samples": samples, "reference": _described(reference),
+        "seeds": len(numbers), **options, "schedule": getattr(schedule, "__name__", None),
+        "samples": samples, "reference": _described(reference),
+        "method": {name: how for name, how in methods.items() if how != "mc"},
         "which_seeds": numbers, "device": str(data[0][0].device), "when": time.strftime("%Y-%m-%d %H:%M %z"),
         "model": str(first), **(labels or {}),
     }  # fmt: skip
@@ -141,13 +159,32 @@ def compare(
 # --- one row ------------------------------------------------------------------------------------------------------
 
 
-def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, options: Record, progress: bool) -> Row:
+@contextmanager
+def _whole_bar(
+    builds: Mapping[str, Build], seeds: list[int], exam: Exam | SiteExam, options: Mapping[str, Record], progress: bool
+) -> Iterator[WholeBar]:
+    """Say how long training will take, and yield a bar for all of it; without progress nothing is timed or shown."""
+    shares = dict.fromkeys(builds, Share(0.0))
+    if progress:
+        fleet = isinstance(exam, Exam)
+        for name, build in builds.items():
+            shares[name] = estimate(build, seeds, exam.call, options[name], fleet=fleet)
+    bar = WholeBar(shares, next(iter(options.values()))["steps"], progress)
+    try:
+        number = f"{len(builds)} guide{'s' * (len(builds) > 1)}, {len(seeds)} seed{'s' * (len(seeds) > 1)} each"
+        bar.write(f"{number}: {told_duration(sum(share.seconds for share in shares.values()))}.")
+        yield bar
+    finally:
+        bar.close()
+
+
+def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, options: Record) -> Row:
     """Fit and score one guide; errors are recorded in the row's note."""
     row = Row(name)
     started = time.perf_counter()
     try:
         train = one_by_one if isinstance(exam, SiteExam) else as_a_fleet
-        row.trained, each, lost = train(build, seeds, exam.call, options, progress)
+        row.trained, each, lost = train(build, seeds, exam.call, options)
     except Exception as cause:
         row.note = f"diverged: {cause}" if isinstance(cause, DivergedError) else f"failed: {_told(cause)}"
         return row
@@ -224,21 +261,38 @@ def _named(guides: object) -> dict[str, MakeGuide]:
     if not isinstance(guides, Mapping):
         if not isinstance(guides, Sequence) or isinstance(guides, str):
             raise PyroDropoutError(
-                "guides must be a dict {name: function of the model} or a list of such functions; got"
-                f" {type(guides).__name__}."
+                "guides must be a list of names such as ['dropout', 'mean-field'] or of functions of the model, or a"
+                f" dict {{name: function of the model}}; got {type(guides).__name__}."
             )
-        names = distinct(getattr(make, "__name__", f"guide {k + 1}") for k, make in enumerate(guides))
+        given = [make if isinstance(make, str) else getattr(make, "__name__", "") for make in guides]
+        names = distinct(name or f"guide {k + 1}" for k, name in enumerate(given))
         guides = dict(zip(names, guides, strict=True))
-    wrong = [name for name, make in guides.items() if not callable(make) or isinstance(make, nn.Module)]
-    if wrong or not guides:
-        what = f"{wrong[0]!r} is {type(guides[wrong[0]]).__name__}" if wrong else "there is none"
+    makes = {name: _by_registry(make) if isinstance(make, str) else make for name, make in guides.items()}
+    wrong = [name for name, make in makes.items() if not callable(make) or isinstance(make, nn.Module)]
+    if wrong or not makes:
+        what = f"{wrong[0]!r} is {type(makes[wrong[0]]).__name__}" if wrong else "there is none"
         raise PyroDropoutError(
             "guides must be functions that return a guide for a model, such as pyro_dropout.AutoDropout or lambda"
             f" model: pyro_dropout.AutoDropout(model, keep=0.8), since every seed needs its own guide; {what}."
         )
-    if REFERENCE in guides:
+    if REFERENCE in makes:
         raise PyroDropoutError(f"a guide cannot be called {REFERENCE!r}.")
-    return dict(guides)
+    return makes
+
+
+def _by_registry(name: str) -> MakeGuide:
+    """Return what builds the guide of this name for a network, with the settings of the command line."""
+    check_choice("a name in guides", name, guide_names())
+    return standard_guide(name)
+
+
+def _by_name(option: str, value: object, names: list[str], usual: object, allowed: Sequence[object]) -> Record:
+    """Return an option of each guide, from one for all of them or a dict by name."""
+    given: Record = dict(value) if isinstance(value, Mapping) else dict.fromkeys(names, value)
+    for name, each in given.items():
+        check_choice(f"a name in {option}", name, names)
+        check_choice(option, each, allowed)
+    return {name: given.get(name, usual) for name in names}
 
 
 def _exam(model: PyroModel, train: object, test: object, samples: int) -> Exam | SiteExam:

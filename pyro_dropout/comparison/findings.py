@@ -9,8 +9,9 @@ from pyro_dropout.comparison.columns import REFERENCE, Column, Score, best, colu
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.notebook_card import picture, table
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import Figure, PyroModel, Record
+from pyro_dropout.protocols import Axes, Figure, PyroModel, Record
 
 
 @dataclass
@@ -63,6 +64,29 @@ class Comparison:
     settings: Record
     seconds: float
     call: ModelCall | None = None
+
+    def __repr__(self) -> str:
+        names = ", ".join(row.name for row in self.rows)
+        points = f"{len(self.train[1])} training and {len(self.test[1])} test points"
+        return f"Comparison({names}; {points}; {self.seconds:.0f} s)"
+
+    def _repr_html_(self) -> str:
+        """Return the scores, one in a line, and a picture of the first of them, for notebooks."""
+        rows = [[column.heading, *(self.cell(row, key) for row in self.rows)] for key, column in self.columns.items()]
+        found = table(["", *(row.name for row in self.rows)], rows)
+        scored = [row for row in self.rows if "log_lik" in row.scores]
+        if not scored:
+            return found
+
+        def draw(ax: Axes) -> None:
+            scores = [row.scores["log_lik"] for row in scored]
+            errors = [score.error or 0.0 for score in scores]
+            ax.errorbar([score.mean for score in scores], range(len(scores)), xerr=errors, fmt="o", capsize=3)
+            ax.set_yticks(range(len(scores)), [row.name for row in scored])
+            ax.invert_yaxis()
+            ax.set_xlabel("test log-likelihood per point (nats), ± standard error")
+
+        return f"<div>{found}{picture(draw)}</div>"
 
     @property
     def answers(self) -> dict[str, Prediction]:

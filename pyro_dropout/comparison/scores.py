@@ -16,7 +16,7 @@ from pyro_dropout.mathematics.errors import SingularError
 from pyro_dropout.prediction.moments import is_class, is_normal
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
-from pyro_dropout.protocols import PyroModel
+from pyro_dropout.protocols import PyroModel, Record
 
 _GRID = 400  # points of a curve
 _TAIL = 200  # least number of draws, for the tail of the importance ratios
@@ -33,6 +33,7 @@ class Exam:
         samples: draws of the weights for each prediction.
         reference: the reference's prediction at the test points, if there is one.
         seed: of the draws.
+        method: of ``predict``.
     """
 
     train: tuple[AnyInputs, Tensor]
@@ -40,6 +41,7 @@ class Exam:
     samples: int
     reference: Prediction | None = None
     seed: int = 0
+    method: str = "mc"
 
     @property
     def call(self) -> ModelCall:
@@ -48,9 +50,8 @@ class Exam:
 
     def predict(self, model: PyroModel, posterior: object, x: AnyInputs) -> Prediction:
         """Predict with shared draws (one function for all points), which every posterior supports."""
-        found: Prediction = predict(
-            model, posterior, x, samples=self.samples, shared=True, seed=self.seed, keep_samples=True
-        )
+        how: Record = {"method": self.method, "shared": self.method == "mc"}  # no score is of several points together
+        found: Prediction = predict(model, posterior, x, samples=self.samples, seed=self.seed, keep_samples=True, **how)
         return found
 
     def answers(self, model: PyroModel, posterior: object) -> tuple[dict[str, float], Prediction]:

@@ -30,7 +30,7 @@ Pairs = list[tuple[PyroModel, object]]  # models, each with its guide
 Trained = tuple[Pairs, float, int]
 
 
-def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool) -> Trained:
+def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record) -> Trained:
     """Train networks side by side, with the training data as arguments and the options of ``fit``.
 
     Returns:
@@ -41,16 +41,16 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record,
         with warnings.catch_warnings(), pyro.get_param_store().scope():
             fleet = Fleet(build, {"seed": seeds})
             warnings.filterwarnings("ignore", message=".*were left behind.*")
-            history = fleet.fit(*call.args, progress=progress, seed=seeds[0], **options)
+            history = fleet.fit(*call.args, progress=False, seed=seeds[0], **options)
     except DivergedError:
         raise
     except PyroDropoutError:  # what cannot form a fleet, such as BatchNorm, is trained one by one
-        return one_by_one(build, seeds, call, options, progress)
+        return one_by_one(build, seeds, call, options)
     good: Pairs = [pair for pair, bad in zip(fleet, history.diverged.tolist(), strict=True) if not bad]
     return good, 1e6 * history.seconds / history.steps / len(seeds), len(seeds) - len(good)
 
 
-def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Record, progress: bool) -> Trained:
+def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Record) -> Trained:
     """Train any models one after another, each with its own param store; otherwise as ``as_a_fleet``."""
     good: Pairs = []
     spent = []
@@ -58,7 +58,7 @@ def one_by_one(build: Build, seeds: list[int], call: ModelCall, options: Record,
         with pyro.get_param_store().scope() as state:
             model, guide = build(seed)
             try:
-                history = fit(model, guide, *call.args, progress=progress, seed=seed, **options, **call.kwargs)
+                history = fit(model, guide, *call.args, progress=False, seed=seed, **options, **call.kwargs)
             except DivergedError:
                 continue
             # Parameters of this package's networks and guides have unique names already.

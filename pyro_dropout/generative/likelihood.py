@@ -65,6 +65,34 @@ class Likelihood(nn.Module):
         if not bool(torch.isfinite(y).all()):
             raise RangeError(f"y must be finite; got {describe(y)}.")
 
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return R with R Rᵀ = ``curvature(f, y)``, (..., N, D, D): what ``laplace`` needs of a likelihood.
+
+        Args:
+            f: the outputs, (..., N, D).
+            y: targets that ``checked`` let through, where some of them may not count as data.
+        """
+        raise PyroDropoutError(
+            f"likelihood {type(self).__name__} does not say how its log density bends in the outputs. Define in it"
+            " curvature_root(self, f, y=None), a root R of its Fisher information R Rᵀ in f, (..., N, D, D)."
+        )
+
+    def curvature(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return how -log p(y | f) bends in the outputs: its Fisher information, (..., N, D, D), never negative.
+
+        Where f are natural parameters (a ``Gaussian``, classes, yes or no, counts) it is the Hessian too, whatever y.
+
+        Equation: laplace-curvature.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> pd.Gaussian(tau=4.0).curvature(torch.zeros(1, 2))
+            tensor([[[4., 0.],
+                     [0., 4.]]])
+        """
+        root = self.curvature_root(f, y)
+        return root @ root.mT
+
     def standardised_targets(self) -> bool:
         """Whether ``Standardised`` shifts and scales y: yes for real numbers; classes and counts stay as they are."""
         raise _undeclared(self)

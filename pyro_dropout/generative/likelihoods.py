@@ -16,6 +16,9 @@ from pyro_dropout.protocols import Distribution
 __all__ = ["Bernoulli", "Categorical", "Gaussian", "HeteroscedasticGaussian", "Likelihood", "Poisson", "likelihood_of"]
 
 
+_LARGEST_LOG = 170.0  # of a precision, so that its root and its inverse are numbers
+
+
 class Gaussian(Likelihood):
     """Targets with Gaussian noise of precision τ: y ~ N(f, τ⁻¹ I).
 
@@ -64,6 +67,10 @@ class Gaussian(Likelihood):
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` if it holds numbers, as many as ``f``."""
         return super().checked(f, checked_numbers(y))
+
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return diag √τ."""
+        return torch.diag_embed(self.distribution(f).stddev.reciprocal())
 
     def standardised_targets(self) -> bool:
         """Yes: τ is the precision of standardised targets."""
@@ -118,7 +125,8 @@ class HeteroscedasticGaussian(Likelihood):
         """Return N(mean, 1/precision)."""
         mean, log_tau = self.split(f)
         event = 1 if self.shape is None else len(self.shape.dims)
-        return Normal(mean, torch.exp(-0.5 * log_tau)).to_event(event)  # type: ignore[no-untyped-call]
+        scale = torch.exp(-0.5 * log_tau.clamp(-_LARGEST_LOG, _LARGEST_LOG))  # far from the data it would be 0 or inf
+        return Normal(mean, scale).to_event(event)  # type: ignore[no-untyped-call]
 
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y``, which has half as many columns as ``f``."""
@@ -131,6 +139,13 @@ class HeteroscedasticGaussian(Likelihood):
         if y.shape != wanted or y.is_complex():
             raise ShapeError(f"y must hold real numbers, shape {tuple(wanted)}; got {tuple(y.shape)}.")
         return checked_numbers(y)
+
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return diag(√τ, √½) for a mean and its log τ: the Hessian would be negative where y is near the mean."""
+        _, log_tau = self.split(f)
+        where = -1 if self.shape is None else self.shape.from_end
+        roots = torch.cat([torch.exp(0.5 * log_tau), torch.full_like(log_tau, 0.5**0.5)], where)
+        return torch.diag_embed(roots.reshape(f.shape))
 
     def standardised_targets(self) -> bool:
         """Yes: means and log precisions are those of standardised targets."""
@@ -220,6 +235,23 @@ class Categorical(Likelihood):
             raise RangeError(f"y must hold class indices of an integer type; got {y.dtype}. Write y.long().")
         return y.long()
 
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return diag √p - p √pᵀ at each position, whose square is diag p - p pᵀ; zero where ``y`` is ignored."""
+        p = self.distribution(f).base_dist.probs if self.shape is not None else self.distribution(f).probs
+        root: Tensor = torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(
+            -2
+        )  # (..., N, *positions, C, C)
+        if y is not None and self.ignore_index is not None:
+            root = root * (y != self.ignore_index)[..., None, None]
+        if self.shape is None:
+            return root
+        # One block for each position, in the order that the outputs have in a row.
+        places = self.shape.whole(torch.arange(f.shape[-1], device=f.device)).movedim(self.shape.from_end, -1)
+        at = places.reshape(-1, self.shape.parts)
+        whole = f.new_zeros(*f.shape, f.shape[-1])
+        whole[..., at[:, :, None], at[:, None, :]] = root.flatten(f.dim() - 1, -3)
+        return whole
+
     def standardised_targets(self) -> bool:
         """No: class indices stay as they are."""
         return False
@@ -254,6 +286,10 @@ class Bernoulli(Likelihood):
             y = y.unsqueeze(-1)
         return super().checked(f, y).to(f.dtype)
 
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return diag √(p(1 - p))."""
+        return torch.diag_embed(torch.exp(0.5 * (F.logsigmoid(f) + F.logsigmoid(-f))))
+
     def standardised_targets(self) -> bool:
         """No: yes and no stay as they are."""
         return False
@@ -280,6 +316,10 @@ class Poisson(Likelihood):
     def checked(self, f: Tensor, y: Tensor) -> Tensor:
         """Return ``y`` as numbers of the model's type."""
         return super().checked(f, y).to(f.dtype)
+
+    def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return diag √rate."""
+        return torch.diag_embed(torch.exp(0.5 * f))
 
     def standardised_targets(self) -> bool:
         """No: counts stay as they are."""

@@ -3,7 +3,7 @@
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyro
@@ -23,11 +23,11 @@ from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
 from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
-from pyro_dropout.generative.priors import Prior, Site
+from pyro_dropout.generative.priors import LearnedNormal, Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
-from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
+from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.whole_sums import is_traced
@@ -116,14 +116,47 @@ class BayesianNet(nn.Module):
         check_types(net, self.sites)
         for name, scale in self.prior.scales(net).items():
             self.register_buffer(_buffer(name), scale)
+        self.learned = self.prior.learned(net)
+        self._found = set(self.learned)
 
     def prior_of(self, name: str) -> Distribution:
         """Return the prior distribution of one site."""
         self._check_sites([name])
         value = self._parameter(name)
-        scale = getattr(self, _buffer(name)).to(value)
+        place = getattr(self, _buffer(name))
         zero = torch.zeros((), dtype=value.dtype, device=value.device)
-        return dist.Normal(zero, scale, validate_args=False).expand(value.shape).to_event(value.dim())
+        prior = (LearnedNormal if name in self.learned else dist.Normal)(zero, place.to(value), validate_args=False)
+        if isinstance(prior, LearnedNormal):
+            prior.place = place
+        return prior.expand(value.shape).to_event(value.dim())
+
+    def prior_scale(self, name: str) -> Tensor:
+        """Return the prior's standard deviation of one site: a number, or what broadcasts to its shape."""
+        self._check_sites([name])
+        return self.get_buffer(_buffer(name))
+
+    def set_prior_scales(self, scales: Mapping[str, float | Tensor]) -> None:
+        """Set the prior's standard deviation of some sites, by name, to widths that were found from data.
+
+        The buffers behind ``prior_of`` are the one place where widths are: losses, guides, NUTS, Laplace approximations
+        and compiled steps read them there, at every run. A width is a positive number, or has the shape that the
+        ``Prior`` gave. ``save`` treats widths that were set here as learned: ``load`` brings them into a fresh model.
+        """
+        self._check_sites(scales)
+        for name, value in scales.items():
+            check_positive(f"the prior width of {name}", value)
+            place = getattr(self, _buffer(name))
+            if torch.broadcast_shapes(torch.as_tensor(value).shape, place.shape) != place.shape:
+                got = tuple(torch.as_tensor(value).shape)
+                raise ShapeError(f"the prior width of {name} must be a number or {tuple(place.shape)}; got {got}.")
+        with torch.no_grad():
+            for name, value in scales.items():
+                getattr(self, _buffer(name)).copy_(torch.as_tensor(value))
+        self._found |= set(scales)
+
+    def found_widths(self) -> set[str]:
+        """Return the names of the buffers that hold widths found from data, not settings."""
+        return {_buffer(name) for name in self._found}
 
     def sample_sites(self) -> Weights:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""
@@ -143,6 +176,7 @@ class BayesianNet(nn.Module):
         hidden = self.hidden_parameters()
         kinds = {
             "random": list(self.sites),
+            "prior width learned": self.learned,
             "ordinary, trained": [name for name, value in hidden.items() if value.requires_grad],
             "frozen (requires_grad=False)": [name for name, value in hidden.items() if not value.requires_grad],
             "assumed to be (out, in, ...)": [name for name, site in self.sites.items() if site.assumed],

@@ -38,11 +38,12 @@ def kept_random(modules: Iterable[nn.Module]) -> Iterator[None]:
 @contextlib.contextmanager
 def silent(on: bool = True) -> Iterator[None]:
     """Within this context networks draw no noise of their own: one pass with mean weights, as at test time."""
-    token = _SILENT.set(on)
-    try:
+    before = _SILENT.get()
+    try:  # Ctrl-C may come as soon as the variable is set
+        _SILENT.set(on)
         yield
     finally:
-        _SILENT.reset(token)
+        _SILENT.set(before)
 
 
 def noise_of(model: object) -> list[str]:

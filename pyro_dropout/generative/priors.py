@@ -1,8 +1,11 @@
 """The prior over a network's weights: which parameters are random, and how wide each is (§3.1)."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
+import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
@@ -55,11 +58,29 @@ class Site:
     assumed: bool = False
 
 
+class LearnedNormal(dist.Normal):
+    """A Gaussian prior whose width a loss learns, and where it writes it.
+
+    Attributes:
+        place: the model's buffer of the width.
+    """
+
+    place: Tensor
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "LearnedNormal":
+        """Return the same distribution with a larger batch, and the same place."""
+        new: LearnedNormal = super().expand(batch_shape, _instance)  # type: ignore[no-untyped-call]
+        new.place = self.place
+        return new
+
+
 class Prior:
     """Independent Gaussians over a network's parameters, with the paper's widths.
 
     The first weight layer has N(0, l⁻²), biases have N(0, l'⁻²) and later weight layers N(0, 1/fan_in), the paper's
     √(1/K); with ``width_scaled=False`` every weight layer has N(0, l⁻²).
+
+    Equation: learned-width.
 
     Args:
         length_scale: l of the weights; a number, a dict by site, or a function of the site's name. A site that a dict
@@ -70,6 +91,13 @@ class Prior:
             leaves out normalisation layers, tables of positions and class tokens.
         include_frozen: whether parameters with ``requires_grad=False`` are random too. By default they stay as they
             are: ordinary and not trained, whatever ``hide`` says.
+        learn: which sites have a width that is learned: True for all, or one or several patterns of their names, such
+            as ``"*.weight"``. Such a site has one width, and ``ELBO`` sets it at every step to the best for the guide,
+            σ² = Σ E_q[w²]/n over its n numbers (type-II maximum likelihood). The length-scales are where it starts.
+            A length-scale with a shape gives it that many widths: of shape (Q,) for a ``Linear`` of Q inputs, one
+            for each input, which is then as relevant as the data say.
+            The guide must have a density there: the best prior of a point is a spike. ``model.prior_of`` has the
+            width of the last step, and so have Pyro's own losses, NUTS and files.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -87,6 +115,7 @@ class Prior:
         hide: Callable[[str, nn.Module], bool] | None = None,
         *,
         include_frozen: bool = False,
+        learn: bool | str | Sequence[str] = False,
     ) -> None:
         for name, value in (("length_scale", length_scale), ("bias_length_scale", bias_length_scale)):
             if isinstance(value, Mapping):
@@ -103,6 +132,14 @@ class Prior:
         self.length_scale, self.bias_length_scale = length_scale, bias_length_scale
         self.width_scaled, self.include_frozen = width_scaled, include_frozen
         self.hide = hidden_by_default if hide is None else hide
+        chosen = [learn] if isinstance(learn, str) else learn
+        if not isinstance(chosen, bool) and not (
+            isinstance(chosen, Sequence) and chosen and all(isinstance(each, str) for each in chosen)
+        ):
+            raise PyroDropoutError(
+                f"learn must be True, False, or patterns of sites such as '*.weight'; got {learn!r}."
+            )
+        self.learn: bool | tuple[str, ...] = chosen if isinstance(chosen, bool) else tuple(chosen)
 
     def __getstate__(self) -> dict[str, object]:
         check_named("Prior", length_scale=self.length_scale, bias_length_scale=self.bias_length_scale, hide=self.hide)
@@ -129,6 +166,15 @@ class Prior:
         sites = list(self.sites(net))
         lengths = self._lengths("length_scale", sites, "weight") | self._lengths("bias_length_scale", sites, "bias")
         return {site.name: _width(site.name, lengths[site.name], net.get_parameter(site.name)) for site in sites}
+
+    def learned(self, net: nn.Module) -> list[str]:
+        """Return the sites of ``net`` whose width is learned."""
+        scales = self.scales(net) if self.learn else {}
+        patterns = ("*",) if isinstance(self.learn, bool) else self.learn
+        for pattern in patterns if self.learn else ():
+            if not any(fnmatchcase(name, pattern) for name in scales):
+                raise PyroDropoutError(f"learn names {pattern!r}, which is no site; the sites are {', '.join(scales)}.")
+        return [name for name in scales if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
     def _lengths(self, label: str, sites: list[Site], kind: str) -> dict[str, float | Tensor]:
         """Return the length-scale of every site of one kind."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihood import check_standardised, likelihood_of
+from pyro_dropout.generative.target_scales import Transformed
 from pyro_dropout.mathematics.checks import check_finite, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
@@ -61,6 +62,7 @@ class Standardised(nn.Module):
         for name, value, scaled in (("x", x, True), ("y", y, self._scales_targets)):
             if scaled:
                 check_finite(name, value)
+                value = self._free(value, checked=True) if name == "y" else value
             mean, std = _moments(name, value) if scaled else (torch.zeros(()), torch.ones(()))
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", std)
@@ -80,6 +82,19 @@ class Standardised(nn.Module):
     @property
     def _scales_targets(self) -> bool:
         return bool(self.model.likelihood.standardised_targets())
+
+    @property
+    def _is_transformed(self) -> bool:
+        return isinstance(self.model.likelihood, Transformed)
+
+    def _free(self, y: Tensor, checked: bool = False) -> Tensor:
+        """Return y, or its logarithm or log-odds if it is modelled by them; a compiled step cannot look at values."""
+        if not self._is_transformed:
+            return y
+        if checked:
+            self.model.likelihood.check_values(y, y)
+        free: Tensor = self.model.likelihood.free(y)
+        return free
 
     @property
     def likelihood(self) -> Likelihood:
@@ -105,6 +120,10 @@ class Standardised(nn.Module):
         """Return the prior distribution of one site."""
         return self.model.prior_of(name)
 
+    def set_prior_scales(self, scales: Mapping[str, float | Tensor]) -> None:
+        """Set the prior's standard deviation of some sites; see ``BayesianNet.set_prior_scales``."""
+        self.model.set_prior_scales(scales)
+
     def sample_sites(self) -> Weights:
         """Call ``pyro.sample`` for every random parameter."""
         weights: Weights = self.model.sample_sites()
@@ -122,11 +141,12 @@ class Standardised(nn.Module):
         return (x - self.x_mean.to(x)) / self.x_std.to(x)
 
     def standard_y(self, y: Tensor) -> Tensor:
-        """Return (y - mean)/σ_y; classes and counts as they are."""
+        """Return (y - mean)/σ_y; on the scale of a ``Transformed`` likelihood; classes and counts as they are."""
         if not self._scales_targets or y.dtype == torch.bool:  # the likelihood rejects bool targets itself
             return y
         _check_alike("y", y, self.y_mean)
-        return (y - self.y_mean.to(y)) / self.y_std.to(y)
+        scaled = (self._free(y) - self.y_mean.to(y)) / self.y_std.to(y)
+        return self.model.likelihood.bound(scaled) if self._is_transformed else scaled
 
     def raw(self, f: Tensor) -> Tensor:
         """Return outputs in the units of y, as the likelihood says: means are shifted and scaled."""

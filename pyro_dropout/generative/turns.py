@@ -10,6 +10,10 @@ import threading
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import torch
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
+from torch import nn
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -35,11 +39,11 @@ class Turn:
     def _alone(self) -> None:
         """Forget the other threads in a child process, which has none that could give the lock back."""
         self._next = threading.Lock()
-        if not self._lock._is_owned():  # type: ignore[attr-defined]
+        if not self.taken_here():
             self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        if self._lock._is_owned():  # type: ignore[attr-defined]
+        if self.taken_here():
             self._lock.acquire()
             return
         with self._next:  # held by the thread that is next, until it has the lock
@@ -50,7 +54,11 @@ class Turn:
 
     def take_if_free(self) -> bool:
         """Take the lock if no thread has it, nor this one; return whether it did."""
-        return not self._lock._is_owned() and self._lock.acquire(blocking=False)  # type: ignore[attr-defined]
+        return not self.taken_here() and self._lock.acquire(blocking=False)
+
+    def taken_here(self) -> bool:
+        """Return whether this thread has the lock."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
 
     def give_back(self) -> None:
         """Give the lock back."""
@@ -61,11 +69,46 @@ RUNNING = Turn()
 
 
 def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Let a function that runs a model wait until no other thread does."""
+    """Let a function that runs a model wait until no other thread does, and leave nothing behind when it fails.
+
+    Ctrl-C raises between any two instructions, also after ``torch.no_grad()`` has switched gradients off and before its
+    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates,
+    and of this lock.
+    """
 
     @functools.wraps(run)
     def alone(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        with RUNNING:
-            return run(*args, **kwargs)
+        handlers, plates = len(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
+        gradients, had = torch.is_grad_enabled(), RUNNING.taken_here()
+        try:
+            with RUNNING:
+                return run(*args, **kwargs)
+        except BaseException:
+            torch.set_grad_enabled(gradients)
+            del _PYRO_STACK[handlers:]
+            _DIM_ALLOCATOR._stack[:] = plates
+            while RUNNING.taken_here() and not had:
+                RUNNING.give_back()
+            raise
 
     return alone
+
+
+def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function of modules leave them with their own parameters, also if Ctrl-C ends it.
+
+    A network runs with drawn weights in the place of its parameters, and torch puts them back one by one.
+    """
+
+    @functools.wraps(run)
+    def whole(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        parts = {id(each): each for part in args if isinstance(part, nn.Module) for each in part.modules()}
+        own = [(each._parameters, dict(each._parameters)) for each in parts.values()]
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            for now, before in own:
+                now.update({k: v for k, v in before.items() if not isinstance(now.get(k), nn.Parameter)})
+            raise
+
+    return whole

@@ -3,6 +3,8 @@
 from pyro_dropout.guides.concrete import AutoConcreteDropout
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.full_rank import AutoFullRank
+from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.multiplicative import AutoMultiplicative
@@ -17,6 +19,8 @@ __all__ = [
     "GUIDES",
     "AutoConcreteDropout",
     "AutoDropout",
+    "AutoFullRank",
+    "AutoLaplace",
     "AutoLowRank",
     "AutoMeanField",
     "AutoMultiplicative",

@@ -25,13 +25,14 @@ from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.marginals import Marginals
-from pyro_dropout.guides.pyro_distribution import pyro_distribution
+from pyro_dropout.guides.pyro_distribution import check_distribution, pyro_distribution
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
-from pyro_dropout.mathematics.checks import check_choice, check_positive, describe
+from pyro_dropout.guides.starts import Given, InitScale, check_init_scale, first_width, given_weights
+from pyro_dropout.guides.summary import facts_of, guide_card, told
+from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.functional_normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 
@@ -47,7 +48,7 @@ class Shared(TypedDict):
 
     init: Init
     init_loc_fn: InitLoc | None
-    init_scale: float
+    init_scale: InitScale
     other: Family
 
 
@@ -102,10 +103,10 @@ class SiteGuide(Marginals):
         row_dim: the weight dimension that indexes rows; a number, a dict by site, or a function of the site's name.
             By default the model's choice for the site, or 1, as in torch's Linear, if it makes none.
         init: where means start: "module", the network's own parameters (in plain Pyro models weights start as in
-            "paper", and all else at the prior's median); "paper", U(±√(3/fan_in)) for weights and 0 for biases; or a
-            function of name and shape.
+            "paper", and all else at the prior's median); "paper", U(±√(3/fan_in)) for weights and 0 for biases; a
+            function of name and shape; or a fitted guide, whose mean it is, or a dict of weights by site.
         init_loc_fn: where all sites start, as in Pyro's guides: ``init_to_median``, ``init_to_value(values=...)``, ….
-        init_scale: the standard deviation at which learned widths start.
+        init_scale: the standard deviation at which learned widths start; "auto" is 0.1/√fan_in, and 0.1 for biases.
         create_plates: as in Pyro's AutoGuide.
     """
 
@@ -122,7 +123,7 @@ class SiteGuide(Marginals):
         row_dim: BySite | None = None,
         init: Init = "module",
         init_loc_fn: InitLoc | None = None,
-        init_scale: float = 0.1,
+        init_scale: InitScale = "auto",
         create_plates: Callable[..., object] | None = None,
     ) -> None:
         if not callable(model):
@@ -136,12 +137,13 @@ class SiteGuide(Marginals):
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
         check_choice("bias", bias, self.biases)
         check_choice("other", other, ("gaussian", "map"))
-        if not callable(init):
-            check_choice("init", init, ("module", "paper"), "a function of name and shape")
+        start = given_weights(init, model)
+        if not callable(start) and not isinstance(start, Given):
+            check_choice("init", start, ("module", "paper"), "a function of name and shape, a guide or a dict")
         if init_loc_fn is not None and init != "module":
             raise PyroDropoutError("give init or init_loc_fn, not both: each sets where the guide starts.")
-        check_positive("init_scale", init_scale)
-        self.bias, self.other, self.init, self.init_scale, self._row_dim = bias, other, init, init_scale, row_dim
+        check_init_scale(init_scale)
+        self.bias, self.other, self.init, self.init_scale, self._row_dim = bias, other, start, init_scale, row_dim
         self.init_loc_fn = init_loc_fn
         self._sites: dict[str, GuideSite] = {}
         self._expected_sites: list[str] = []
@@ -152,6 +154,17 @@ class SiteGuide(Marginals):
         """Read the model now if it can name its sites without data; otherwise on the first call."""
         if hasattr(self.model, "sample_sites"):
             self._setup_prototype()
+
+    def _facts(self) -> dict[str, object]:
+        own = {} if not self.extra_repr() else {"settings": self.extra_repr()}
+        return facts_of(self, **own, sites=len(self._sites) or "not known before the first call")
+
+    def __repr__(self) -> str:
+        return told(self, self._facts())
+
+    def _repr_html_(self) -> str:
+        """Return a small table, for notebooks."""
+        return guide_card(self, self._facts())
 
     # --- what a guide defines -----------------------------------------------------------------------------------------
 
@@ -173,7 +186,7 @@ class SiteGuide(Marginals):
 
     def log_width(self, site: GuideSite) -> Tensor:
         """Return the starting value of a learned log standard deviation."""
-        return torch.full_like(site.start, self.init_scale).log()
+        return torch.full_like(site.start, first_width(self.init_scale, site.fan_in)).log()
 
     def setting(
         self, name: str, value: BySite, site: GuideSite, default: float, check: Check = lambda name, value: None
@@ -364,27 +377,6 @@ class SiteGuide(Marginals):
         free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
         lead = free.shape[: free.dim() - site.start.dim()]  # particles, and dimensions for inner plates
         return free.reshape(torch.broadcast_shapes(site.start.shape, (*lead, *[1] * site.free_dim)))
-
-
-def check_distribution(q: object, site: GuideSite, guide: str) -> None:
-    """Raise an error unless a guide can sample a site from q: see ``protocols.SiteDistribution``."""
-    if not isinstance(q, SiteDistribution):
-        raise PyroDropoutError(
-            f"{guide} must give a distribution of Pyro or torch for {site.name!r}; it gave {describe(q)}, of type"
-            f" {type(q).__module__}.{type(q).__qualname__}."
-        )
-    shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim
-    if shape != site.start.shape or (len(q.event_shape) != event and not isinstance(q, RowMixture)):
-        raise PyroDropoutError(
-            f"{guide} must give {site.name!r} a distribution of shape {tuple(site.start.shape)} whose last {event}"
-            f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
-            f" {tuple(q.event_shape)}. Write .to_event({event})."
-        )
-    if not q.has_rsample and not isinstance(q, (dist.Delta, Scored)):
-        raise PyroDropoutError(
-            f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
-            " not move it."
-        )
 
 
 def check_unless_by_site(check: Check, **options: BySite) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, check_unless_by_site, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
+from pyro_dropout.guides.starts import InitScale
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import RangeError
@@ -50,8 +51,9 @@ class AutoConcreteDropout(SiteGuide):
         temperature: the temperature of the relaxation; smaller is closer to coin flips, with noisier gradients.
         bias: "map" or "gaussian".
         row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start.
-        init_scale: the width at which Gaussian biases start.
+        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
+            weights.
+        init_scale: the width at which Gaussian biases start; "auto" is 0.1.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
@@ -74,7 +76,7 @@ class AutoConcreteDropout(SiteGuide):
         bias: Family = "map",
         row_dim: BySite | None = None,
         init: Init = "module",
-        init_scale: float = 0.1,
+        init_scale: InitScale = "auto",
         other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
         create_plates: Callable[..., object] | None = None,

@@ -18,6 +18,7 @@ from pyro_dropout.guides.base import (
     trained,
 )
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
+from pyro_dropout.guides.starts import InitScale
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.protocols import PyroModel, SiteDistribution
@@ -39,9 +40,10 @@ class AutoDropout(SiteGuide):
         bias: what happens to sites of fewer than two dimensions: "map" (a point), "gaussian", or "dropout": the bias
             vector is the row of a constant input unit, and is dropped as a whole.
         row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start: "module", "paper" (U(±√(3/fan_in))), or a function of name and shape. Means of
-            kept rows start at 1/keep times the module's weights, so that E[w] is the module.
-        init_scale: the width at which Gaussian biases start.
+        init: where the means start: "module", "paper" (U(±√(3/fan_in))), a function of name and shape, or a fitted
+            guide or a dict of weights. Means of kept rows start at 1/keep times the module's or the given weights, so
+            that these are E[w].
+        init_scale: the width at which Gaussian biases start; "auto" is 0.1.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
@@ -68,7 +70,7 @@ class AutoDropout(SiteGuide):
         *,
         row_dim: BySite | None = None,
         init: Init = "module",
-        init_scale: float = 0.1,
+        init_scale: InitScale = "auto",
         other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
         create_plates: Callable[..., object] | None = None,

@@ -20,10 +20,12 @@ from torch.distributions import TransformedDistribution
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.dropout import AutoDropout
+from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.mean_field import AutoMeanField
 from pyro_dropout.guides.member_starts import Start
 from pyro_dropout.guides.points import Points
 from pyro_dropout.guides.stacked_members import StackedMembers
+from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
 from pyro_dropout.mathematics.member_mixture import MemberMixture, balanced
@@ -124,6 +126,11 @@ class Ensemble(StackedMembers):
         if not isinstance(template, SiteGuide):
             raise PyroDropoutError(
                 f"guide must make a guide of this package, such as AutoDropout; it made {type(template).__name__}."
+            )
+        if isinstance(template, AutoLaplace):
+            raise PyroDropoutError(
+                "the members of an ensemble stay as training leaves them, and AutoLaplace would be points: its"
+                " curvature comes after training. Use Ensemble(model) for points, or fit an AutoLaplace for each start."
             )
         anchored = guide is None if anchored == "auto" else anchored
         if start == "anchor" and not (anchored and isinstance(template, Points)):
@@ -265,6 +272,13 @@ class Ensemble(StackedMembers):
             found: Weights = guide(*args, **kwargs)
         return found
 
-    def __repr__(self) -> str:
+    def _facts(self) -> dict[str, object]:
         kind = "points" if self.points else type(self.template).__name__
-        return f"Ensemble({self.members} {'anchored ' if self.anchored else ''}members: {kind})"
+        return facts_of(self, members=f"{self.members}{' anchored' * self.anchored}, {kind}")
+
+    def __repr__(self) -> str:
+        return told(self, self._facts())
+
+    def _repr_html_(self) -> str:
+        """Return a small table, for notebooks."""
+        return guide_card(self, self._facts())

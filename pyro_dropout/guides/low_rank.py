@@ -3,22 +3,24 @@
 With V = σA the covariance is diag σ² + V Vᵀ; A is what is trained.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self, cast
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, trained
+from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.guides.starts import InitScale
 from pyro_dropout.mathematics.checks import check_choice, check_count
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
 from pyro_dropout.mathematics.no_density import is_placeholder
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
-from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
+from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
@@ -99,6 +101,11 @@ class NetBlock(LowRankNormal):
         return -0.5 * (form + log_det + self.rest * LOG_2PI)
 
 
+def _laid_out(factor: Tensor) -> Tensor:
+    """Return A, (..., K, R), as it is used fastest: its columns together on a CPU, and its rows on a GPU."""
+    return factor.mT.contiguous().mT if factor.device.type == "cpu" else factor.contiguous()
+
+
 @guide("low-rank", make=lambda model, keep: AutoLowRank(model, rank=5, init_scale=0.02), compared=True, order=6)
 class AutoLowRank(SiteGuide):
     """Gaussians with a diagonal plus rank-R covariance, for each layer or across the network.
@@ -108,8 +115,10 @@ class AutoLowRank(SiteGuide):
         rank: R, the number of columns of A.
         per: "layer", each weight site has its own A and all other sites are independent Gaussians; "net", one A
             for all sites but those in subsampled plates, which are independent Gaussians.
-        init: where the means start: "module", "paper", or a function of name and shape.
-        init_scale: the standard deviation that every number starts with; a hundredth of its square comes from A.
+        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
+            weights.
+        init_scale: the standard deviation that every number starts with, "auto" as in ``AutoMeanField``; a hundredth of
+            its square comes from A.
         bias: with ``per="layer"``: "gaussian" or "map".
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
@@ -129,7 +138,7 @@ class AutoLowRank(SiteGuide):
         per: Literal["layer", "net"] = "layer",
         *,
         init: Init = "module",
-        init_scale: float = 0.1,
+        init_scale: InitScale = "auto",
         bias: Family = "gaussian",
         other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
@@ -137,22 +146,61 @@ class AutoLowRank(SiteGuide):
     ) -> None:
         shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
         super().__init__(model, bias=bias, create_plates=create_plates, **shared)
+        if str(rank) == "full":
+            raise RangeError(f"rank must be a number; a full covariance matrix is AutoFullRank(model, per={per!r}).")
         check_count("rank", rank)
         check_choice("per", per, ("layer", "net"))
         self.rank, self.per = rank, per
         self._shared: SharedFactor | None = None
         self._start()
 
+    @classmethod
+    def nearest(cls, guide: HasMoments, rank: int = 10, *, model: PyroModel | None = None) -> "AutoLowRank":
+        """Return a low-rank Gaussian of the whole network near a Gaussian guide, with the same mean.
+
+        Its diagonal is that of the nearest mean field, and given that, its R directions are the best in KL(q‖guide).
+        It can be used as it is, or trained further.
+
+        Equation: nearest-gaussian.
+
+        Args:
+            guide: a guide with a covariance, such as ``laplace(...)``, of at most 8,192 weights.
+            rank: R.
+            model: the model of the new guide; by default that of ``guide``.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+            >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+            >>> weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([1.0])}
+            >>> exact = pd.laplace(model, weights, x, 2 * x + 1)
+            >>> near = pd.AutoLowRank.nearest(exact, rank=1)  # of two weights, one direction is enough
+            >>> torch.allclose(near.posterior("weight").stddev, exact.posterior("weight").stddev, rtol=1e-4)
+            True
+        """
+        made = cls(model_of(guide, model), rank, "net", init=guide)
+        widths, factors = nearest_to(guide, rank)
+        set_state(made, log_scale={name: width.log() for name, width in widths.items()}, factor=factors)
+        return made
+
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means, log widths, and A with R columns."""
         factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (0.1 / self.rank**0.5)
         added = factor.square().sum(-1).reshape(site.start.shape)
         width = self.log_width(site) - 0.5 * added.log1p()
-        return {"loc": trained(site.start), "log_scale": trained(width), "factor": trained(factor)}
+        return {"loc": trained(site.start), "log_scale": trained(width), "factor": trained(_laid_out(factor))}
 
     def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
         """One Gaussian over the whole tensor."""
         return LowRankNormal(state.loc, state.log_scale.exp(), state.factor)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move the guide, as ``to`` does, and lay A out for the device that it is on then."""
+        moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in self._states.named_parameters():
+            if name.endswith(".factor"):
+                value.data = _laid_out(value.data)
+        return cast(Self, moved)
 
     # --- one A for all sites ------------------------------------------------------------------------------------------
 
@@ -181,6 +229,13 @@ class AutoLowRank(SiteGuide):
     def _before_sampling(self) -> None:
         if self.per == "net":
             self._shared = SharedFactor([self._state(self._sites[name]).factor for name in self._together()])
+
+    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the root of all sites: σ of each, and the directions Σ σA that they share."""
+        states = {name: self._state(self._sites[name]) for name in rows}
+        scaled = {name: (value * states[name].log_scale.exp()).flatten(1) for name, value in rows.items()}
+        shared = torch.stack([scaled[name] @ states[name].factor for name in rows]).sum(0)
+        return torch.cat([*scaled.values(), shared], -1)
 
     def _marginal(self, site: GuideSite) -> Distribution:
         return self.weight_distribution(site, self._state(site)) if self._joint(site) else super()._marginal(site)

@@ -4,7 +4,7 @@ Any Pyro distribution works: quantiles come from its ``icdf`` where it has one, 
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 import pyro.distributions as dist
@@ -15,6 +15,7 @@ from torch.distributions import TransformedDistribution
 
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.guides.moments import check_rows, site_root
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count, check_level
@@ -24,6 +25,7 @@ from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.protocols import Distribution, Trace
 
+_ROWS = 2**24  # numbers of a Jacobian that are held at once
 _DRAWS = 10_000  # for quantiles of a distribution that has no ``icdf``
 
 
@@ -38,6 +40,16 @@ class Marginals(AutoGuide):
 
     def _tell(self) -> None:
         raise NotImplementedError
+
+    def _joint(self, site: GuideSite) -> bool:
+        raise NotImplementedError
+
+    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the root of the sites that share noise, (B, K); a guide with such sites defines it."""
+        raise PyroDropoutError(
+            f"the covariance of the sites of {type(self).__name__} is not known: they share noise. Define _joint_root,"
+            " or use method='mc'."
+        )
 
     def _before_sampling(self) -> None:
         """Prepare what the sites of one draw share; nothing, for most guides."""
@@ -78,6 +90,67 @@ class Marginals(AutoGuide):
         """Return E[w] of every site; of a constrained site, the image of the mean in unconstrained space."""
         with torch.no_grad():
             return {site.name: site.image(self._marginal(site).mean.clone()) for site in self._known()}
+
+    @one_at_a_time
+    def covariance_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return root, (B, K), with root rootᵀ = R Cov[w] Rᵀ for B rows R over the weights; exact, and linear in R.
+
+        Args:
+            rows: {site: (B, *shape)}, of real-valued sites outside all plates; sites that are absent have rows of zero.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> guide = pd.AutoDropout(pd.BayesianNet(torch.nn.Linear(2, 1, bias=False)), keep=0.5)
+            >>> root = guide.covariance_root({"weight": torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])})
+            >>> bool(torch.allclose((root @ root.T).diagonal(), guide.posterior("weight").variance[0]))
+            True
+        """
+        sites = {site.name: site for site in self._known()}
+        unknown = [name for name in rows if name not in sites]
+        if unknown or not rows:
+            got = repr(unknown[0]) if unknown else "no site"
+            raise PyroDropoutError(f"rows must be of sites of this guide, {', '.join(sites)}; got {got}.")
+        for name, value in rows.items():
+            check_rows(sites[name], value)
+        with torch.no_grad():
+            joint = {name: value for name, value in rows.items() if self._joint(sites[name])}
+            found = [self._joint_root(joint)] if joint else []
+            alone = {name: self._marginal(sites[name]) for name in rows if name not in joint}
+            random = {name: q for name, q in alone.items() if not isinstance(q, dist.Delta)}
+            found += [site_root(sites[name], q, rows[name]) for name, q in random.items()]
+            first = next(iter(rows.values()))
+            return torch.cat(found, -1) if found else first.new_zeros(len(first), 0)
+
+    def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
+        """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), in float64.
+
+        Args:
+            features: φ, (N, inputs).
+            sites: the layer's weight W, (outputs, inputs), its bias b, (outputs,), or both.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> guide = pd.AutoMeanField(pd.BayesianNet(torch.nn.Linear(2, 3)), init_scale=0.5)
+            >>> guide.layer_covariance(torch.ones(1, 2), ["weight", "bias"])[0].diagonal().allclose(
+            ...     torch.full((3,), 0.75, dtype=torch.float64)  # two weights and a bias
+            ... )
+            True
+        """
+        shapes = {name: self._sites[name].start.shape for name in sites}
+        outputs = next(iter(shapes.values()))[0]
+        eye = torch.eye(outputs, dtype=features.dtype, device=features.device)
+        found = []
+        for phi in features.split(max(1, _ROWS // (outputs * sum(shape.numel() for shape in shapes.values())))):
+            # ∂f_d/∂W = e_d φᵀ and ∂f_d/∂b = e_d
+            rows = {
+                name: eye.repeat(len(phi), 1)
+                if len(shape) == 1
+                else torch.einsum("de,ni->ndei", eye, phi).flatten(0, 1)
+                for name, shape in shapes.items()
+            }
+            root = self.covariance_root(rows).unflatten(0, (len(phi), outputs)).double()
+            found.append(root @ root.mT)
+        return torch.cat(found)
 
     @one_at_a_time
     def sample_weights(self, n: int) -> dict[str, Tensor]:

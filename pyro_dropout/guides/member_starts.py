@@ -13,6 +13,7 @@ from pyro_dropout.generative.trial_run import modules_of
 from pyro_dropout.guides.anchors import anchored_start, centres
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.starts import Given
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel
 
@@ -39,6 +40,11 @@ def started(model: PyroModel, make: Make, template: SiteGuide, start: Start, see
     if not is_network(model):
         return tensors_of(template) | ({} if start == "module" else _drawn(template))
     fresh = model
+    if start == "fresh" and isinstance(template.init, Given):
+        raise PyroDropoutError(
+            "the guide of the members has init=, one start for all of them, and start='fresh' a new one for each: leave"
+            " out init, or write Ensemble(..., start='module')."
+        )
     if start == "fresh":
         fresh = copy.deepcopy(model)
         for module in modules_of(fresh):

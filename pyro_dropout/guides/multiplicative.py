@@ -9,6 +9,7 @@ from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, check_unless_by_site, matching, trained
 from pyro_dropout.guides.dropout import is_number
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.guides.starts import InitScale
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_non_negative, check_positive
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
 from pyro_dropout.protocols import PyroModel, SiteDistribution
@@ -31,8 +32,9 @@ class AutoMultiplicative(SiteGuide):
         scale: standard deviation of added noise, given like ``alpha``; gives rows a density.
         bias: "map" or "gaussian".
         row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start.
-        init_scale: the width at which Gaussian biases start.
+        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
+            weights.
+        init_scale: the width at which Gaussian biases start; "auto" is 0.1.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
@@ -59,7 +61,7 @@ class AutoMultiplicative(SiteGuide):
         bias: Family = "map",
         row_dim: BySite | None = None,
         init: Init = "module",
-        init_scale: float = 0.1,
+        init_scale: InitScale = "auto",
         other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
         create_plates: Callable[..., object] | None = None,

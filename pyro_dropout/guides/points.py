@@ -16,7 +16,8 @@ class Points(SiteGuide):
 
     Args:
         model: any Pyro model with continuous sites.
-        init: where the points start: "module", "paper", or a function of name and shape.
+        init: where the points start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
+            weights.
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
     """
 

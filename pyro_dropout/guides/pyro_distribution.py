@@ -1,11 +1,19 @@
-"""Distributions of torch as distributions of Pyro, which can be called in a sample statement and put into plates."""
+"""Which distributions a guide can sample a site from; those of torch as distributions of Pyro.
+
+A distribution of Pyro can be called in a sample statement and put into plates.
+"""
 
 import copy
 
+from pyro.distributions import Delta
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch.distributions import Distribution as TorchDistribution
 
-from pyro_dropout.protocols import Distribution
+from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.mathematics.checks import describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.scored import Scored
+from pyro_dropout.protocols import Distribution, SiteDistribution
 
 _CONVERTED: dict[type, type] = {}  # a class of torch, and the one that also has Pyro's methods
 
@@ -26,3 +34,24 @@ def pyro_distribution(q: Distribution) -> Distribution:
         _CONVERTED[kind] = type(kind.__name__, (kind, TorchDistributionMixin), {"__module__": kind.__module__})
     converted.__class__ = _CONVERTED[kind]
     return converted
+
+
+def check_distribution(q: object, site: GuideSite, guide: str) -> None:
+    """Raise an error unless a guide can sample a site from q: see ``protocols.SiteDistribution``."""
+    if not isinstance(q, SiteDistribution):
+        raise PyroDropoutError(
+            f"{guide} must give a distribution of Pyro or torch for {site.name!r}; it gave {describe(q)}, of type"
+            f" {type(q).__module__}.{type(q).__qualname__}."
+        )
+    shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim
+    if shape != site.start.shape or (len(q.event_shape) != event and not hasattr(q, "joint")):
+        raise PyroDropoutError(
+            f"{guide} must give {site.name!r} a distribution of shape {tuple(site.start.shape)} whose last {event}"
+            f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
+            f" {tuple(q.event_shape)}. Write .to_event({event})."
+        )
+    if not q.has_rsample and not isinstance(q, (Delta, Scored)):
+        raise PyroDropoutError(
+            f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
+            " not move it."
+        )

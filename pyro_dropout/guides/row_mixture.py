@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_dropout.generative.priors import BySite
 from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, matching, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.guides.starts import InitScale
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
@@ -38,8 +39,9 @@ class AutoRowMixture(SiteGuide):
         spread: how far apart the means start, in units of the weights' own standard deviation.
         bias: "map" or "gaussian".
         row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start.
-        init_scale: the width at which learned widths start.
+        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
+            weights.
+        init_scale: the width at which learned widths start; "auto" is 0.1/√fan_in for weights and 0.1 for all else.
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
         create_plates: as in Pyro's AutoGuide.
@@ -65,7 +67,7 @@ class AutoRowMixture(SiteGuide):
         bias: Family = "map",
         row_dim: BySite | None = None,
         init: Init = "module",
-        init_scale: float = 0.1,
+        init_scale: InitScale = "auto",
         other: Family = "gaussian",
         init_loc_fn: InitLoc | None = None,
         create_plates: Callable[..., object] | None = None,
@@ -91,8 +93,8 @@ class AutoRowMixture(SiteGuide):
         locs = site.start + self.spread * width * torch.randn((self.components, *site.start.shape)).to(site.start)
         logits = self.probs.to(site.start).log()
         found: dict[str, Tensor] = {"locs": trained(locs)}
-        wide = torch.full_like(locs, self.init_scale) if self.scale is None else matching(self.scale, site.start)
-        found["log_scale"] = trained(wide.log()) if self.scale is None else wide.log()
+        learned = self.log_width(site).expand_as(locs)
+        found["log_scale"] = trained(learned) if self.scale is None else matching(self.scale, site.start).log()
         rows = site.start.shape[int(site.row_dim or 0)]
         found["logits"] = trained(logits.expand(rows, -1)) if self.weights == "learned" else logits
         return found

@@ -5,7 +5,7 @@ plates. A *bias* is a site that the model marks as one, or else a real-valued ve
 (a scalar, a constrained site, a site in a plate) is an *other* latent variable, and is never dropped.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Literal
@@ -20,12 +20,13 @@ from torch.distributions import Transform, biject_to, constraints
 
 from pyro_dropout.generative.half_precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
+from pyro_dropout.guides.starts import Given
 from pyro_dropout.mathematics.checks import check_choice, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
-from pyro_dropout.protocols import Distribution, Message
+from pyro_dropout.protocols import Distribution, HasMean, Message
 
-Init = Literal["module", "paper"] | Callable[[str, Size], Tensor]
+Init = Literal["module", "paper"] | Callable[[str, Size], Tensor] | Mapping[str, Tensor] | HasMean
 InitLoc = Callable[[Message], Tensor]
 
 
@@ -44,6 +45,7 @@ class GuideSite:
         plates: the plates that the site is in, as Pyro's frames.
         reused: whether several layers share it.
         own: whether ``start`` is a value that the model or the user has given.
+        fan_in: of a weight, how many products are summed into one output.
     """
 
     name: str
@@ -56,6 +58,7 @@ class GuideSite:
     plates: tuple[CondIndepStackFrame, ...] = ()
     reused: bool = False
     own: bool = False
+    fan_in: int = 1
 
     @property
     def key(self) -> str:
@@ -90,7 +93,7 @@ class GuideSite:
 
 
 def read_site(
-    name: str, site: Message, *, guide: str, sites: list[str], row_dim: BySite | None, init: Init, given: bool
+    name: str, site: Message, *, guide: str, sites: list[str], row_dim: BySite | None, init: object, given: bool
 ) -> GuideSite:
     """Return what a guide knows about a site of its model's trace; ``given``: its value is from ``init_loc_fn``."""
     fn, value, infer = site["fn"], site["value"].detach(), site["infer"]
@@ -113,8 +116,11 @@ def read_site(
     known = GuideSite(name, kind, 0, free, transform, fn.event_dim, free_dim, plates, bool(infer.get("reused", False)))
     shape = known.element().start.shape if plates else free.shape
     rows = _rows(name, infer, row_dim, sites, shape, kind)
-    start, own = _start(replace(known, row_dim=rows), infer, init, given)
-    return replace(known, row_dim=rows, start=start, own=own)
+    known = replace(known, row_dim=rows, fan_in=_fan_in(kind, shape, rows, infer))
+    if isinstance(init, Given):
+        init.check(sites)
+    start, own = _start(known, infer, init, given)
+    return replace(known, start=start, own=own)
 
 
 def first_value(init_loc_fn: InitLoc | None) -> InitLoc:
@@ -162,26 +168,35 @@ def _rows(name: str, infer: Message, chosen: BySite | None, sites: list[str], sh
     return found
 
 
-def _start(site: GuideSite, infer: Message, init: Init, given: bool) -> tuple[Tensor, bool]:
+def _fan_in(kind: str, shape: Size, rows: RowDim, infer: Message) -> int:
+    """Return how many products a weight sums into one output: what the model says, or else by its shape."""
+    if kind != "weight":
+        return 1
+    outputs = next(
+        (size for d, size in enumerate(shape) if d != (rows if isinstance(rows, int) else 0) % len(shape)), 1
+    )
+    found: int = infer.get("fan_in", max(1, shape.numel() // max(1, outputs)))
+    return found
+
+
+def _start(site: GuideSite, infer: Message, init: object, given: bool) -> tuple[Tensor, bool]:
     """Return where a site's mean starts, and whether the model or the user has set it."""
     value, name = site.start, site.name
+    if isinstance(init, Given) and name in init.values:
+        return init.at(name, value, site.transform), True
     if callable(init):
         chosen = init(name, value.shape)
         check_finite(f"init({name!r}, shape)", chosen)
         if chosen.shape != value.shape:
             raise RangeError(f"init gave shape {tuple(chosen.shape)} for {name!r}; it needs {tuple(value.shape)}.")
         return chosen.to(value), False
-    if given or (init == "module" and "init" in infer):
+    if given or (init != "paper" and "init" in infer):
         return value, True
     if site.kind == "bias" and init == "paper":
         return torch.zeros_like(value), False
     if site.kind != "weight":
         return value, False
-    shape = site.element().start.shape if site.plates else value.shape
-    rows = int(site.row_dim) if isinstance(site.row_dim, int) else 0
-    outputs = next((size for d, size in enumerate(shape) if d != rows % len(shape)), 1)
-    fan_in = infer.get("fan_in", max(1, shape.numel() // max(1, outputs)))
-    return (torch.rand_like(value) * 2 - 1) * (3 / fan_in) ** 0.5, False
+    return (torch.rand_like(value) * 2 - 1) * (3 / site.fan_in) ** 0.5, False
 
 
 def _transform(name: str, fn: Distribution, guide: str) -> Transform:

@@ -143,7 +143,7 @@ def choose(
     device = options.get("device") or x.device
     inputs, targets = x.to("cpu"), y.cpu()  # thousands of small networks are built on the CPU
     x, y = x.to(device), y.to(device)
-    parts = [_folds(rows, folds, seed + s) for s, rows in enumerate(train_rows)]
+    parts = [folds_of(rows, folds, seed + s) for s, rows in enumerate(train_rows)]
     # Every fold's rows are repeated up to the length of the whole set, so that N and the weight decay stay the same.
     length = min(len(rows) for rows in train_rows)
     each_split = [
@@ -151,7 +151,7 @@ def choose(
         for part, whole in zip(parts, train_rows, strict=True)
     ]
     each = folds * fold_members + members  # replicas of a split and setting
-    rows = torch.stack([_repeated(own, length) for folded in each_split for own in folded * count]).to(device)
+    rows = torch.stack([repeated(own, length) for folded in each_split for own in folded * count]).to(device)
     torch.manual_seed(seed)
     values = {name: [setting[name] for setting in combinations for _ in range(each)] * splits for name in grid}
     if "lr" in values:
@@ -213,8 +213,15 @@ def choose(
     )
 
 
-def _folds(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (training rows, held-back rows) of each fold, in random order."""
+def folds_of(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Return (training rows, held-back rows) of each fold, in random order.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.judging.selection import folds_of
+        >>> [(len(train), len(held)) for train, held in folds_of(torch.arange(10), folds=2, seed=0)]
+        [(5, 5), (5, 5)]
+    """
     order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
     held = order.tensor_split(folds)
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
@@ -228,7 +235,15 @@ def _twins(x: AnyInputs, train: Tensor, test: Tensor) -> Tensor:
     return torch.isin(kind[len(train) :], kind[: len(train)])
 
 
-def _repeated(rows: Tensor, length: int) -> Tensor:
+def repeated(rows: Tensor, length: int) -> Tensor:
+    """Return rows over and over, up to a length.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.judging.selection import repeated
+        >>> repeated(torch.tensor([3, 5]), 3)
+        tensor([3, 5, 3])
+    """
     return rows.repeat(-(-length // len(rows)))[:length]
 
 
@@ -268,9 +283,9 @@ class _Exam:
         mixed = int((weights > 0).sum(1).max())  # settings in a mixture
         weights, chosen = weights.topk(mixed, 1)
         longest = max(len(own) for own, _ in sets)
-        rows = torch.stack([_repeated(own, longest) for own, _ in sets])
+        rows = torch.stack([repeated(own, longest) for own, _ in sets])
         real = torch.stack([torch.arange(longest) < len(own) for own, _ in sets])
-        fresh = real & torch.stack([_repeated(new, longest) for _, new in sets])
+        fresh = real & torch.stack([repeated(new, longest) for _, new in sets])
         asked = replicas.take_along_dim(chosen.unsqueeze(-1), 1).flatten(0, 1)
         where = rows.repeat_interleave(mixed, 0).to(self.x.device)
         log_p, middle, below = [], [], []

@@ -18,9 +18,9 @@ from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
-from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture, apart
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
-from pyro_dropout.mathematics.whole_sums import runs_on_cpu, sum_of_squares, width_sums
+from pyro_dropout.mathematics.whole_sums import runs_on_cpu, sum_of_squares
 
 Method = Literal["large_k", "exact", "monte_carlo"]
 _METHODS = ("large_k", "exact", "monte_carlo")
@@ -80,28 +80,26 @@ def _sums_apart(q: RowMixture, loc: Tensor, precision: Tensor) -> bool:
     """Whether ``_whole_kl`` applies: an eager step on a CPU, and one prior N(0, l⁻²) for all weights."""
     if not runs_on_cpu(q.like):
         return False
-    by_weight = (q.noiseless and not q.factor_columns()) or (
-        not q.singular and compact(q.scale[0]).shape == q.scale.shape[1:]
-    )
+    by_weight = (q.noiseless and not q.factor_columns()) or (not q.singular and q.scale.is_contiguous())
     return by_weight and precision.numel() == loc.numel() == 1 and bool(loc == 0)
 
 
 def _whole_kl(q: RowMixture, log_prior: Tensor, precision: Tensor) -> list[Tensor]:
     """Return KL(N_l‖p) of every component, summed over rows, through sums that keep nothing for their gradients."""
     number = q.rows * q.rest
-    widths = [] if q.noiseless else [width_sums(each) for each in apart(q.scale)]
-    columns = [] if q.noiseless else q.factor_columns()
-    log_dets = q.low_rank_log_det() if columns else None
+    widths = None if q.noiseless else q.width_parts()
+    factor_squares = [] if q.noiseless else q.factor_squares()
+    log_dets = q.low_rank_log_det() if factor_squares else None
     normaliser = 0.0 if q.noiseless and not log_prior.requires_grad else number * log_prior.reshape(1)
     found = []
     for label, mean in enumerate(q.means):
         squares = q.like.new_zeros(()) if mean is None else sum_of_squares(mean)
         half_log_det: Tensor | float = 0.0
-        if widths:
-            added, logs = widths[min(label, len(widths) - 1)]
-            squares, half_log_det = squares + added, logs + 0.5 * number
-        for column in columns:
-            squares = squares + sum_of_squares(column[min(label, len(column) - 1)])
+        if widths is not None:
+            own = min(label, len(widths.squares) - 1)
+            squares, half_log_det = squares + widths.squares[own], widths.logs[own] + 0.5 * number
+        for column in factor_squares:
+            squares = squares + column[min(label, len(column) - 1)]
         if log_dets is not None:
             half_log_det = half_log_det + 0.5 * log_dets[min(label, len(log_dets) - 1)].sum()
         found.append(0.5 * precision.reshape(1) * squares + normaliser - half_log_det)

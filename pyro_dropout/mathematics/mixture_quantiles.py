@@ -4,6 +4,7 @@ A prediction is such a mixture, one normal for each draw, and so is each single 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -42,16 +43,51 @@ def mixture_quantile(loc: Tensor, scale: Tensor, level: float, probs: Tensor | N
     low, high = parts.amin(0), parts.amax(0)  # the mixture's quantile lies between those of its parts
     middle = _average(loc, probs)
     width = _average(scale.square() + (loc - middle).square(), probs).sqrt()
-    z = torch.minimum(torch.maximum(middle + width * inner, low), high)
+
+    def at(z: Tensor) -> tuple[Tensor, Tensor]:
+        u = (z - loc) / scale
+        density = _average(torch.exp(-0.5 * u.square()) / scale, probs) / math.sqrt(2 * math.pi)
+        return _average(torch.special.ndtr(u), probs) - level, density
+
+    return _root(at, middle + width * inner, low, high, 1e-6 * scale.amin(0))
+
+
+def mixture_log_cdf(loc: Tensor, scale: Tensor, z: Tensor) -> Tensor:
+    """Return the log of ``mixture_cdf``, exact in tails that are too small for a probability."""
+    return torch.logsumexp(torch.special.log_ndtr((z - loc) / scale), 0) - math.log(len(loc))
+
+
+def mixture_tail_quantile(loc: Tensor, scale: Tensor, log_tail: Tensor) -> Tensor:
+    """Return the z, (...), below which normals (T, ...) have the probability exp(log_tail), at most a half.
+
+    Newton steps for log F, which is nearly a parabola in its tail: exp(log_tail) itself may be as small as 1e-10000.
+    """
+    loc, scale = loc.to(_F64), scale.to(_F64).clamp_min(_THINNEST)
+    reach = (-2 * (log_tail + math.log(2))).clamp_min(0).sqrt()  # since Φ(-t) ≤ exp(-t²/2)/2
+    low, high = (loc - scale * reach).amin(0), loc.amax(0)
+    middle = loc.mean(0)
+
+    def at(z: Tensor) -> tuple[Tensor, Tensor]:
+        u = (z - loc) / scale
+        log_cdf = torch.logsumexp(torch.special.log_ndtr(u), 0)
+        log_density = torch.logsumexp(-0.5 * u.square() - scale.log(), 0) - 0.5 * math.log(2 * math.pi)
+        return log_cdf - math.log(len(loc)) - log_tail, torch.exp(log_density - log_cdf)
+
+    return _root(
+        at, middle - (loc.var(0, correction=0) + scale.square().mean(0)).sqrt() * reach, low, high, 1e-6 * scale.amin(0)
+    )
+
+
+def _root(at: Callable[[Tensor], tuple[Tensor, Tensor]], z: Tensor, low: Tensor, high: Tensor, near: Tensor) -> Tensor:
+    """Return where an increasing function between ``low`` and ``high`` is zero; ``at`` gives it and its slope."""
+    z = torch.minimum(torch.maximum(z, low), high)
     before = high - low
-    near = torch.maximum(1e-6 * scale.amin(0), 1e-15 * before)
+    near = torch.maximum(near, 1e-15 * before)
     done = before <= near
     for _ in range(100):
-        u = (z - loc) / scale
-        excess = _average(torch.special.ndtr(u), probs) - level
-        density = _average(torch.exp(-0.5 * u.square()) / scale, probs) / math.sqrt(2 * math.pi)
+        excess, slope = at(z)
         low, high = torch.where(excess < 0, z, low), torch.where(excess < 0, high, z)
-        newton = z - excess / density  # NaN between two steps, where both are zero: then the bracket is halved
+        newton = z - excess / slope  # NaN between two steps, where both are zero: then the bracket is halved
         good = (newton >= low) & (newton <= high) & ((newton - z).abs() <= before / 2)
         # Converged values stay: steps of the size of rounding errors do not halve, and would look like bad ones.
         following = torch.where(done, z, torch.where(good, newton, (low + high) / 2))

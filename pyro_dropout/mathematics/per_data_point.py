@@ -17,6 +17,7 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
 from pyro_dropout.mathematics.no_density import MARK
+from pyro_dropout.mathematics.row_layout import RowDim
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
 
 POINTS_FIRST = (
@@ -45,7 +46,7 @@ class PerDataPoint:
     """
 
     def __init__(self, site: str, q: RowMixture, reused: bool = False) -> None:
-        self.site, self.q, self.reused = site, q.expand(torch.Size()), reused
+        self.site, self.q, self.reused = site, q.expand(torch.Size()) if q.batch_shape else q, reused
         self._like, self.dtype = q.like.detach(), q.like.dtype
         self.masks: list[Tensor] = []
         self.count: int | None = None
@@ -140,18 +141,25 @@ class PerDataPoint:
 
     def _low_rank(self, x: Tensor, layer: "Layer", eta: Tensor) -> list[Tensor]:
         """Return the products with V_r∘η_r: R of them, or L·R where each component has its own factor."""
-        parts = []
+        matrices, scales = [], []
         for r, column in enumerate(self.q.factor_columns()):
             for label, factor in enumerate(column):
                 rows = eta[..., r] * self.masks[label] if len(column) > 1 else eta[..., r]
-                parts.append(self._part(x, layer, self.q.from_rows(factor), rows))
-        return parts
+                matrices.append(self.q.from_rows(factor).to(self.dtype))
+                scales.append(rows.to(self.dtype))
+        if isinstance(layer, MatrixProduct) and len(matrices) > 1:
+            return [layer.together(x, matrices, scales, self.q.row_dim)]
+        return [self._part(x, layer, matrix, rows) for matrix, rows in zip(matrices, scales, strict=True)]
 
     def _gaussian(self, x: Tensor, layer: "Layer") -> Tensor:
         """Return a draw of the product with σ∘ε."""
         q = self.q
         # A low-rank part with a coefficient for each weight is independent noise too.
-        variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
+        widths = None if q.row_dim is None and q.cov_factor is not None else q.width_parts()
+        if widths is not None:
+            variances = widths.variances
+        else:
+            variances = apart(q.component_variance() if q.row_dim is None else q.scale.square())
         masks = self.masks if len(variances) > 1 else [None]
         if not layer.positions and not self.reused:
             self._uses += 1
@@ -243,6 +251,31 @@ class Layer:
     def scale_out(self, y: Tensor, rows: Tensor) -> Tensor:
         """Multiply the output's units by ``rows``, (N, out) or (N, 1)."""
         return _scale(y, rows, self.channel, self.out_repeat if rows.shape[-1] > 1 else 1)
+
+
+class MatrixProduct(Layer):
+    """A product of inputs, (N, ..., in), with a matrix, whose dimension ``in_dim`` matches the input's last one."""
+
+    def __init__(self, in_dim: int, positions: bool) -> None:
+        op = torch.nn.functional.linear if in_dim else torch.matmul
+        super().__init__(op, in_dim, 1 - in_dim, positions=positions)
+
+    def together(self, x: Tensor, matrices: list[Tensor], scales: list[Tensor], row_dim: RowDim) -> Tensor:
+        """Return the sum of the products with all matrices, their rows scaled, as one product.
+
+        Either the scaled inputs lie side by side, (N, R·in), or the outputs do, (N, R·out), whichever are fewer.
+        """
+        if x.shape[-1] != matrices[0].shape[self.in_dim]:
+            return self.op(x, matrices[0])  # raises the layer's own error
+        shape = (len(x), *(1,) * (x.dim() - 2), len(scales), -1)
+        rows = torch.stack(scales, 1).reshape(shape)
+        by_input = x.shape[-1] < matrices[0].shape[self.out_dim] if isinstance(row_dim, str) else row_dim == self.in_dim
+        side = self.in_dim if by_input else self.out_dim
+        matrix = torch.stack(matrices, side).flatten(side, side + 1)
+        if by_input:
+            return self.op((x.unsqueeze(-2) * rows).flatten(-2), matrix)
+        outputs: Tensor = self.op(x, matrix).unflatten(-1, (len(scales), -1))
+        return (outputs * rows).sum(-2)
 
 
 class Lookup(Layer):

@@ -17,8 +17,7 @@ class _GramLogDet(torch.autograd.Function):
 
     @staticmethod
     def forward(directions: Tensor) -> tuple[Tensor, Tensor]:
-        gram = directions.mT @ directions
-        return _log_det_and_inverse(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
+        return gram_log_det_and_inverse(directions)
 
     @staticmethod
     def setup_context(ctx: Context, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
@@ -28,7 +27,10 @@ class _GramLogDet(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, slope: Tensor, _: Tensor) -> Tensor:
         directions, inverse = ctx.saved_tensors
-        found: Tensor = directions @ (2 * slope[..., None, None] * inverse)
+        weights = 2 * slope[..., None, None] * inverse
+        # The gradient lies in memory as A does: by row, or column by column.
+        by_column = directions.stride(-1) > 1
+        found: Tensor = (weights @ directions.mT).mT if by_column else directions @ weights
         return found
 
 
@@ -51,6 +53,12 @@ class _LogDet(torch.autograd.Function):
         (inverse,) = ctx.saved_tensors
         found: Tensor = slope[..., None, None] * inverse
         return found
+
+
+def gram_log_det_and_inverse(directions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return log det(I + AᵀA) and (I + AᵀA)⁻¹, without gradients."""
+    gram = directions.mT @ directions
+    return _log_det_and_inverse(gram + torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device))
 
 
 def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,3 +95,23 @@ def gram_log_det(directions: Float[Tensor, "*batch K R"]) -> Float[Tensor, "*bat
     """Return log det(I + AᵀA), which is log det(I + AAᵀ), for A with few columns; there is no second gradient."""
     result: Tensor = _GramLogDet.apply(directions)[0]  # type: ignore[no-untyped-call]
     return result
+
+
+def semidefinite_root(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """Return L with L Lᵀ equal to a covariance matrix, which may be singular, or zero.
+
+    Example:
+        >>> import torch
+        >>> matrix = torch.ones(2, 2)
+        >>> root = semidefinite_root(matrix)
+        >>> torch.allclose(root @ root.T, matrix)
+        True
+    """
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    bad = failed > 0
+    if bool(bad.any()):
+        values, vectors = torch.linalg.eigh(matrix[bad])
+        root = root.clone()
+        root[bad] = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    return root

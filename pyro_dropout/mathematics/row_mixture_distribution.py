@@ -5,8 +5,8 @@ input channel of a convolution, which is why ``row_dim`` is 1 by default. All we
 """
 
 import weakref
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Size, Tensor
@@ -18,8 +18,10 @@ from pyro_dropout.mathematics.no_density import is_placeholder
 from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
 from pyro_dropout.mathematics.scored import Draw, Scored
 from pyro_dropout.mathematics.shapes import Float, Int
+from pyro_dropout.mathematics.whole_sums import Widths, runs_on_cpu, sum_of_squares, width_parts
 
 LOG_2PI = 1.8378770664093453
+Made = TypeVar("Made")
 
 
 class RowMixture(Scored):
@@ -91,6 +93,7 @@ class RowMixture(Scored):
         self.singular = bool(zero.any()) if isinstance(zero, Tensor) else zero
         self.noiseless = bool(zero.all()) if isinstance(zero, Tensor) else zero
         self._draw: Draw | None = None
+        self._kept: dict[tuple[str, bool], Any] = {}
         super().__init__(Size(), shape, validate_args=False)
 
     # --- what was given -------------------------------------------------------------------------------------------
@@ -113,8 +116,7 @@ class RowMixture(Scored):
         if self._validate:
             check_non_negative("scale", scale)
         given = scale.to(self.like) if isinstance(scale, Tensor) else self.like.new_full((), scale)
-        shape = self.like.shape
-        if given.shape == shape:
+        if given.shape == (shape := self.like.shape):
             return given.unsqueeze(0)
         shared = given.dim() <= len(shape) or given.shape[0] == 1
         try:
@@ -128,8 +130,7 @@ class RowMixture(Scored):
             return None
         if self._validate:
             check_finite("cov_factor", cov_factor)
-        layout = (self.rows, self.rest)
-        if cov_factor.dim() != 4 or cov_factor.shape[:3] not in ((self.components, *layout), (1, *layout)):
+        if tuple(cov_factor.shape[:-1]) not in {(n, self.rows, self.rest) for n in (1, self.components)}:
             allowed = f"(L, rows, rest, R) = ({self.components}, {self.rows}, {self.rest}, R), or 1 for L"
             raise ShapeError(f"cov_factor must have shape {allowed}; got {tuple(cov_factor.shape)}.")
         return cov_factor
@@ -157,6 +158,10 @@ class RowMixture(Scored):
         """Return the R columns of V, each as one or L tensors of shape (rows, rest); none where there is no V."""
         return [] if self.cov_factor is None else [apart(column) for column in self.cov_factor.unbind(-1)]
 
+    def factor_squares(self) -> list[tuple[Tensor, ...]]:
+        """Return Σv² of each of these tensors."""
+        return [tuple(map(sum_of_squares, column)) for column in self.factor_columns()]
+
     def factor_variance(self) -> Tensor | None:
         """Return what V adds to the variance of each weight, (1 or L, rows, rest); None where there is no V."""
         return None if self.cov_factor is None else self.cov_factor.square().sum(-1)
@@ -165,6 +170,21 @@ class RowMixture(Scored):
         """Return the variance of each weight under each component, (1 or L, *shape)."""
         added = self.factor_variance()
         return self.scale.square() if added is None else self.scale.square() + self.from_rows(added)
+
+    def width_parts(self) -> Widths | None:
+        """Return sums and squares of the widths, made once for KL and draws; None unless each weight has its own."""
+        if self.noiseless or not runs_on_cpu(self.scale) or not self.scale.is_contiguous():
+            return None
+        return self.once("widths", lambda: width_parts(self.scale))
+
+    def once(self, name: str, make: Callable[[], Made]) -> Made:
+        """Return what ``make`` makes; for a draw of a guide, of which KL and layers need the same, it is kept."""
+        if not self.lenient:  # anyone may use this distribution again, with gradients or without, and after a backward
+            return make()
+        if (key := (name, torch.is_grad_enabled())) not in self._kept:
+            self._kept[key] = make()
+        found: Made = self._kept[key]
+        return found
 
     @property
     def locs(self) -> Tensor:
@@ -284,8 +304,7 @@ class RowMixture(Scored):
         terms = []
         for label in range(self.components):
             shared = min(label, log_scale.shape[0] - 1)
-            part = _component(factor, label)
-            eta = coefficients
+            part, eta = _component(factor, label), coefficients
             if labels is None:
                 residual = standardise(noise - locs[label], log_scale[shared])
             elif self.shared_covariance:
@@ -295,8 +314,7 @@ class RowMixture(Scored):
                 residual = torch.where(own, noise, standardise(start - locs[label], log_scale[shared]))
                 eta = None if coefficients is None else torch.where(own, coefficients, 0.0)
             log_det = 2 * log_scale[shared].sum(-1) + (0.0 if part is None else part.log_det)
-            form = mahalanobis(residual, part, eta)
-            terms.append(log_probs[:, label] - 0.5 * (form + log_det + self.rest * LOG_2PI))
+            terms.append(log_probs[:, label] - 0.5 * (mahalanobis(residual, part, eta) + log_det + self.rest * LOG_2PI))
         return torch.stack(torch.broadcast_tensors(*terms))
 
     @property
@@ -356,7 +374,7 @@ class RowMixture(Scored):
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with a larger batch; the parameters are shared, not copied."""
         new = super().expand(batch_shape, _instance)
-        new._draw = None
+        new._draw, new._kept = None, {}
         return new
 
     def __repr__(self) -> str:

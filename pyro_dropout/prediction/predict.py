@@ -2,30 +2,34 @@
 
 from typing import Any, Literal
 
+from torch import Tensor
+
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
-from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.linearised import predict_linearised
 from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
 from pyro_dropout.prediction.predict_sites import predict_sites
 from pyro_dropout.prediction.sharded import Shard, predict_together
-from pyro_dropout.protocols import FunctionPosterior, Posterior, Predictor
+from pyro_dropout.protocols import FunctionPosterior, HasSupport, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of
 
 
 @one_at_a_time
+@modules_stay
 def predict(
     model: Predictor,
     posterior: object,
     *args: object,
     samples: int = 1000,
-    method: Literal["mc", "standard"] = "mc",
+    method: Literal["mc", "standard", "linearised"] = "mc",
     shared: bool = False,
     seed: int | None = None,
     keep_samples: Keep = "auto",
@@ -35,6 +39,7 @@ def predict(
     distributed: bool = False,
     shard: Shard = "points",
     target: str | int | None = None,
+    support: HasSupport | None = None,
     **kwargs: object,
 ) -> Any:
     """Predict a model's outputs or sites at new data, averaged over draws of its posterior.
@@ -53,7 +58,9 @@ def predict(
             y=None)``. Or a torch ``DataLoader`` that does not shuffle: its batches are predicted one after another, and
             the answer is of all their points, in order.
         samples: the number T of draws.
-        method: "mc"; or "standard", one pass with the mean weights, without epistemic uncertainty.
+        method: "mc"; "standard", one pass with the mean weights, without epistemic uncertainty; or "linearised", for
+            networks and guides: f(x, w) ≈ f(x, E w) + J(x)(w - E w), a Gaussian with the exact mean and variance of
+            the right-hand side, without draws. It suits posteriors that are narrow, and Laplace approximations.
         shared: whether all points share each draw, which is then a whole function. Otherwise every point has its own
             weights in every draw: the answer at each point has the same distribution, and the points' errors are
             independent. References, Pyro models other than networks, and guides whose weights cannot be drawn for each
@@ -71,6 +78,8 @@ def predict(
             it must be called by all of them as well.
         shard: what they divide, "points" or "samples"; draws differ from those of one process.
         target: the part of a ``DataLoader``'s batches that is not an input: a key of dicts, or the index in tuples.
+        support: ``Support.of(x)`` of the training inputs, (N, Q): the answer's ``unfamiliar`` then says which points
+            are unlike them. For networks, with x as a tensor.
         kwargs: the model's own keyword arguments.
 
     Returns:
@@ -103,7 +112,7 @@ def predict(
     check_count("samples", samples)
     if chunk is not None:
         check_count("chunk", chunk)
-    check_choice("method", method, ("mc", "standard"))
+    check_choice("method", method, ("mc", "standard", "linearised"))
     check_choice("keep_samples", keep_samples, ("auto", True, False))
     check_choice("shard", shard, ("points", "samples"))
     check_seed(seed)
@@ -117,6 +126,21 @@ def predict(
             )
         if posterior.points and not noise_of(model):
             samples = min(samples, posterior.members)  # more would repeat functions, some of them oftener than others
+    if method == "linearised":
+        refused = {
+            "compile=True": compile,
+            "distributed=True": distributed,
+            "a model that is not a network": not network,
+            "a DataLoader with shared=True": shared and loader is not None,
+        }
+        for name, given in refused.items():
+            if given:
+                raise PyroDropoutError(f"method='linearised' does not take {name}; use method='mc', or leave it out.")
+    unfamiliar = None
+    if support is not None:
+        if loader is not None or not network or not isinstance(x, Tensor):
+            raise PyroDropoutError("support is for networks and x as a tensor; call support.flag(x) yourself.")
+        unfamiliar = support.flag(x)
     asked = Request(
         1 if method == "standard" else samples, method, shared, seed, keep_samples, compile, chunk, progress
     )
@@ -132,11 +156,13 @@ def predict(
         return found
     if loader is not None:
         answer = predict_loader(model, posterior, loader, target, asked)
+    elif method == "linearised":
+        answer = predict_linearised(model, posterior, x, asked)
     elif distributed:
         answer = predict_together(model, posterior, x, asked, shard)
     else:
         answer = predict_network(model, posterior, x, asked)
-    answer.members = _members(posterior, samples)
+    answer.members, answer.unfamiliar = _members(posterior, samples), unfamiliar
     return answer
 
 

@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.linearised import joined, predict_linearised
 from pyro_dropout.prediction.predict_network import Request, predict_network, shares_draws, walk_of
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import FunctionPosterior, Predictor
@@ -26,6 +27,11 @@ def predict_loader(
     """Return the prediction of all points of a loader, in its order; ``target`` is the part of a batch to leave out."""
     _check(model, posterior, loader)
     device = place_of([model, posterior])
+    if asked.method == "linearised":
+        one = replace(asked, progress=False)
+        bar = tqdm(_inputs(loader, target), total=_length(loader), disable=not asked.progress, desc="predict")
+        parts = [predict_linearised(model, posterior, x.to(device), one) for x in bar]
+        return joined(parts, asked)
     # Points of all batches lie on the same functions if every batch draws the same weights in the same portions.
     shared = shares_draws(posterior, asked)
     seed = int(torch.randint(2**62, ())) if shared and asked.seed is None else asked.seed

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.distributions import constraints
+from torch.distributions.transforms import Transform
 
 from pyro_dropout.generative.output_shape import OutputShape
-from pyro_dropout.mathematics.checks import check_dense, check_level
+from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
 from pyro_dropout.prediction.blocks import Block, Walk
@@ -27,6 +29,8 @@ from pyro_dropout.prediction.moments import (
     is_normal,
     normal_parts,
 )
+from pyro_dropout.prediction.prediction_card import prediction_card
+from pyro_dropout.prediction.tails import behind, is_whole, log_tails, predicted_tails, tail_ends
 from pyro_dropout.protocols import Distribution, Likelihood
 
 _PIECE = 2**22  # numbers of the samples that are processed at once
@@ -60,6 +64,7 @@ class Prediction:
 
     _made_by = "predict"
     members: int | None = None  # of the ensemble that it comes from, if it comes from one
+    unfamiliar: Tensor | None = None  # which points are unlike the training data, (N,), if predict was given a support
 
     def __init__(
         self,
@@ -76,6 +81,10 @@ class Prediction:
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"
         return f"Prediction({len(self._sums['mean'])} points, {self._count} draws, {self.family}, {kept})"
+
+    def _repr_html_(self) -> str:
+        """Return the first points and a picture, for notebooks."""
+        return prediction_card(self)
 
     @property
     def family(self) -> str:
@@ -204,17 +213,64 @@ class Prediction:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the ends, each (N, D), of the central interval that holds y with probability ``level``.
 
-        They are quantiles of the mixture of normals that the draws make, noise included; samples must be kept.
+        They are quantiles of the mixture that the draws make, noise included; samples must be kept. Whole numbers are
+        held with at least that probability.
         """
         check_level("level", level)
+        self._check_numbers("interval()")
         if not is_normal(self.target_distribution):
-            raise PyroDropoutError(f"interval() is for Gaussian likelihoods; this prediction is of {self.family}.")
+            below, above = tail_ends(self, torch.tensor((1 - level) / 2, dtype=torch.float64).log())
+            return below.to(self._like), above.to(self._like)
         low, high = torch.empty_like(self.mean), torch.empty_like(self.mean)
         for points in self.pieces():
             parts = normal_parts(self.distribution_at(points))
             for end, tail in ((low, (1 - level) / 2), (high, (1 + level) / 2)):
                 end[points] = mixture_quantile(*parts, tail).to(self._like)
         return low, high
+
+    def quantile(self, level: float) -> Tensor:
+        """Return the least y that is not exceeded with a probability of at least ``level``, (N, D).
+
+        The mixture that the draws make is used, noise included; samples must be kept.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+            >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+            >>> torch.allclose(answer.quantile(0.975), answer.mean + 1.959964 * answer.std)
+            True
+        """
+        check_level("level", level)
+        self._check_numbers("quantile()")
+        tail, upper = torch.tensor([level, 1 - level], dtype=torch.float64).log()
+        rises = level > 0.5 and not is_whole(self.target_distribution)
+        return (tail_ends(self, upper)[1] if rises else tail_ends(self, tail)[0]).to(self._like)
+
+    def probability_above(self, threshold: float | Tensor) -> Tensor:
+        """Return P(y > threshold), (N, D), under the mixture that the draws make; samples must be kept.
+
+        Args:
+            threshold: one number, or one for each target, (D,), or for each target of each point, (N, D).
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> model = pd.BayesianNet(torch.nn.Linear(2, 1))
+            >>> answer = pd.predict(model, pd.AutoMeanField(model), torch.zeros(4, 2), method="standard")
+            >>> answer.probability_above(answer.mean).flatten().tolist()
+            [0.5, 0.5, 0.5, 0.5]
+        """
+        if self.one_of_several:
+            raise PyroDropoutError(f"probability_above is for numbers; this prediction is of {self.family}; use probs.")
+        t = torch.as_tensor(check_number("threshold", threshold), dtype=torch.float64, device=self._like.device)
+        shape = self.mean.shape
+        if not bool(t.isfinite().all()):
+            raise RangeError(f"threshold must be finite; got {describe(threshold)}.")
+        if t.dim() and t.shape not in (shape, shape[1:]):
+            raise ShapeError(
+                f"threshold must be a number, or {tuple(shape[1:])} or {tuple(shape)} of them; got {tuple(t.shape)}."
+            )
+        t = t.floor() + 1 if is_whole(self.target_distribution) else t  # P(y > 2.5) and P(y > 2) are P(y ≥ 3)
+        return predicted_tails(self, t)[1].exp().to(self._like)
 
     # --- classes ------------------------------------------------------------------------------------------------------
 
@@ -261,13 +317,17 @@ class Prediction:
         """p(y | f) at some output, for its kind."""
         return base_of(self._likelihood.distribution(self._like[0]))
 
+    def _check_numbers(self, name: str) -> None:
+        """Raise an error unless targets are numbers; ``name`` is what was asked for."""
+        if is_class(self.target_distribution):
+            raise PyroDropoutError(f"{name} is for numbers; this prediction is of {self.family}; use probs.")
+
     def check_classes(self, name: str) -> None:
         """Raise an error unless targets are classes; ``name`` is what was asked for."""
         if not is_class(self.target_distribution):
             raise PyroDropoutError(
                 f"{name} is for classes, but this prediction is of {self.family}; it has mean, variance, epistemic,"
-                " aleatoric, std, log_prob(y)"
-                + (" and interval(level)." if is_normal(self.target_distribution) else ".")
+                " aleatoric, std, log_prob(y) and interval(level)."
             )
 
     def checked_targets(self, y: Tensor) -> Tensor:
@@ -295,6 +355,21 @@ class Prediction:
     def distribution_at(self, points: Points) -> Distribution:
         """Return p(y | f) of every draw at some points, (T, points, D)."""
         return self._likelihood.distribution(self.samples[:, points])
+
+    def tails_at(self, points: Points, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log P(Y ≤ y) and log P(Y ≥ y) with each draw at some points, (T, points, D)."""
+        return log_tails(self.distribution_at(points), y)
+
+    def normals_at(self, points: Points) -> tuple[Tensor, Tensor, Transform] | None:
+        """Return the means and standard deviations of normals, (T, points, D), and the function of them that y is."""
+        found = behind(self.distribution_at(points))
+        return None if found is None else (*normal_parts(found[0]), found[1])
+
+    def counts_at(self, points: Points) -> Distribution | None:
+        """Return p(y | f) of single targets with every draw at some points, if y counts from 0."""
+        kind = self.target_distribution
+        counts = kind.support is constraints.nonnegative_integer
+        return base_of(self.distribution_at(points)) if counts else None
 
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw at some points, (T, points, D)."""

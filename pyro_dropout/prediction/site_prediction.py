@@ -11,11 +11,13 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.distributions.transforms import Transform
 
 from pyro_dropout.mathematics.checks import check_dense, check_level, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.moments import F64, Points, Sums, base_of, indicator_covariance, is_class, is_normal
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.tails import log_tails
 from pyro_dropout.protocols import Distribution
 
 
@@ -133,6 +135,18 @@ class SitePrediction(Prediction):
         bases = [base_of(p) for p in self.parts]
         loc, scale = (torch.stack([getattr(p, name) for p in bases]) for name in ("loc", "scale"))
         return torch.distributions.Normal(loc, scale, validate_args=False)
+
+    def tails_at(self, points: Points, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log P(Y ≤ y) and log P(Y ≥ y) with each draw, (T, ...)."""
+        below, above = zip(*(log_tails(p, y) for p in self.parts), strict=True)
+        return torch.stack(below), torch.stack(above)
+
+    def normals_at(self, points: Points) -> tuple[Tensor, Tensor, Transform] | None:
+        """Return the means and standard deviations of all draws if the site is normal."""
+        return super().normals_at(points) if is_normal(self.target_distribution) else None
+
+    def counts_at(self, points: Points) -> None:
+        """Return None: a site's counts are not stacked."""
 
     def draw_targets(self, points: Points) -> Tensor:
         """Return a y drawn with each draw; all points are one piece."""

@@ -21,9 +21,10 @@ from torch import Tensor
 
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.checks import check_count, check_device
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import DEFAULT_GUIDE
+from pyro_dropout.sklearn.automatic import Chosen, check_decided, choose
 from pyro_dropout.sklearn.inputs import (
     check_estimator_settings,
     check_whole_numbers,
@@ -31,10 +32,20 @@ from pyro_dropout.sklearn.inputs import (
     kept_rows,
     layer_widths,
 )
-from pyro_dropout.sklearn.network import Architecture, Learned, Pair, alone, answers, best_noise, set_noise, train
+from pyro_dropout.sklearn.network import (
+    Architecture,
+    Learned,
+    Pair,
+    Plan,
+    alone,
+    answers,
+    best_noise,
+    set_noise,
+    train,
+)
+from pyro_dropout.tabular.choice import LEARNING_RATE, batch_for
 from pyro_dropout.training.history import History
 
-_LONG = 5000  # number of steps from which compilation, about ten seconds, pays off
 _SEEDS = 2**31 - 1
 
 Array = NDArray[Any]  # of numbers or of classes
@@ -70,6 +81,9 @@ class _Network(BaseEstimator):  # type: ignore[misc]
 
     def _train(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
         """Train on x, (N, Q), and y, (N, D) or class indices, and set the fitted attributes."""
+        if self.guide == "auto":
+            self._train_chosen(x, y, outputs, classes)
+            return
         plan, device = self._settled(x.shape[1], outputs, classes), self._device()
         earlier = None if self._fresh() else self.learned_
         if earlier is not None and earlier.architecture != plan:
@@ -96,8 +110,34 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             if held is not None and self.refit and earlier is None:
                 pair = plan.pair(x, y, tau)
                 history = self._run(pair, x, y, history.best_step or history.steps)
+        self._keep(plan, pair, history, validation, seeds[2])
+
+    def _train_chosen(self, x: Tensor, y: Tensor, outputs: int, classes: bool) -> None:
+        """Choose what to train on held-back rows, and train it on all."""
+        check_estimator_settings(self.get_params())
+        check_decided(self.get_params(), type(self))
+        check_count("members", self.members)
+        hidden, device = layer_widths(self.hidden_layer_sizes), self._device()
+        if len(hidden) != 1:
+            raise RangeError(f"guide='auto' has one hidden layer; got hidden_layer_sizes={self.hidden_layer_sizes!r}.")
+        seeds = [int(seed) for seed in check_random_state(self.random_state).randint(_SEEDS, size=3)]
+        held = held_back(len(x), self.validation_fraction, seeds[0], y if classes else None)
+        size = {"width": hidden[0], "members": int(self.members), "steps": int(self.max_steps)}
+        with alone(seeds[1], device):
+            choice = choose(x, y, held, outputs, classes, **size, seed=seeds[0] % 2**31)
+            plan = Chosen(x.shape[1], outputs, classes, choice.recipe)
+            mine = torch.ones_like(held) if self.refit else ~held
+            pair, rows = plan.pair(x[mine], y[mine]), batch_for(int(mine.sum()))
+            how = {"lr": LEARNING_RATE, "batch_size": rows, "device": device, "progress": bool(self.verbose)}
+            how |= choice.recipe.how(self.max_steps) | {"compile": self.compile}
+            history = train(pair, x[mine], y[mine], None, steps=self.max_steps, **how)
+        self._keep(plan, pair, history, [], seeds[2])
+        self.choice_ = choice.said
+
+    def _keep(self, plan: Plan, pair: Pair, history: History, validation: object, seed: int) -> None:
+        """Set the fitted attributes."""
         self.learned_: Learned = Learned.of(plan, *pair)
-        self.seed_ = seeds[2]
+        self.seed_ = seed
         self.n_iter_ = history.steps
         self.loss_curve_ = history.losses.double().numpy()
         self.validation_curve_ = np.array(validation, dtype=np.float64).reshape(-1, 2)
@@ -122,9 +162,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self, pair: Pair, x: Tensor, y: Tensor, steps: int, validation: tuple[Tensor, Tensor] | None = None
     ) -> History:
         options = {"batch_size": self.batch_size, "patience": self.patience, "device": self._device()}
-        compile = self.compile if self.compile != "auto" else self.max_steps >= _LONG and "auto"
         lr, progress = float(self.learning_rate), bool(self.verbose)
-        return train(pair, x, y, validation, steps=steps, lr=lr, compile=compile, progress=progress, **options)
+        return train(pair, x, y, validation, steps=steps, lr=lr, compile=self.compile, progress=progress, **options)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -136,12 +175,13 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         return self.learned_.pair()
 
-    def _answers(self, X: object, samples: int, seed: int, read: Read) -> list[Array]:
+    def _answers(self, X: object, samples: int, seed: int, read: Read, functions: bool = False) -> list[Array]:
         """Return what ``read`` finds in the prediction at X, as arrays."""
         check_is_fitted(self)
         x = _tensor(validate_data(self, X, reset=False, dtype=np.float64)).to(self._device())
         check_whole_numbers("X", X)
-        return [part.cpu().numpy() for part in answers(self.learned_, x, read, samples=samples, seed=seed)]
+        found = answers(self.learned_, x, read, samples=samples, seed=seed, functions=functions)
+        return [part.cpu().numpy() for part in found]
 
     def _collected(self, X: object, read: Read) -> list[Array]:
         check_is_fitted(self)
@@ -158,7 +198,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
             with seeded(int(torch.randint(_SEEDS, (), generator=thrown)), answer.samples.device):
                 return (answer.likelihood.distribution(answer.samples).sample().transpose(0, 1),)
 
-        return self._answers(X, n_samples, function, draw)[0]
+        return self._answers(X, n_samples, function, draw, functions=True)[0]
 
 
 @dataclass(eq=False, repr=False)
@@ -170,7 +210,9 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         activation: their non-linearity, "relu" or "tanh".
         guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout-ensemble"
             (several networks with dropout), "dropout" (one, in half the time), "concrete" (dropout that learns
-            ``keep``), "multiplicative" (Gaussian dropout), "mean-field", ….
+            ``keep``), "multiplicative" (Gaussian dropout), "mean-field", …. Or "auto": guide, scale of the target and
+            noise are chosen on held-back rows, as ``pyro-dropout fit`` does, in at most three times the time; the
+            settings that this decides must be left at their defaults.
         keep: probability that an input or hidden unit is kept, for guides with dropout; a number, or one for each
             weight layer, the inputs first. Given a number, an only input is always kept.
         members: of an ensemble.
@@ -190,11 +232,12 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
             that it chose.
         random_state: makes fit and predictions reproducible; None, an integer or a numpy RandomState.
         device: where to compute, such as "cuda"; None for the CPU.
-        compile: True, False, or "auto": compile from 5000 steps on, where the ten seconds of compilation pay off.
+        compile: as in ``fit``: "auto" compiles trainings that are long enough for it.
         verbose: whether to show progress bars.
 
     Attributes:
-        tau_: the noise precision in the units of y, one for each target.
+        tau_: the noise precision in the units of y, one for each target; None where the noise is not one number.
+        choice_: what was chosen, in a line, with guide="auto".
         n_iter_: number of steps.
         loss_curve_: -ELBO of the standardised data at each step, (steps,).
         validation_curve_: step and -log p(y | w) per held-back point, (evaluations, 2), with early stopping.
@@ -232,8 +275,9 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         self._one_column = values.ndim == 1
         targets = _tensor(values.reshape(len(values), -1))
         self._train(_tensor(x), targets, targets.shape[1], classes=False)
-        tau = self.learned_.noise().numpy()
-        self.tau_ = float(tau[0]) if self._one_column else tau
+        found = self.learned_.noise()
+        tau = None if found is None else found.numpy()
+        self.tau_ = float(tau[0]) if tau is not None and self._one_column else tau
         return self
 
     @overload

@@ -104,7 +104,7 @@ def check_estimator_settings(settings: Record) -> None:
     """Raise an error for the first invalid setting of an estimator."""
     # A grid of parameters may hold numpy's True and False.
     settings = {name: bool(value) if isinstance(value, np.bool_) else value for name, value in settings.items()}
-    check_choice("guide", settings["guide"], guide_names())
+    check_choice("guide", settings["guide"], ("auto", *guide_names()))
     check_choice("activation", settings["activation"], ACTIVATIONS)
     for name in ("max_steps", "batch_size", "samples", "patience"):
         check_count(name, settings[name])

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pyro
 import torch
@@ -82,6 +82,11 @@ class Architecture:
         options = {"members": self.members} if "members" in entry.options else {}
         return whole, entry.make(model, self._kept(model), **options)
 
+    def blank(self) -> Points:
+        """Return data of the right shape."""
+        y = torch.zeros(2, dtype=torch.long) if self.classes else torch.zeros(2, self.outputs, dtype=torch.float64)
+        return torch.zeros(2, self.inputs, dtype=torch.float64), y
+
     def _kept(self, model: BayesianNet) -> Callable[[str], float]:
         weights = [name for name, site in model.sites.items() if site.kind == "weight"]
         if isinstance(self.keep, tuple):
@@ -106,6 +111,33 @@ def _noise(model: Standardised) -> Tensor:
     return model.likelihood.tau
 
 
+@runtime_checkable
+class Plan(Protocol):
+    """What builds a network and its posterior, before training or for weights that are loaded."""
+
+    @property
+    def inputs(self) -> int:
+        """The number of inputs."""
+
+    @property
+    def outputs(self) -> int:
+        """The number of targets, or of classes."""
+
+    @property
+    def classes(self) -> bool:
+        """Whether the targets are classes."""
+
+    @property
+    def guide(self) -> str:
+        """The name of the guide."""
+
+    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
+        """Return a model in the units of the data, and its guide."""
+
+    def blank(self) -> Points:
+        """Return data of the right shape."""
+
+
 @dataclass(frozen=True, eq=False)
 class Learned:
     """A trained model and guide as plain tensors on the CPU, for pickling and for other processes.
@@ -120,12 +152,12 @@ class Learned:
         True
     """
 
-    architecture: Architecture
+    architecture: Plan
     model: dict[str, Tensor]
     guide: dict[str, Tensor]
 
     @classmethod
-    def of(cls, architecture: Architecture, model: nn.Module, guide: nn.Module) -> "Learned":
+    def of(cls, architecture: Plan, model: nn.Module, guide: nn.Module) -> "Learned":
         """Return the state of a model and a guide."""
         states = ({k: v.detach().cpu().clone() for k, v in part.state_dict().items()} for part in (model, guide))
         return cls(architecture, *states)
@@ -134,16 +166,19 @@ class Learned:
         """Return the model and its guide in float64, so that predictions do not depend on how points are batched."""
         plan = self.architecture
         with forked():  # the initial values are overwritten
-            x = torch.zeros(2, plan.inputs, dtype=torch.float64)
-            y = torch.zeros(2, dtype=torch.long) if plan.classes else torch.zeros(2, plan.outputs, dtype=torch.float64)
-            model, guide = plan.pair(x, y, torch.ones(plan.outputs))
+            model, guide = plan.pair(*plan.blank(), torch.ones(plan.outputs))
         for part, state in ((model.double(), self.model), (guide.double(), self.guide)):
             part.load_state_dict(state)
         return model.to(device), guide.to(device)
 
-    def noise(self) -> Tensor:
-        """Return the noise precision of each target of a regression, (D,), in the units of y."""
-        return _noise(self.pair()[0])
+    def noise(self) -> Tensor | None:
+        """Return the noise precision of each target of a regression, (D,), in the units of y; None if it has none."""
+        likelihood = self.pair()[0].likelihood
+        return likelihood.tau.detach().expand(self.architecture.outputs) if isinstance(likelihood, Gaussian) else None
+
+    def method(self) -> Any:
+        """Return how ``predict`` is to use the guide."""
+        return resolve_guide(self.architecture.guide).method
 
     def continued(self, tau: Tensor | None) -> Pair:
         """Return the pair as training left it, in float32; ``tau`` replaces its noise if given."""
@@ -177,19 +212,31 @@ def best_noise(learned: Learned, x: Tensor, y: Tensor, *, samples: int, seed: in
     """
     model, guide = learned.pair()
     noise = _noise(model).sqrt()
-    answer = predict(model, guide, x, samples=samples, shared=True, seed=seed, keep_samples=True)
+    how = learned.method()
+    answer = predict(model, guide, x, samples=samples, shared=how == "mc", method=how, seed=seed, keep_samples=True)
     in_noise = reweighted(answer, Gaussian(1.0), answer.samples * noise)
     return torch.as_tensor(noise.square() * refit_tau(in_noise, y * noise))
 
 
 def answers(
-    learned: Learned, x: Tensor, read: Callable[[Prediction], tuple[Tensor, ...]], *, samples: int, seed: int
+    learned: Learned,
+    x: Tensor,
+    read: Callable[[Prediction], tuple[Tensor, ...]],
+    *,
+    samples: int,
+    seed: int,
+    functions: bool,
 ) -> list[Tensor]:
-    """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same ``samples`` functions."""
+    """Return what ``read`` extracts from the predictions at x, (N, Q), all from the same ``samples`` functions.
+
+    A linearised network has no draws of weights: its functions are drawn at all points together, or not at all.
+    """
+    how = learned.method()
+    shared, size = (True, _POINTS) if how == "mc" else (functions, len(x) if functions else _POINTS)
     with alone(seed, x.device):
         model, guide = learned.pair(x.device)
-        ask = partial(predict, model, guide, samples=samples, shared=True, seed=seed, keep_samples=True)
-        pieces = [read(ask(part, chunk=_DRAWS * len(part))) for part in x.split(_POINTS)]
+        ask = partial(predict, model, guide, samples=samples, shared=shared, method=how, seed=seed, keep_samples=True)
+        pieces = [read(ask(part, chunk=_DRAWS * len(part))) for part in x.split(size)]
     return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
 
 

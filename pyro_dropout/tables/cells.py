@@ -1,6 +1,7 @@
 """The cells of a table: what is missing, what is a plain number or a date, and the name of a category."""
 
 import datetime
+import functools
 import math
 import re
 from fractions import Fraction
@@ -9,7 +10,12 @@ Number = int | float
 Cell = str | Number | datetime.datetime | None  # True and False are whole numbers to Python
 
 MISSING = frozenset({"", "na", "n/a", "n.a.", "#n/a", "nan", "<na>", "null", "none", "?"})
-_EXACT = 2**53  # from here on, float64 skips whole numbers
+# Among numbers, dates and truth values, these mean the same; among other texts, they may be names.
+_BLANKS = frozenset(
+    {"-", "--", "---", "–", "—", ".", "..", "...", "(null)", "nil", "missing", "unknown", "n.d.", "tbd"}
+)
+_BLANKS |= {"not available", "not applicable", "no data", "not known", "#value!", "#div/0!", "#ref!", "#name?", "#num!"}
+EXACT = 2**53  # from here on, float64 skips whole numbers
 _SHOWN = 30  # characters of a long cell in a message
 _NUMERAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]*)?")  # 007 is a code, not a number
 _CLOCK = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6}0*)?)?(?:Z|[-+][0-9]{2}:?[0-9]{2})?"
@@ -20,6 +26,16 @@ def cell_of(text: str) -> str | None:
     """Return a text without the spaces around it; None if it means that the value is missing."""
     text = text.strip()
     return None if text.lower() in MISSING else text
+
+
+def is_blank(cell: Cell) -> bool:
+    """Return whether a cell among numbers means that the value is missing, such as - or unknown.
+
+    Example:
+        >>> [is_blank(cell) for cell in ("-", "Unknown", "-5", "oak")]
+        [True, True, False, False]
+    """
+    return isinstance(cell, str) and cell.lower() in _BLANKS
 
 
 def as_number(cell: Cell) -> Number | None:
@@ -35,7 +51,7 @@ def as_number(cell: Cell) -> Number | None:
         number = None if "_" in cell else float(cell)  # 1_000 is a number only in Python
     except ValueError:
         return None
-    if number is None or abs(number) < _EXACT or not math.isfinite(number):
+    if number is None or abs(number) < EXACT or not math.isfinite(number):
         return number
     exact = Fraction(cell.strip())
     return int(exact) if exact.denominator == 1 else number
@@ -77,6 +93,10 @@ def as_label(cell: Cell) -> str:
         >>> [as_label(cell) for cell in ("1.0", 1, "True", True, "2024-01-31 00:00", "007", "oak")]
         ['1', '1', 'true', 'true', '2024-01-31', '007', 'oak']
     """
+    return _label_of(cell) if isinstance(cell, str) else _label(cell)
+
+
+def _label(cell: Cell) -> str:
     text = as_text(cell)
     if text.lower() in ("true", "false"):
         return text.lower()
@@ -87,6 +107,9 @@ def as_label(cell: Cell) -> str:
     if moment is None:
         return text
     return as_text(moment if moment.tzinfo is None else moment.astimezone(datetime.UTC))
+
+
+_label_of = functools.lru_cache(2**14)(_label)  # columns of categories have few of them
 
 
 def brief(cell: Cell) -> str:

@@ -1,18 +1,24 @@
-"""One column of a table as a network reads it: numbers as they are, or categories one-hot."""
+"""One column of a table as a network reads it: numbers as they are, dates with their cycles, or categories one-hot."""
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cell, Number, as_text, brief
+from pyro_dropout.tables.cells import EXACT, Cell, Number, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
-from pyro_dropout.tables.precision import rounded
+from pyro_dropout.tables.precision import Numbers, rounded
 from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import Bools, distinct_in, missing_in, numbers_in
+
+CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
 
 _MOST = torch.finfo(torch.float32).max
 
@@ -26,17 +32,28 @@ class Column:
         categories: its values; None for numbers.
         notation: how its values are written.
         centre: subtracted from numbers before they are rounded to single precision.
+        other: whether all further categories share one feature.
+        gaps: whether the last feature says that the value is missing.
+        cycles: of dates, "day", "week" or "year": two features each, a sine and a cosine.
     """
 
     name: str
     categories: tuple[str, ...] | None = None
     notation: Notation = PLAIN
     centre: Number = 0
+    other: bool = False
+    gaps: bool = False
+    cycles: tuple[str, ...] = ()
 
     @property
     def features(self) -> list[str]:
         """The names of the features that the column becomes."""
-        return [self.name] if self.categories is None else [f"{self.name}={label}" for label in self.categories]
+        if self.categories is None:
+            waves = [f"{self.name} ({wave} of the {cycle})" for cycle in self.cycles for wave in ("sine", "cosine")]
+            names = [self.name, *waves]
+        else:
+            names = [f"{self.name}={label}" for label in self.categories] + [f"{self.name}=(other)"] * self.other
+        return names + [f"{self.name} is missing"] * self.gaps
 
     @property
     def axis(self) -> str:
@@ -51,14 +68,49 @@ class Column:
         """What a centred number is counted from, in words."""
         return as_text(self.notation.moment(self.centre) if self.notation.kind == "date" else self.centre)
 
+    def blank(self, cell: Cell) -> bool:
+        """Return whether a cell among numbers, dates or truth values is a word for a missing value."""
+        return (self.categories is None or self.notation.kind == "boolean") and is_blank(cell)
+
+    def strange(self, cell: Cell) -> bool:
+        """Return whether a cell is a category that has no feature of its own."""
+        if self.categories is None or cell is None or self.blank(cell):
+            return False
+        return self.notation.label(cell) not in self._known
+
+    def strangers(self, cells: Sequence[Cell]) -> Bools:
+        """Return which cells of a column are such categories."""
+        if self.categories is None:
+            return np.zeros(len(cells), np.bool_)
+        distinct = distinct_in(cells)
+        return distinct.spread([self.strange(cell) for cell in distinct.cells])
+
+    @functools.cached_property
+    def _known(self) -> frozenset[str]:
+        return frozenset(self.categories or ())
+
     def values(self, table: Table) -> list[Number | None]:
         """Return the column's numbers, exactly, before centring; None for missing values."""
+        found = self.measured(table)
+        if isinstance(found, np.ndarray):
+            return [None if math.isnan(value) else value for value in found.tolist()]
+        return list(found)
+
+    def measured(self, table: Table) -> Numbers:
+        """Return the same, as an array with NaN for missing values where float64 holds all of them."""
         cells = table.column(self.name)
-        found = [self.notation.value(cell) for cell in cells]
-        for row, (cell, value) in enumerate(zip(cells, found, strict=True)):
-            if cell is not None and (value is None or not -_MOST <= value <= _MOST):
+        numbers = numbers_in(cells) if self.notation.plain else None
+        if numbers is not None:
+            return numbers
+        distinct = distinct_in(cells)
+        found = [self.notation.value(cell) for cell in distinct.cells]
+        for row, cell, value in zip(distinct.rows.tolist(), distinct.cells, found, strict=True):
+            if value is None or not -_MOST <= value <= _MOST:
                 raise RangeError(f"{table.where(row, self.name)}: {self._mistake(cell, value)}")
-        return found
+        if all(isinstance(value, float) and abs(value) < EXACT for value in found):
+            return np.array([*found, math.nan], np.float64)[distinct.codes]
+        found.append(None)
+        return [found[code] for code in distinct.codes.tolist()]
 
     def _mistake(self, cell: Cell, value: Number | None) -> str:
         """Return what is wrong with a cell that is not a number of single precision."""
@@ -71,33 +123,45 @@ class Column:
 
     def numbers(self, table: Table) -> Tensor:
         """Return the column's numbers after centring, (N,); NaN for missing values."""
-        return rounded(self.values(table), self.centre)
+        return rounded(self.measured(table), self.centre)
 
-    def places(self, table: Table) -> list[int | None]:
-        """Return the index of each cell among the categories, None for missing values."""
+    def places(self, table: Table) -> NDArray[np.int64]:
+        """Return the index of each cell among the categories, -1 for missing values; one more for all others."""
         known = self.categories or ()
-        place: dict[str | None, int | None] = {None: None} | {label: k for k, label in enumerate(known)}
-        labels = [None if cell is None else self.notation.label(cell) for cell in table.column(self.name)]
-        for row, label in enumerate(labels):
-            if label not in place:
+        place = {label: k for k, label in enumerate(known)}
+        distinct = distinct_in(table.column(self.name))
+        labels = [self.notation.label(cell) for cell in distinct.cells]
+        for row, label in zip(distinct.rows.tolist(), labels, strict=True):
+            if label not in place and not self.other:
                 few = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
                 raise RangeError(
                     f"{table.where(row, self.name)}: {brief(label)} was not seen in training; known values are {few}."
                     " Leave the row out, or fit on a table that has the value."
                 )
-        return [place[label] for label in labels]
+        return np.array([*(place.get(label, len(known)) for label in labels), -1])[distinct.codes]
 
     def encoded(self, table: Table) -> Tensor:
-        """Return the column's features, (N, 1) or one-hot; NaN for missing values."""
-        if self.categories is None:
-            return self.numbers(table).unsqueeze(-1)
-        x = torch.zeros(len(table), len(self.categories))
-        for row, place in enumerate(self.places(table)):
-            if place is None:
-                x[row] = math.nan
-            else:
-                x[row, place] = 1.0
-        return x
+        """Return the column's features, (N, F); NaN for missing values that have no feature of their own."""
+        x = self._waves(table) if self.categories is None else self._one_hot(table)
+        if not self.gaps:
+            return x
+        missing = torch.from_numpy(missing_in(table.column(self.name))).unsqueeze(-1)
+        if self.categories is not None:
+            x = x.masked_fill(missing, 0.0)
+        return torch.cat([x, missing.to(x)], 1)
+
+    def _waves(self, table: Table) -> Tensor:
+        values = self.measured(table)
+        days = np.array(values, np.float64)  # None becomes NaN
+        turns = [math.tau * (days % CYCLES[cycle]) / CYCLES[cycle] for cycle in self.cycles]
+        angles = [torch.from_numpy(turn).to(torch.get_default_dtype()) for turn in turns]
+        waves = [wave(angle).float() for angle in angles for wave in (torch.sin, torch.cos)]
+        return torch.stack([rounded(values, self.centre), *waves], 1)
+
+    def _one_hot(self, table: Table) -> Tensor:
+        places = torch.from_numpy(self.places(table)).unsqueeze(-1)
+        x = (places == torch.arange(len(self.categories or ()) + self.other)).to(torch.get_default_dtype())
+        return x.masked_fill_(places < 0, math.nan)
 
     def plotted(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return cells for a plot: numbers in their own units, dates as days since 1970-01-01, or names."""
@@ -112,7 +176,11 @@ class Column:
         # Older runs have no notation: their numbers are plain.
         notation = Notation.from_json(found["notation"]) if "notation" in found else PLAIN
         labels = None if categories is None else labels_of(categories, notation)
-        return cls(name_of(found["name"]), labels, notation, finite(found.get("centre", 0), "the centre of a column"))
+        centre = finite(found.get("centre", 0), "the centre of a column")
+        other, gaps, cycles = found.get("other", False), found.get("gaps", False), found.get("cycles", ())
+        if not isinstance(other, bool) or not isinstance(gaps, bool) or not set(cycles) <= set(CYCLES):
+            raise TypeError(f"what becomes of the column {found['name']!r}")
+        return cls(name_of(found["name"]), labels, notation, centre, other, gaps, tuple(cycles))
 
 
 def name_of(found: object) -> str:

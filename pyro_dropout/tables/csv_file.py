@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.tables.cells import Cell, as_moment, cell_of
+from pyro_dropout.tables.cells import as_moment
+from pyro_dropout.tables.csv_lines import Piece, plain_pieces
 from pyro_dropout.tables.notation import is_number
 from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import texts_of
 
 SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
@@ -31,42 +33,48 @@ class _Start:
     notes: tuple[str, ...]
 
 
-def read_csv(path: Path, size: int | None, encoding: str | None, separator: str | None) -> Iterator[Table]:
+def read_csv(
+    path: Path, size: int | None, encoding: str | None, separator: str | None, strict: bool = True
+) -> Iterator[Table]:
     """Yield tables of ``size`` rows; None for all rows at once."""
     encoding = _encoding(path, encoding)
     try:
         start = _start(path, encoding, separator)
-        records = _records(path, encoding, start)
-        names = [name.strip() for name in next(records)[1]]
+        line, header = next(_records(path, encoding, start.line, start.separator))
+        names = [name.strip() for name in header]
+        names = names if strict else named(names)
     except UnicodeDecodeError:
         _check_text(path, encoding)
         raise
     notes = start.notes + _check_header(path, names, start.separator)
-    while True:
-        rows: list[int] = []
-        columns: dict[str, list[Cell]] = {name: [] for name in names}
-        for number, row in itertools.islice(records, size):
-            if len(row) != len(names):
-                hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
-                raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {len(names)} columns.{hint}")
-            rows.append(number)
-            for name, value in zip(names, row, strict=True):
-                columns[name].append(cell_of(value))
-        yield Table(path.name, columns, rows, notes=notes, separator=start.separator)
-        if size is None or len(rows) < size:
-            return
+    for columns, rows in _pieces(path, encoding, line, len(names), start.separator, size):
+        yield Table(path.name, dict(zip(names, columns, strict=True)), rows, notes=notes, separator=start.separator)
 
 
-def check_names(path: Path, names: list[str]) -> None:
-    """Raise unless columns have names, all different, and there are at least two."""
+def named(names: list[str]) -> list[str]:
+    """Return the names of columns; those that have none are called after their place, as an index often is.
+
+    Example:
+        >>> named(["", "price", ""])
+        ['unnamed 1', 'price', 'unnamed 3']
+    """
+    return [name or f"unnamed {place}" for place, name in enumerate(names, 1)]
+
+
+def check_names(file: str, names: list[str]) -> None:
+    """Raise unless columns have names, all different."""
     for place, name in enumerate(names, 1):
         if not name:
-            raise ShapeError(f"{path.name}: column {place} of {len(names)} has no name in the header.")
+            raise ShapeError(f"{file}: column {place} of {len(names)} has no name in the header.")
         if name in names[: place - 1]:
-            raise ShapeError(f"{path.name} has two columns called {name!r}; column names must be unique.")
-    if len(names) < 2:
+            raise ShapeError(f"{file} has two columns called {name!r}; column names must be unique.")
+
+
+def check_width(file: str, names: list[str], least: int = 2) -> None:
+    """Raise unless there are enough columns: by default, one to predict and one to predict from."""
+    if len(names) < least:
         raise ShapeError(
-            f"{path.name} must have at least two columns, one to predict and one to predict from; its header is"
+            f"{file} must have at least two columns, one to predict and one to predict from; its header is"
             f" {', '.join(map(repr, names)) or 'empty'}. The columns of a CSV file are separated by commas, semicolons,"
             " tabs or pipes."
         )
@@ -81,7 +89,7 @@ def _check_header(path: Path, names: list[str], separator: str) -> tuple[str, ..
             f"{path.name} has no header: its first line is {separator.join(names)[:_SHOWN]!r}. Write the columns' names"
             " there; names that are numbers need a letter."
         )
-    check_names(path, names)
+    check_names(path.name, names)
     return (f"columns named by numbers: {', '.join(whole)}",) if whole else ()
 
 
@@ -175,10 +183,32 @@ def _is_header(path: Path, comment: tuple[int, str], head: list[str], mark: str)
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _records(path: Path, encoding: str, start: _Start) -> Iterator[tuple[int, list[str]]]:
-    """Yield the header and the rows, with the number of the line on which each ends."""
+def _pieces(path: Path, encoding: str, line: int, width: int, separator: str, size: int | None) -> Iterator[Piece]:
+    """Yield the rows after a line, ``size`` at a time; the last piece is smaller, and may be empty."""
+    left: int | None = line
+    if encoding.startswith("utf-8"):
+        left = yield from plain_pieces(path, line, width, separator, size)
+    if left is None:
+        return
+    records = _records(path, encoding, left + 1, separator)
+    while True:
+        rows: list[int] = []
+        cells: list[list[str]] = []
+        for number, row in itertools.islice(records, size):
+            if len(row) != width:
+                hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
+                raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
+            rows.append(number)
+            cells.append(row)
+        yield [texts_of(column) for column in zip(*cells, strict=True)] if cells else [[]] * width, rows
+        if size is None or len(rows) < size:
+            return
+
+
+def _records(path: Path, encoding: str, line: int, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows from a line on, with the number of the line on which each ends."""
     with path.open(encoding=encoding, newline="") as file:
-        reader = csv.reader(itertools.islice(file, start.line - 1, None), delimiter=start.separator, strict=True)
+        reader = csv.reader(itertools.islice(file, line - 1, None), delimiter=separator, strict=True)
         while True:
             try:
                 row = next(reader)
@@ -186,14 +216,14 @@ def _records(path: Path, encoding: str, start: _Start) -> Iterator[tuple[int, li
                 return
             except csv.Error as cause:
                 _check_text(path, encoding)
-                raise ShapeError(f"{path.name}, row {start.line - 1 + reader.line_num}: {cause}.") from None
+                raise ShapeError(f"{path.name}, row {line - 1 + reader.line_num}: {cause}.") from None
             except UnicodeDecodeError:
                 _check_text(path, encoding)
                 raise
             if any("\0" in value for value in row):
                 _check_text(path, encoding)
             if row:
-                yield start.line - 1 + reader.line_num, row
+                yield line - 1 + reader.line_num, row
 
 
 def _check_text(path: Path, encoding: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from pyro_dropout.tables.encoding import Encoding
@@ -34,6 +35,11 @@ class Dataset:
     y_name: str = "y"
     note: str = ""
     encoding: Encoding | None = None
+
+    @property
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """All rows: those for training, and then those held back."""
+        return torch.cat([self.train[0], self.test[0]]), torch.cat([self.train[1], self.test[1]])
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -3,17 +3,37 @@
 An encoding is learned from the training table and then applied to every other table.
 """
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Number
+from pyro_dropout.tables.cells import Cell, Number, brief
 from pyro_dropout.tables.column import Column, finite, labels_of, name_of
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import blanked, distinct_in, missing_in, numbers_in
+
+Remarks = Counter[tuple[str, str]]  # {(what was done, column): cells}
+
+
+def told(remarks: Remarks) -> list[str]:
+    """Return what was done in words, one text for each kind.
+
+    Example:
+        >>> told(Counter({("filled in", "age"): 3, ("filled in", "size"): 1}))
+        ['filled in: age (3), size (1)']
+    """
+    kinds = dict.fromkeys(what for what, _ in remarks)
+    return [
+        f"{what}: " + ", ".join(f"{name} ({count})" for (each, name), count in remarks.items() if each == what)
+        for what in kinds
+    ]
 
 
 @dataclass(frozen=True)
@@ -28,6 +48,8 @@ class Encoding:
         ranges: the least and the greatest value of each feature in training; None if unknown.
         target_notation: how the target is written.
         target_centre: subtracted from the target before training, and added to predictions.
+        forgiving: whether new tables may have categories, columns and words for missing values that training had not.
+        left_out: columns of the training table that are not inputs.
     """
 
     inputs: tuple[Column, ...]
@@ -37,6 +59,8 @@ class Encoding:
     ranges: tuple[tuple[float, float], ...] | None = None
     target_notation: Notation = PLAIN
     target_centre: Number = 0
+    forgiving: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def outcome(self) -> Column:
@@ -51,7 +75,7 @@ class Encoding:
     @property
     def network_inputs(self) -> tuple[object, ...]:
         """What must be the same in two encodings for one network to serve both."""
-        columns = tuple((column.name, column.categories, column.centre) for column in (*self.inputs, self.outcome))
+        columns = tuple(replace(column, notation=PLAIN) for column in (*self.inputs, self.outcome))
         return columns, self.fill
 
     @property
@@ -61,37 +85,84 @@ class Encoding:
         numbers = [column for column in (*self.inputs, self.outcome) if column.categories is None]
         written = [f"{each.name} ({each.notation.described})" for each in numbers if each.notation.described]
         centred = [f"{each.name} (at {each.origin})" for each in numbers if each.centre]
-        parts = {"one-hot encoded": coded, "read as numbers": written, "centred for single precision": centred}
+        waves = [f"{each.name} ({', '.join(each.cycles)})" for each in numbers if each.cycles]
+        parts = {"one-hot encoded": coded, "read as numbers": written, "with the time of": waves}
+        parts |= {"centred for single precision": centred}
         kind = f"one of {len(self.classes)} classes" if self.classes else "a number"
         said = [f"{what}: {', '.join(names)}" for what, names in parts.items() if names]
         return [*said, f"{self.target!r} is read as {kind}"]
 
+    def cleaned(self, table: Table) -> tuple[Table, Remarks]:
+        """Return a table in which what a forgiving encoding cannot use is missing, and what becomes of it, counted.
+
+        Other encodings change nothing; they raise when the values are used.
+        """
+        remarks, gaps = Remarks(), Remarks()
+        if not self.forgiving:
+            return table, remarks
+        columns = dict(table.columns)
+        for column in self.inputs:
+            columns[column.name] = self._usable(column, table.column(column.name), remarks)
+            count = int(missing_in(columns[column.name]).sum())
+            if count:
+                gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
+        return replace(table, columns=columns), remarks + gaps
+
+    def _usable(self, column: Column, cells: Sequence[Cell], remarks: Remarks) -> Sequence[Cell]:
+        if column.categories is None and numbers_in(cells) is not None:
+            return cells
+        distinct = distinct_in(cells)
+        gone = np.zeros(len(distinct.cells), np.bool_)
+        for place, (cell, count) in enumerate(zip(distinct.cells, distinct.counts.tolist(), strict=True)):
+            if column.blank(cell):
+                remarks[f"{brief(cell)} read as missing", column.name] += count
+                gone[place] = True
+            elif column.strange(cell) and (column.other or self.fill is not None):
+                what = "(other)" if column.other else "missing"
+                remarks[f"rare or not seen in training, read as {what}", column.name] += count
+                gone[place] = not column.other
+        return blanked(cells, distinct.spread(gone))
+
     def inputs_of(self, table: Table) -> Tensor:
         """Return the inputs of a table, (N, Q); missing values are filled, or NaN without ``fill``."""
-        x = torch.cat([column.encoded(table) for column in self.inputs], 1)
+        return self.filled(self.encoded(self.cleaned(table)[0]))
+
+    def encoded(self, table: Table) -> Tensor:
+        """Return the inputs of a table that is ``cleaned``, (N, Q), with NaN for missing values."""
+        return torch.cat([column.encoded(table) for column in self.inputs], 1)
+
+    def filled(self, x: Tensor) -> Tensor:
+        """Return inputs with ``fill`` in place of NaN."""
         return x if self.fill is None else torch.where(x.isnan(), torch.tensor(self.fill, dtype=x.dtype), x)
 
     def seen(self, x: Tensor) -> "Encoding":
         """Return the encoding with the ranges of the training inputs."""
         return replace(self, ranges=tuple(zip(x.amin(0).tolist(), x.amax(0).tolist(), strict=True)))
 
-    def beyond(self, x: Tensor) -> list[list[str]]:
-        """Return for each row of inputs the features outside their training range."""
+    def beyond(self, x: Tensor, table: Table | None = None) -> list[list[str]]:
+        """Return for each row of inputs the features outside their training range.
+
+        With the table that the inputs are from, also the columns with a category that training did not have.
+        """
         found: list[list[str]] = [[] for _ in range(len(x))]
         if self.ranges is not None:
             names, (low, high) = self.features, torch.tensor(self.ranges, dtype=x.dtype).T
             for row, feature in ((x < low) | (x > high)).nonzero().tolist():
                 found[row].append(names[feature])
+        for column in self.inputs:
+            if table and self.forgiving and not column.other:
+                for row in np.flatnonzero(column.strangers(table.column(column.name))).tolist():
+                    found[row].append(column.name)
         return found
 
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
-        for row, cell in enumerate(table.column(self.target)):
-            if cell is None:
-                raise RangeError(f"{table.where(row, self.target)}: the value is missing.")
+        missing = missing_in(table.column(self.target))
+        if missing.any():
+            raise RangeError(f"{table.where(int(missing.argmax()), self.target)}: the value is missing.")
         if not self.classes:
             return self.outcome.numbers(table).unsqueeze(-1)
-        return torch.tensor(self.outcome.places(table))
+        return torch.from_numpy(self.outcome.places(table))
 
     def as_json(self) -> Record:
         """Return the argument of ``from_json``."""
@@ -108,7 +179,10 @@ class Encoding:
         fill = None if gaps is None else tuple(float(finite(each, "what fills gaps")) for each in gaps)
         ranges = None if found.get("ranges") is None else tuple(map(_range, found["ranges"]))  # older runs have none
         centre = finite(found.get("target_centre", 0), "the centre of the target")
-        made = cls(inputs, target, classes, fill, ranges, notation, centre)
+        forgiving, left_out = found.get("forgiving", False), tuple(map(name_of, found.get("left_out", ())))
+        if not isinstance(forgiving, bool):
+            raise TypeError("'forgiving'")
+        made = cls(inputs, target, classes, fill, ranges, notation, centre, forgiving, left_out)
         if len({column.name for column in inputs} | {target}) <= len(inputs):
             raise TypeError("a column that occurs twice")
         if not inputs or any(each is not None and len(each) != len(made.features) for each in (fill, ranges)):

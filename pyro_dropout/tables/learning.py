@@ -8,13 +8,14 @@ from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Decimal, Notation
-from pyro_dropout.tables.precision import centre_of, check_kept
-from pyro_dropout.tables.recognition import Recognised, quoted, recognise, settle
+from pyro_dropout.tables.precision import centre_of, check_kept, known_numbers, some_different
+from pyro_dropout.tables.recognition import Recognised, as_range_errors, quoted, recognise, settle
 from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import distinct_in, missing_in
 
 Task = Literal["auto", "regression", "classification"]
 
-_MOST = 50  # categories of a column; with more, it probably identifies rows
+MOST = 50  # categories of a column; with more, it probably identifies rows
 
 
 def learn(
@@ -44,15 +45,16 @@ def learn(
     if not names:
         raise ShapeError(f"{table.file}: no column is left to predict {target!r} from.")
     for name in names:
-        if all(cell is None for cell in table.columns[name]):
+        if missing_in(table.columns[name]).all():
             raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
     asked = [name for name in names if name not in categorical] + [target] * (task != "classification")
-    found = {name: recognise(table, name, decimal, instead[name]) for name in asked}
-    settle(table, found, decimal, instead)
-    inputs = tuple(_input(table, name, found.get(name, Recognised(None)).notation) for name in names)
-    outcome = _outcome(table, target, task, found.get(target, Recognised(None)).notation)
+    with as_range_errors():
+        found = {name: recognise(table, name, decimal, instead[name]) for name in asked}
+        settle(table, found, decimal, instead)
+    inputs = tuple(input_column(table, name, found.get(name, Recognised(None)).notation) for name in names)
+    outcome = outcome_column(table, target, task, found.get(target, Recognised(None)).notation)
     return Encoding(
         inputs,
         target,
@@ -62,20 +64,22 @@ def learn(
     )
 
 
-def _input(table: Table, name: str, notation: Notation | None) -> Column:
+def input_column(table: Table, name: str, notation: Notation | None) -> Column:
+    """Return a column to predict from; raise if it has too many categories."""
     if notation is not None and notation.kind != "boolean":
-        return _number(table, name, notation)
-    column = Column(name, _categories(table, name, notation or PLAIN), notation or PLAIN)
-    if len(column.categories or ()) > _MOST:
+        return number_column(table, name, notation)
+    column = Column(name, labels_in(table, name, notation or PLAIN), notation or PLAIN)
+    if len(column.categories or ()) > MOST:
         raise RangeError(
             f"{table.file}, column {name!r}: {len(column.categories or ())} different texts are too many for categories"
-            f" (at most {_MOST}); leave the column out (--drop {quoted(name)})."
+            f" (at most {MOST}); leave the column out (--drop {quoted(name)})."
         )
     return column
 
 
-def _outcome(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
-    cells = [cell for cell in table.columns[name] if cell is not None]
+def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
+    """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
+    known = ~missing_in(table.columns[name])
     kind = None if notation is None else notation.kind
     if kind == "date":
         raise RangeError(
@@ -84,37 +88,38 @@ def _outcome(table: Table, name: str, task: Task, notation: Notation | None) -> 
         )
     notation = notation or PLAIN
     if task == "regression" or (kind == "number" and not notation.binary):
-        column = _number(table, name, notation if kind == "number" else PLAIN)
-        count = len({*column.values(table)} - {None})
+        column = number_column(table, name, notation if kind == "number" else PLAIN)
+        count = some_different(column.measured(table))
     else:
-        labels = _categories(table, name, notation)
+        labels = labels_in(table, name, notation)
         labels = tuple(sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label)))
         column, count = Column(name, labels, notation), len(labels)
     if count < 2:
-        only = f"only one value, {brief(cells[0])}" if cells else "no value"
+        only = f"only one value, {brief(table.columns[name][int(known.argmax())])}" if known.any() else "no value"
         raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
-    most = max(2, min(_MOST, len(cells) // 2))
+    rows = int(known.sum())
+    most = max(2, min(MOST, rows // 2))
     if column.categories is not None and count > most:
         raise RangeError(
-            f"{table.file}, column {name!r}: {count} different values in {len(cells)} rows are too many for classes (at"
+            f"{table.file}, column {name!r}: {count} different values in {rows} rows are too many for classes (at"
             f" most {most})."
         )
     return column
 
 
-def _number(table: Table, name: str, notation: Notation) -> Column:
-    values = [value for value in Column(name, None, notation).values(table) if value is not None]
+def number_column(table: Table, name: str, notation: Notation) -> Column:
+    """Return a column of numbers or dates, centred if single precision needs it."""
+    values = known_numbers(Column(name, None, notation).measured(table))
     column = Column(name, None, notation, centre_of(values))
     check_kept(values, column.centre, f"{table.file}, column {name!r}")
     return column
 
 
-def _categories(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
+def labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
     """Return the labels of a column; raise if one stands for 1.1 and 1.10, which may be a number or two versions."""
     met: dict[str, tuple[int, Cell]] = {}
-    for row, cell in enumerate(table.columns[name]):
-        if cell is None:
-            continue
+    distinct = distinct_in(table.columns[name])
+    for row, cell in zip(distinct.rows.tolist(), distinct.cells, strict=True):
         label = notation.label(cell)
         other = met.setdefault(label, (row, cell))[1]
         if as_text(cell) != as_text(other) and "." in label and as_number(label) is not None:

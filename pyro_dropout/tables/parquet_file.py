@@ -33,7 +33,7 @@ def read_parquet(path: Path, size: int | None) -> Iterator[Table]:
     try:
         with parquet.ParquetFile(path) as file:  # not as a data set, which would also read columns from the path
             names = [str(name).strip() for name in file.schema_arrow.names]
-            check_names(path, names)
+            check_names(path.name, names)
             kinds = dict(zip(names, map(_kind(pyarrow.types), file.schema_arrow.types), strict=True))
             reading = {name: _reading(pyarrow.types, kind) for name, kind in kinds.items()}
             unread = {name: str(kind) for name, kind in kinds.items() if reading[name] is None}

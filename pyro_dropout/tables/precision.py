@@ -6,31 +6,59 @@ arithmetic, and only then rounded.
 
 import math
 from collections.abc import Sequence
+from typing import overload
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import Number
+from pyro_dropout.tables.cells import EXACT, Number
+
+Numbers = Sequence[Number | None] | NDArray[np.float64]  # None or NaN is missing; in an array, all are below 2**53
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
-_WHOLE = 2**53  # from here on, float64 skips whole numbers
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
 
 
-def centre_of(values: Sequence[Number]) -> Number:
+@overload
+def known_numbers(values: NDArray[np.float64]) -> NDArray[np.float64]: ...
+
+
+@overload
+def known_numbers(values: Numbers) -> Numbers: ...
+
+
+def known_numbers(values: Numbers) -> Numbers:
+    """Return the numbers that are not missing."""
+    if isinstance(values, np.ndarray):
+        gaps = np.isnan(values)
+        return values[~gaps] if gaps.any() else values
+    return [value for value in values if value is not None]
+
+
+def some_different(values: Numbers) -> int:
+    """Return how many different numbers there are: 0, 1, or 2 for more than one."""
+    found = known_numbers(values)
+    if isinstance(found, np.ndarray):
+        return 0 if not len(found) else 1 + bool(found.min() < found.max())
+    return min(2, len(set(found)))
+
+
+def centre_of(values: Numbers) -> Number:
     """Return the number to subtract from a column before rounding: its median if that is needed, else 0.
 
     Example:
         >>> centre_of([1.5, 2.5, 4.0]), centre_of([1_700_000_000 + second for second in range(100)])
         (0, 1700000050)
     """
-    if not values:
+    if not len(values):
         return 0
-    middle = sorted(values)[len(values) // 2]
-    plain, centred = _centred(values, 0), _centred(values, middle)
-    spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
+    ordered, middle = _ordered(values)
+    plain, centred = _centred(ordered, 0), _centred(ordered, middle)
+    spread = float(_centred(values, middle).std(correction=0)) or 1.0  # a constant is not scaled
     if _ROUNDING * float(plain.abs().max()) > _FINE * spread:
         return middle
     distinct = _distinct(centred)
@@ -39,15 +67,17 @@ def centre_of(values: Sequence[Number]) -> Number:
     return middle if still < merged > (0 if whole else _FEW * distinct) else 0
 
 
-def rounded(values: Sequence[Number | None], centre: Number) -> Tensor:
+def rounded(values: Numbers, centre: Number) -> Tensor:
     """Return numbers minus the centre, (N,), in float32; NaN for missing values."""
     return _centred(values, centre).float()
 
 
-def check_kept(values: Sequence[Number], centre: Number, where: str) -> None:
+def check_kept(values: Numbers, centre: Number, where: str) -> None:
     """Raise if rounding makes most of the different values of a column equal to another."""
-    exact = _centred(values, centre)
-    if values and 0 < float(exact.abs().max()) < torch.finfo(torch.float32).tiny:
+    if not len(values):
+        return
+    exact = _centred(_ordered(values)[0], centre)
+    if 0 < float(exact.abs().max()) < torch.finfo(torch.float32).tiny:
         raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
     if 2 * _distinct(exact.float()) < _distinct(exact):
         raise RangeError(
@@ -56,10 +86,26 @@ def check_kept(values: Sequence[Number], centre: Number, where: str) -> None:
         )
 
 
-def _centred(values: Sequence[Number | None], centre: Number) -> Tensor:
+def _ordered(values: Numbers) -> tuple[Numbers, Number]:
+    """Return numbers in order, and the one in the middle."""
+    if not isinstance(values, np.ndarray):
+        ordered = sorted(value for value in values if value is not None)
+        return ordered, ordered[len(ordered) // 2]
+    array = np.sort(values)
+    middle = float(array[len(array) // 2])
+    if middle == 0:  # 0.0 and -0.0 keep their order
+        middle = float(values[values == 0][len(array) // 2 - int((array < 0).sum())])
+    return array, middle
+
+
+def _centred(values: Numbers, centre: Number) -> Tensor:
     """Return numbers minus the centre, in float64; whole numbers that float64 cannot hold are subtracted exactly."""
+    if isinstance(values, np.ndarray):
+        if abs(centre) < EXACT:
+            return torch.from_numpy(values - float(centre))
+        values = [None if math.isnan(value) else value for value in values.tolist()]
     found = torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float64)
-    if abs(centre) < _WHOLE and not bool((found.abs() >= _WHOLE).any()):
+    if abs(centre) < EXACT and not bool((found.abs() >= EXACT).any()):
         return found - float(centre)
     differences = (math.nan if value is None else float(_exact(value) - centre) for value in values)
     return torch.tensor(list(differences), dtype=torch.float64)
@@ -71,4 +117,5 @@ def _exact(value: Number) -> Number:
 
 
 def _distinct(values: Tensor) -> int:
-    return len(values.unique())
+    """Return how many of the numbers, which are in order, are different."""
+    return 1 + int(np.count_nonzero(values.numpy()[1:] != values.numpy()[:-1]))

@@ -1,32 +1,77 @@
 """Read a table as data to fit: encode its columns, handle missing values, and hold back a part."""
 
+import csv
+import io
+import math
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.protocols import Record
 from pyro_dropout.tables.dataset import Dataset
-from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.encoding import Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
+from pyro_dropout.tables.forgiving import choose_columns, learn_forgiving
 from pyro_dropout.tables.learning import Task, learn
 from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import missing_in
 
-Missing = Literal["refuse", "drop", "mean"]
+Missing = Literal["auto", "refuse", "drop", "mean"]
 
 _FEWEST = 10
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How a table was read: the arguments of ``read_table``."""
+
+    target: str | None
+    task: Task = "auto"
+    missing: Missing = "auto"
+    categorical: tuple[str, ...] = ()
+    drop: tuple[str, ...] = ()
+    held_back: float = 0.0
+    seed: int = 0
+    decimal: Decimal | None = None
+    encoding: str | None = None
+    separator: str | None = None
+    keep: tuple[str, ...] = ()
+    strict: bool = False
+
+    def read(self, file: str | Path | Table) -> Dataset:
+        """Return the data in a file, or in a table that was read from one."""
+        return read_table(file, **asdict(self))
+
+    def flags(self) -> list[str]:
+        """Return the options of the command line that read a table in this way; not its target and its split.
+
+        Example:
+            >>> Reading("price", drop=("id", "a,b"), decimal="comma", strict=True).flags()
+            ['--drop', 'id,"a,b"', '--decimal', 'comma', '--strict']
+        """
+        lists = {"categorical": self.categorical, "drop": self.drop, "keep": self.keep}
+        given: dict[str, str | None] = {"task": self.task, "missing": self.missing}
+        given |= {name: _joined(names) for name, names in lists.items()}
+        given |= {"decimal": self.decimal, "encoding": self.encoding, "separator": self.separator}
+        named = {name: value for name, value in given.items() if value not in ("auto", "", None)}
+        return [part for name, value in named.items() for part in (f"--{name}", str(value))] + [
+            "--strict"
+        ] * self.strict
+
+
 def read_table(
-    path: str | Path,
+    path: str | Path | Table,
     *,
     target: str | None = None,
     task: Task = "auto",
-    missing: Missing = "refuse",
+    missing: Missing = "auto",
     categorical: Collection[str] = (),
     drop: Collection[str] = (),
     decimal: Decimal | None = None,
@@ -34,15 +79,21 @@ def read_table(
     separator: str | None = None,
     held_back: float = 0.2,
     seed: int = 0,
+    keep: Collection[str] = (),
+    strict: bool = False,
 ) -> Dataset:
-    r"""Return a CSV or Parquet file as data for regression or classification.
+    r"""Return a file as data for regression or classification.
+
+    Columns that cannot be used (identifiers, free text, constants) are left out, and gaps are filled in. What was done
+    is said in the note of the result. About the target, nothing is guessed: rows without one are left out.
 
     Args:
-        path: the file.
+        path: the file, or its table.
         target: the name of the column to predict; the last one by default.
         task: "regression", "classification", or "auto": a class if the target is text or 0 and 1.
         missing: "refuse" missing values, "drop" their rows, or fill in the "mean" of the training rows; for categories
-            that is the share of each. A missing target is never filled in.
+            that is the share of each. "auto" fills in the mean too, with a feature that says where, and leaves out
+            rows without a target; with ``strict``, it refuses. A missing target is never filled in.
         categorical: numeric columns to treat as categories.
         drop: columns to leave out.
         decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways, such as 1,200.
@@ -50,52 +101,83 @@ def read_table(
         separator: of a CSV file, "comma", "semicolon", "tab" or "pipe"; by default the one that splits the header.
         held_back: the share of rows, chosen at random, that is kept for testing; 0 for none.
         seed: of that choice.
+        keep: columns to use although they look like identifiers, free text or constants.
+        strict: whether every column must be used, or named in ``drop``.
 
     Example:
         >>> import pathlib, tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = pathlib.Path(folder, "trees.csv")
-        ...     _ = path.write_text("age,kind\n" + "12,oak\n30,elm\n" * 10)
+        ...     _ = path.write_text("age,kind\n" + "12,oak\n30,elm\n,elm\n" * 10)
         ...     data = read_table(path)
         >>> data.classes, data.train[0].shape, data.test[1].shape
-        (('elm', 'oak'), torch.Size([16, 1]), torch.Size([4]))
+        (('elm', 'oak'), torch.Size([24, 2]), torch.Size([6]))
+        >>> data.note.split("; ")[1]
+        'missing values filled in, with an indicator: age (10)'
     """
     if not 0 <= held_back < 1:
         raise RangeError(f"held_back must lie in [0, 1); got {held_back!r}.")
-    table = read_file(path, encoding=encoding, separator=separator)
+    if strict and keep:
+        raise PyroDropoutError("with strict, every column is used; keep has no effect. Give one of them.")
+    table = path if isinstance(path, Table) else read_file(path, encoding=encoding, separator=separator, strict=strict)
     target = list(table.columns)[-1] if target is None else target
     table.column(target)
-    table, said = _complete(table, target, missing, drop)
+    if strict:
+        table, said = _complete(table, target, "refuse" if missing == "auto" else missing, drop)
+        chosen = None
+    else:
+        chosen = choose_columns(table, target, task, categorical, drop, keep, decimal)
+        table, said = _complete(chosen.table, target, missing, set(table.columns) - {*chosen.found})
     if len(table) < _FEWEST:
         raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
-    learned = learn(table, target, task, categorical, drop, decimal)
-    x, y = learned.inputs_of(table), learned.targets_of(table)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    cut = max(1, round(held_back * len(x))) if held_back else 0
-    if len(x) - cut < 2:
-        raise RangeError(
-            f"held_back={held_back:g} of the {len(x)} rows of {table.file} leaves {len(x) - cut} to train on, and at"
-            " least 2 are needed; hold back fewer."
-        )
-    test, train = order.split([cut, len(x) - cut])
-    if missing == "mean":
-        learned = replace(learned, fill=_means(table, learned, x[train]))
-        x = learned.inputs_of(table)
-    learned = learned.seen(x[train])
-    rows = f"{len(train)} training rows" + (f" and {cut} test rows, chosen at random" if cut else "") + said
+    test, train = _split(table, held_back, seed)
+    fills, remarks = missing == "mean" or (missing == "auto" and not strict), Remarks()
+    left: dict[str, str] = {}
+    if chosen is None:
+        learned = learn(table, target, task, categorical, drop, decimal)
+    else:
+        learned, left = learn_forgiving(chosen, table, train.numpy(), task, fills, indicates=missing == "auto")
+        left = chosen.left_out | left
+        learned = replace(learned, left_out=(*drop, *left))
+        remarks.update({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
+    if fills:
+        learned = replace(learned, fill=(math.nan,) * len(learned.features))  # what cannot be used may become a gap
+    clean, done = learned.cleaned(table)
+    x, y = learned.encoded(clean), learned.targets_of(table)
+    shown, hidden = x.index_select(0, train), x.index_select(0, test)
+    if fills:
+        learned = replace(learned, fill=_means(table, learned, shown))
+    shown, hidden = learned.filled(shown), learned.filled(hidden)
+    learned = learned.seen(shown)
+    remarks.update(done)
+    rows = f"{len(train)} training rows" + (f" and {len(test)} test rows, chosen at random" if len(test) else "") + said
+    without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
     return Dataset(
-        Path(path).stem,
-        (x[train], y[train]),
-        (x[test], y[test]),
+        Path(table.file).stem,
+        (shown, y[train]),
+        (hidden, y[test]),
         ", ".join(column.axis for column in learned.inputs),
         learned.outcome.axis,
-        f"{table.file}: " + "; ".join([*table.notes, rows, *learned.remarks]) + ".",
+        f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
         learned,
     )
 
 
+def _split(table: Table, held_back: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the rows for testing, chosen at random, and those for training."""
+    rows = len(table)
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    cut = max(1, round(held_back * rows)) if held_back else 0
+    if rows - cut < 2:
+        raise RangeError(
+            f"held_back={held_back:g} of the {rows} rows of {table.file} leaves {rows - cut} to train on, and at"
+            " least 2 are needed; hold back fewer."
+        )
+    return order[:cut], order[cut:]
+
+
 def read_input_pieces(
-    path: str | Path,
+    path: str | Path | Table,
     encoding: Encoding,
     size: int | None,
     *,
@@ -105,10 +187,12 @@ def read_input_pieces(
 ) -> Iterator[tuple[Table, Tensor]]:
     """Yield new data read with an encoding learned from the training data: tables, and inputs (N, Q).
 
-    Columns may be in any order; the target may be among them and is ignored.
+    Columns may be in any order. The target and the columns that training left out may be among them, and are ignored; a
+    forgiving encoding ignores all other columns as well, and says so in the notes of the tables. Those count what was
+    filled in or read as something else, up to and including the piece.
 
     Args:
-        path: a CSV or Parquet file.
+        path: a file, or a table.
         encoding: of the data that a network was trained on.
         size: rows in a piece, for files larger than memory; None for all at once.
         ignore_extra: whether columns that were not in the training data are ignored instead of an error.
@@ -116,7 +200,10 @@ def read_input_pieces(
         separator: of a CSV file, as for ``read_table``.
     """
     known = [column.name for column in encoding.inputs]
-    for table in read_pieces(path, size, encoding=text_encoding, separator=separator):
+    remarks = Remarks()
+    strict = not encoding.forgiving
+    how: Record = {"encoding": text_encoding, "separator": separator, "strict": strict, "least": 2 if strict else 1}
+    for table in [path] if isinstance(path, Table) else read_pieces(path, size, **how):
         absent = [name for name in known if name not in table.columns]
         if absent and absent[0] in table.unread:
             table.column(absent[0])
@@ -125,36 +212,53 @@ def read_input_pieces(
                 f"{table.file} has no column {absent[0]!r}, which the run was trained with; its columns are"
                 f" {', '.join(table.columns)}."
             )
-        extra = [name for name in (*table.columns, *table.unread) if name not in known and name != encoding.target]
-        if extra and not ignore_extra:
+        usual = {*known, encoding.target, *encoding.left_out}
+        extra = [name for name in (*table.columns, *table.unread) if name not in usual]
+        if extra and strict and not ignore_extra:
             raise PyroDropoutError(
                 f"{table.file}: the column {extra[0]!r} was not in the training data. Remove it, or use --ignore-extra."
             )
         if encoding.fill is None:
             _refuse(table, known, "The run was trained on complete rows; fit it with --missing mean to fill gaps.")
-        yield table, encoding.inputs_of(table)
+        clean, done = encoding.cleaned(table)
+        x, notes = encoding.filled(encoding.encoded(clean)), table.notes
+        if encoding.forgiving:
+            remarks.update(done)
+            ignored = (f"columns that training did not have, ignored: {', '.join(extra)}",) if extra else ()
+            notes = (*notes, *ignored, *told(remarks))
+        yield replace(table, notes=notes), x
+
+
+def _joined(names: tuple[str, ...]) -> str:
+    """Return names as one line of CSV."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(names)
+    return line.getvalue()
 
 
 def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]) -> tuple[Table, str]:
     """Return the table with missing values handled as ``missing`` says, and what was done in words."""
     names = [name for name in table.columns if name not in drop]
-    if missing == "drop":
-        kept = [row for row in range(len(table)) if all(table.columns[name][row] is not None for name in names)]
-        gone = len(table) - len(kept)
-        return table.only(kept), f" ({gone} with missing values dropped)" if gone else ""
+    if missing in ("auto", "drop"):
+        asked, why = (
+            ([target], f"without {target!r} left out") if missing == "auto" else (names, "with missing values dropped")
+        )
+        lost = np.any([missing_in(table.columns[name]) for name in asked], axis=0)
+        return (table.only(np.flatnonzero(~lost)), f" ({lost.sum()} {why})") if lost.any() else (table, "")
     if missing == "mean":
         _refuse(table, [target], "A target is not filled in; use --missing drop.")
-        gaps = sum(cell is None for name in names for cell in table.columns[name])
+        gaps = sum(int(missing_in(table.columns[name]).sum()) for name in names)
         return table, f" ({gaps} missing values filled in)" if gaps else ""
     _refuse(table, names, "Drop such rows with --missing drop, or fill in means with --missing mean.")
     return table, ""
 
 
 def _refuse(table: Table, names: Collection[str], remedy: str) -> None:
-    for row in range(len(table)):
-        for name in names:
-            if table.columns[name][row] is None:
-                raise RangeError(f"{table.where(row, name)}: the value is missing. {remedy}")
+    gaps = {name: missing_in(table.columns[name]) for name in names}
+    first = {name: int(gap.argmax()) for name, gap in gaps.items() if gap.any()}
+    if first:
+        name = min(first, key=lambda name: first[name])  # of one row, the first column
+        raise RangeError(f"{table.where(first[name], name)}: the value is missing. {remedy}")
 
 
 def _means(table: Table, encoding: Encoding, x: Tensor) -> tuple[float, ...]:

@@ -1,19 +1,42 @@
 """Recognise from a whole column how its values are written; stop where two readings are possible."""
 
+import contextlib
+import itertools
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, split
+from pyro_dropout.tables.plain_numbers import written
 from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import Floats, Texts, distinct_in
 
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _PADDED = re.compile(r"[-+]?0[0-9]+")
 _MEASURE = re.compile(r"(?P<number>[-+−]?[0-9][0-9.,]*) ?(?P<unit>[°µ]?[^\W\d_]{1,8}[²³]?(?:/[^\W\d_]{1,8}[²³]?)?)")
+
+
+class UnrecognisedError(RangeError):
+    """All values of a column look like numbers or dates, in a form that is not recognised. Stays within ``tables``."""
+
+
+class TwoReadingsError(RangeError):
+    """A column may be read with a decimal point or with a decimal comma. Stays within ``tables``."""
+
+
+@contextlib.contextmanager
+def as_range_errors() -> Iterator[None]:
+    """Raise errors about columns that cannot be read as the ``RangeError`` that users know."""
+    try:
+        yield
+    except (UnrecognisedError, TwoReadingsError) as cause:
+        raise RangeError(str(cause)) from None
 
 
 @dataclass(frozen=True)
@@ -40,8 +63,11 @@ def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) ->
         decimal: the decimal mark of columns that may be read in two ways.
         instead: how to read the column as text, for messages.
     """
-    rows = [row for row, cell in enumerate(table.columns[name]) if cell is not None]
-    column = _Column(table, name, instead, rows, [table.columns[name][row] for row in rows])
+    cells = table.columns[name]
+    if isinstance(cells, Texts) and cells.numbers is not None:
+        return _plain_texts(cells, cells.numbers)
+    distinct = distinct_in(cells)
+    column = _Column(table, name, instead, distinct.rows.tolist(), distinct.cells, distinct.counts.tolist())
     if all(as_number(cell) is not None for cell in column.cells):
         return _plain(column, "", [cell if isinstance(cell, str) else "" for cell in column.cells])
     if all(as_label(cell) in ("true", "false", "0", "1") for cell in column.cells):
@@ -62,9 +88,7 @@ def settle(table: Table, found: dict[str, Recognised], decimal: Decimal | None, 
     It is a decimal point, as in every CSV file, unless another column has decimal commas, or nothing in a file with
     semicolons, which programs write where commas are decimal marks, shows otherwise.
     """
-    written = [each.notation for each in found.values() if each.notation is not None]
-    commas = any(each.decimal == "," or each.thousands == "." for each in written)
-    points = any(each.points for each in found.values())
+    points, commas = marks_in(found)
     for name, each in found.items():
         if each.thousands is None or each.notation is None or decimal == "point":
             continue
@@ -73,6 +97,13 @@ def settle(table: Table, found: dict[str, Recognised], decimal: Decimal | None, 
         elif commas or (table.separator == ";" and not points):
             comma = replace(each.notation, decimal=",", thousands=".")
             raise _two_readings(table, each.thousands, name, (each.notation, comma), instead[name])
+
+
+def marks_in(found: dict[str, Recognised]) -> tuple[bool, bool]:
+    """Return whether some columns have decimal points beyond doubt, and whether some have decimal commas."""
+    written = [each.notation for each in found.values() if each.notation is not None]
+    commas = any(each.decimal == "," or each.thousands == "." for each in written)
+    return any(each.points for each in found.values()), commas
 
 
 def quoted(name: str) -> str:
@@ -89,14 +120,19 @@ class _Column:
     name: str
     instead: str
     rows: list[int]
-    cells: list[Cell]
+    cells: Sequence[Cell]
+    counts: list[int]
+
+    def count(self, good: Sequence[bool]) -> int:
+        """Return in how many rows the cells are good."""
+        return sum(itertools.compress(self.counts, good))
 
     def misfit(self, good: Sequence[bool], what: str) -> RangeError:
         """Return an error about the first cell that does not fit, if most of the others do."""
         place = next(k for k, fine in enumerate(good) if not fine)
         return RangeError(
             f"{self.table.where(self.rows[place], self.name)}: {brief(self.cells[place])} is not {what}, and"
-            f" {sum(good)} other values of the column are. Fix it, or {self.instead}."
+            f" {self.count(good)} other values of the column are. Fix it, or {self.instead}."
         )
 
 
@@ -114,12 +150,15 @@ def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> R
         raise column.misfit(numbers, "a number")
     parts = [split(cell) or ("", "") if isinstance(cell, str) else ("", "0") for cell in column.cells]
     units, digits = [unit for unit, _ in parts], [each for _, each in parts]
-    ((unit, _),) = Counter(units).most_common(1)
-    if len(set(units)) > 1:
+    weights: Counter[str] = Counter()
+    for each, count in zip(units, column.counts, strict=True):
+        weights[each] += count
+    ((unit, _),) = weights.most_common(1)
+    if len(weights) > 1:
         raise column.misfit([each == unit for each in units], f"in {unit}" if unit else "a number without a unit")
     possible = [Notation("number", *marks, unit) for marks in MARKS if all(fits(each, *marks) for each in digits)]
     if not possible:
-        best = max(MARKS, key=lambda marks: sum(fits(each, *marks) for each in digits))
+        best = max(MARKS, key=lambda marks: column.count([fits(each, *marks) for each in digits]))
         like = Notation("number", *best, unit).example
         raise column.misfit([fits(each, *best) for each in digits], f"a number such as {like}")
     if possible[0].decimal + possible[0].thousands == ".":
@@ -132,6 +171,14 @@ def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> R
         raise _two_readings(column.table, differing[0], column.name, (point, comma), column.instead)
     notation = comma if decimal == "comma" else point
     return Recognised(notation, points=notation.decimal == "." and bool(notation.thousands))
+
+
+def _plain_texts(cells: Texts, numbers: Floats) -> Recognised:
+    """Return the same as ``_plain`` for texts that are all plain numbers, without a unit."""
+    known, look = numbers[~cells.missing], written(cells.known)
+    notation = Notation(binary=bool(((known == 0) | (known == 1)).all()), padded=look.padded)
+    marked = None if look.marked is None else int(np.flatnonzero(~cells.missing)[look.marked])
+    return Recognised(notation, marked if look.pointed else None, marked is not None and not look.pointed)
 
 
 def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:
@@ -151,16 +198,16 @@ def _check_text(column: _Column) -> None:
     numbers = {found["number"] for found in measures if found}
     measured = all(measures) and (len(units) == 1 or units <= _POWERS) and len(numbers) > 2
     if measured or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in texts):
-        raise RangeError(
+        raise UnrecognisedError(
             f"{column.table.where(column.rows[0], column.name)}: {brief(texts[0])} looks like a number or a date, in a"
             f" form that is not recognised. Write it like 1234.5 or 2024-01-31, without a unit, or {column.instead}."
         )
 
 
-def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> RangeError:
+def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> TwoReadingsError:
     cell = table.columns[name][row]
     point, comma = (f"{each.value(cell):g}" for each in readings)
-    return RangeError(
+    return TwoReadingsError(
         f"{table.where(row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say which:"
-        f" --decimal point for {point}, --decimal comma for {comma}; or {instead}."
+        f' --decimal point for {point}, --decimal comma for {comma} (in Python decimal="comma"); or {instead}.'
     )

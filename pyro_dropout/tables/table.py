@@ -1,9 +1,14 @@
 """A table in memory: named columns, and where each row stands in its file."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.tables.cells import Cell, brief
+from pyro_dropout.tables.texts import taken
 
 
 @dataclass(frozen=True)
@@ -17,10 +22,16 @@ class Table:
         unread: {name: type} of the columns whose types cannot be read; they are not in ``columns``.
         notes: what was noticed about the file, in words.
         separator: between the columns of a CSV file.
+
+    Example:
+        >>> import pyro_dropout as pd
+        >>> table = pd.Table("trees", {"age": [12, 30], "kind": ["oak", None]}, rows=[2, 3])
+        >>> len(table), table.where(1, "kind")
+        (2, "trees, row 3, column 'kind'")
     """
 
     file: str
-    columns: dict[str, list[Cell]]
+    columns: Mapping[str, Sequence[Cell]]
     rows: list[int]
     unread: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -33,7 +44,7 @@ class Table:
         """Return the location of a cell, for messages."""
         return f"{self.file}, row {self.rows[row]}, column {brief(column)}"
 
-    def column(self, name: str) -> list[Cell]:
+    def column(self, name: str) -> Sequence[Cell]:
         """Return a column; raise if there is no such column."""
         if name in self.unread:
             raise RangeError(
@@ -44,7 +55,8 @@ class Table:
             raise PyroDropoutError(f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.")
         return self.columns[name]
 
-    def only(self, kept: list[int]) -> "Table":
+    def only(self, kept: Sequence[int] | NDArray[np.int64]) -> "Table":
         """Return the table with only these rows, counted from 0."""
-        columns = {name: [cells[row] for row in kept] for name, cells in self.columns.items()}
-        return replace(self, columns=columns, rows=[self.rows[row] for row in kept])
+        places = np.asarray(kept, np.int64)
+        columns = {name: taken(cells, places) for name, cells in self.columns.items()}
+        return replace(self, columns=columns, rows=np.asarray(self.rows)[places].tolist())

@@ -13,23 +13,29 @@ from torch import nn
 
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
-from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
+from pyro_dropout.training.compile.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.training.compile.functional import Loss
+from pyro_dropout.training.compile.program import recording
 from pyro_dropout.training.distributed.process_group import ALONE, join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.roster import Roster, check_members
 from pyro_dropout.training.history import History
+from pyro_dropout.training.laplace.after_training import finish_on, start_from_points
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loader_task import LoaderTask, check_loader, open_loader
 from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
+from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
 from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
@@ -43,11 +49,11 @@ from pyro_dropout.training.preflight import (
     check_shared,
     check_validation,
 )
-from pyro_dropout.training.svi import Compile, check_compile
 from pyro_dropout.training.training_task import TrainingTask
 
 
 @one_at_a_time
+@modules_stay
 def fit(
     model: PyroModel,
     guide: PyroModel,
@@ -60,7 +66,7 @@ def fit(
     schedule: Schedule | None = None,
     clip_norm: float | None = None,
     loss: Loss | None = None,
-    compile: Compile = "auto",
+    compile: HowCompiled = "auto",
     progress: bool = True,
     seed: int | None = None,
     device: torch.device | str | None = None,
@@ -99,7 +105,9 @@ def fit(
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
-        compile: "auto", True or False, as in ``SVI``.
+        compile: False for eager steps; "traced" to record a step once and replay its tensor operations without Pyro;
+            True to compile that, or raise. "auto" takes what is soonest done, by the number of steps and of weights:
+            see :doc:`training`. On a GPU it compiles. What cannot be recorded runs eagerly, with a warning.
         progress: show a progress bar with the loss and the speed.
         seed: for weight draws and mini-batches.
         device: where to train; model, guide and data are moved there. By default, where the model is.
@@ -139,7 +147,7 @@ def fit(
     """
     check_programs(model, guide)
     check_gradients(model, guide)
-    check_compile(compile)
+    check_how_compiled(compile)
     check_duration(steps, epochs, batch_size)
     loader, stream = loader_of(args), None
     if loader is not None:
@@ -154,6 +162,8 @@ def fit(
         call = check_data(call_of(fit, model, args, own), batch_size)
     held_out = None if validation is None else check_validation(model, validation, patience, check_every)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
+    if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
+        raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     check_owned(optim, model, guide)
     update = _update(optim, lr, schedule, None if isinstance(guide, Ensemble) else clip_norm)
     if isinstance(guide, Ensemble):
@@ -176,6 +186,7 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
+    how = decided(compile, total, training_size(model, guide, batch), place)
     facts: Record = {"batch": batch, "seed": seed}
     if distributed or checkpoint is not None:
         facts["update"] = told_update(update)
@@ -188,7 +199,8 @@ def fit(
         if ranks is not None:
             seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
             ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
-        run = task.start(update, batch, compile, seed, ranks)
+        with recording(model, guide, loss, update):
+            run = task.start(update, batch, how, seed, ranks)
         watch = None if held_out is None else task.watch(held_out, run, patience, every, seed, group)
         keeper = None
         if where is not None:
@@ -212,23 +224,31 @@ def fit(
         tries = takes(model, "num_data") and stream is None
         return explained(work, task.try_step, batch, task.less) if tries else work()
 
-    with warnings.catch_warnings():
+    # Trial runs are no steps of the loss.
+    with warnings.catch_warnings(), at_step(torch.ones(())), best_widths_after(model, guide, call):
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if not isinstance(guide, Ensemble):
             shared = takes_all(model)
             default = ELBO(per_example=False if shared else "auto")
             chosen_loss = default if loss is None else loss
+            start_from_points(model, guide, loss)
             if stream is None:
-                return attempt(TrainingTask(guide, chosen_loss, call), checkpoint)
-            stream.device = place
-            return attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
+                history = attempt(TrainingTask(guide, chosen_loss, call), checkpoint)
+            else:
+                stream.device = place
+                history = attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
+            finish_on(guide, call, loader, target, batch_size)
+            note_training(guide, history.told)
+            return history
         ranks = group if distributed else None
         roster = Roster(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
         facts |= roster.facts()
         bars = progress_bar(total * roster.turns, progress and group.first) if roster.turns > 1 else nullcontext()
         with bars as bar:
-            return roster.train(lambda members: attempt(members, members.checkpoint, bar))
+            history = roster.train(lambda members: attempt(members, members.checkpoint, bar))
+        note_training(guide, history.told)
+        return history
 
 
 def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.device:
@@ -236,6 +256,12 @@ def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.de
     parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
     leaves = () if call is None else call.leaves()
     return next((value.device for value in (*parameters, *leaves)), torch.device("cpu"))
+
+
+def training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
+    """Return how many weights and activations a step has, in all members of an ensemble; 0 where it is no module."""
+    one = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
+    return one * (guide.members if isinstance(guide, Ensemble) else 1)
 
 
 def _update(

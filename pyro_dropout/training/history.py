@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.notebook_card import card
 from pyro_dropout.protocols import Axes
 
 
@@ -33,12 +34,13 @@ class History:
             mean over the members whose loss is finite.
         steps: how many steps were taken.
         seconds: how long they took, without compilation.
-        compile_seconds: how long compilation took.
+        compile_seconds: how long recording and compilation took.
         compiled: whether the steps were compiled.
         matmul_precision: torch's setting at the time, ``torch.get_float32_matmul_precision()``.
         validation: (step, -log p(y|w) per point on the validation set), where one was given.
         best_step: the step whose parameters were kept, where a validation set was given.
         member_losses: the losses of each trained member of an ensemble, (steps, members).
+        traced: whether a recorded step was replayed, without compiling it.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -56,12 +58,32 @@ class History:
     validation: list[tuple[int, float]] = field(default_factory=list)
     best_step: int | None = None
     member_losses: Tensor | None = None
+    traced: bool = False
 
     def __repr__(self) -> str:
-        how = "compiled" if self.compiled else "eager"
+        how = "compiled" if self.compiled else "traced" if self.traced else "eager"
         last = self.losses[-1].double().mean() if len(self.losses) else float("nan")
         of = f" of {self.losses.shape[1]} replicas, on average" if self.losses.dim() > 1 else ""
         return f"History({self.steps} steps in {self.seconds:.3g} s, {how}, last loss {last:.6g}{of})"
+
+    def _repr_html_(self) -> str:
+        """Return a table and the curve of the loss, for notebooks."""
+        facts: dict[str, object] = {
+            "steps": self.steps,
+            "seconds": f"{self.seconds:.3g}",
+            "steps were": "compiled" if self.compiled else "traced" if self.traced else "eager",
+        }
+        if len(self.losses):
+            facts["last loss"] = f"{self.losses[-1].double().nanmean():.6g}"
+        if self.best_step is not None:
+            facts["best step"] = self.best_step
+        return card("History", facts, self.plot if len(self.losses) > 1 else None)
+
+    @property
+    def told(self) -> str:
+        """How long the training was, in words."""
+        best = "" if self.best_step is None else f", the best after {self.best_step} kept"
+        return f"{self.steps:,} steps in {self.seconds:.3g} s{best}"
 
     @property
     def steps_per_second(self) -> float:

@@ -95,7 +95,8 @@ def number_of_data(loader: DataLoader[Any], given: int | None) -> int:
     if isinstance(loader.dataset, IterableDataset):
         if size is None:
             raise PyroDropoutError(
-                "the number of data is unknown: the DataLoader's dataset has no length. Give fit(num_data=...)."
+                "the number of data is unknown: the DataLoader's dataset has no length. Give it, as in"
+                " fit(num_data=...)."
             )
         return size
     if isinstance(sampler, SubsetRandomSampler):
@@ -103,7 +104,7 @@ def number_of_data(loader: DataLoader[Any], given: int | None) -> int:
     if size is None or not (isinstance(sampler, _WHOLE) or _length(sampler) == size):
         raise PyroDropoutError(
             f"the number of data is unknown: {type(sampler).__name__} may choose among {_length(sampler)} of"
-            f" {size} data. Give fit(num_data=...)."
+            f" {size} data. Give it, as in fit(num_data=...)."
         )
     return size
 

@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -53,7 +55,7 @@ def loop(
     seen, shown, started = done, time.perf_counter(), time.perf_counter()
     stopped = watch is not None and watch.waited >= watch.patience
     shown_bar = progress_bar(total, progress and group.first, done) if bar is None else _at_step(bar, done)
-    with _Interruption(run, keeper) as interruption, shown_bar as bar:
+    with _Interruption(run, keeper, group is ALONE, total, progress) as interruption, shown_bar as bar:
         while done < total and not stopped:
             losses = run.advance(min(total - done, CHAIN if watch is None else watch.ahead(done)))
             ledger.enter(group.mean(losses) if over_ranks is None else over_ranks(losses))
@@ -86,22 +88,38 @@ def loop(
     if watch is not None and watch.kept:
         run.restore(watch.kept)
     run.publish()
-    how = (run.compile_seconds, run.compiled, torch.get_float32_matmul_precision())
+    how = (run.compile_seconds, run.compiled and not run.traced, torch.get_float32_matmul_precision())
     checks = () if watch is None else (watch.seen, watch.best_step)
-    return History(ledger.losses.cpu(), done, seconds, *how, *checks)
+    found = History(ledger.losses.cpu(), done, seconds, *how, *checks)
+    return replace(found, traced=run.compiled and run.traced)
+
+
+_shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)
+
+
+@contextlib.contextmanager
+def sharing_bar(bar: Any) -> Iterator[None]:
+    """Within this context trainings count their steps in this bar, and show none of their own."""
+    before = _shared.set(bar)
+    try:
+        yield
+    finally:
+        _shared.reset(before)
 
 
 def progress_bar(total: int, shown: bool, done: int = 0) -> contextlib.AbstractContextManager[Any]:
-    """Return a bar of ``total`` steps, of which some are done already."""
+    """Return a bar of ``total`` steps, of which some are done already; it disappears at the end."""
+    if _shared.get() is not None:
+        return contextlib.nullcontext(_shared.get())
     bar: contextlib.AbstractContextManager[Any] = tqdm(
-        total=total, initial=done, disable=not shown, unit="step", smoothing=0.1
+        total=total, initial=done, disable=not shown, unit="step", smoothing=0.1, leave=False
     )
     return bar
 
 
 def _at_step(bar: Any, done: int) -> contextlib.AbstractContextManager[Any]:
     """Return a bar that others use too, after some steps that were not taken now; leaving it does not close it."""
-    if not bar.disable:
+    if done and not bar.disable:
         bar.initial, bar.n, bar.last_print_n = bar.initial + done, bar.n + done, bar.last_print_n + done
     return contextlib.nullcontext(bar)
 
@@ -146,19 +164,27 @@ def _stop_if_diverged(
 
 
 class _Interruption:
-    """Within this context, SIGTERM and Ctrl-C wait until a checkpoint is written; without a keeper they do not.
+    """Within this context, SIGTERM and Ctrl-C wait until a checkpoint is written.
 
-    Either way an interruption leaves the parameters so far in the model and the guide.
+    Without a keeper, Ctrl-C waits for the end of the step: an exception in the middle of one could leave torch, Pyro or
+    the parameters half changed. Either way an interruption leaves the parameters so far in the model and the guide.
     """
 
-    def __init__(self, run: TrainingRun, keeper: Keeper | None) -> None:
-        self.run, self.keeper = run, keeper
+    def __init__(self, run: TrainingRun, keeper: Keeper | None, alone: bool, total: int, progress: bool) -> None:
+        self.run, self.keeper, self._alone = run, keeper, alone
+        self._total, self._progress = total, progress
         self.number = 0  # the signal that was received
 
     def __enter__(self) -> "_Interruption":
-        waits = self.keeper is not None and threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGTERM, signal.SIGINT) if waits else ()
+        numbers: tuple[signal.Signals, ...] = ()
+        if threading.current_thread() is threading.main_thread():
+            if self.keeper is not None:
+                numbers = (signal.SIGTERM, signal.SIGINT)
+            elif self._alone and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                numbers = (signal.SIGINT,)
         self._before = {number: signal.signal(number, self._note) for number in numbers}
+        if self._alone and self.keeper is None:  # ranks take the same steps, and a checkpoint is after whole batches
+            self.run.break_off = lambda: bool(self.number)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -186,6 +212,11 @@ class _Interruption:
             else:
                 where = f"its checkpoint could not be written; training can resume from step {step} (in {folder})."
             print(f"\nstopped at step {done}; {where}", file=sys.stderr, flush=True)
+        kept = f"stopped after {done} of {self._total} steps; the guide keeps what it has learned."
+        if speaks and self.keeper is None and self._progress:
+            print(f"\n{kept}", file=sys.stderr, flush=True)
         if number == signal.SIGINT:
-            raise KeyboardInterrupt
+            stop = KeyboardInterrupt()
+            stop.add_note(kept)
+            raise stop
         raise SystemExit(128 + number)

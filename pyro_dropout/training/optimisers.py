@@ -18,6 +18,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
+InPlace = Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor, list[float]], None]
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Update:
         clip_each: whether ``clip_norm`` is the largest norm of each parameter's gradient, as in Pyro's optimisers.
         options: the settings of ``apply`` except the learning rate, so that two updates can be compared.
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
-        in_place: (parameters, gradients, state, lr, t) changes all of them at once, for eager steps, which otherwise
-            copy what ``apply`` returns.
+        in_place: (parameters, gradients, state, lr, t, decays) changes all of them at once, for eager steps, which
+            otherwise copy what ``apply`` returns; ``decays`` times the parameters belongs to the gradients.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -55,7 +56,7 @@ class Update:
     schedule: Schedule | None = None
     clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
-    in_place: Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor], None] | None = None
+    in_place: InPlace | None = None
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -83,13 +84,27 @@ class Update:
         ]
         return [new.to(old.dtype) for (new, _), old in zip(done, parameters, strict=True)], [s for _, s in done]
 
+    def takes_decays(self, parameters: list[Tensor]) -> bool:
+        """Whether ``step_in_place`` can be given multiples of the parameters that the gradients lack."""
+        clips = self.clip_norm is not None or self.clip_value is not None
+        return not clips and self._all_at_once(parameters)
+
+    def _all_at_once(self, parameters: list[Tensor]) -> bool:
+        return self.in_place is not None and all(_counted(p) == p.dtype and _is_dense(p) for p in parameters)
+
     def step_in_place(
-        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
+        self,
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: list[list[Tensor]],
+        t: Tensor,
+        lr: Tensor,
+        decays: list[float] | None = None,
     ) -> None:
         """Change parameters and state as ``step`` does, without a second copy of them."""
         gradients, lr = self._prepared(gradients, t, lr)
-        if self.in_place is not None and not any(_counted(p) != p.dtype for p in parameters):
-            self.in_place(parameters, gradients, state, lr, t)
+        if self.in_place is not None and self._all_at_once(parameters):
+            self.in_place(parameters, gradients, state, lr, t, decays or [0.0] * len(parameters))
             return
         numbers = _stored(self.numbers(lr, t))
         for p, g, own in zip(parameters, gradients, state, strict=True):
@@ -116,11 +131,16 @@ def _counted(value: Tensor) -> torch.dtype:
     return torch.float32 if torch.finfo(value.dtype).bits < 32 else value.dtype
 
 
-def _laid_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient in the parameter's order in memory: torch's fused kernels go through both side by side."""
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
+def _is_dense(value: Tensor) -> bool:
+    """Whether a tensor's elements fill a stretch of memory, in any order, each once."""
+    return torch.empty_like(value, device="meta").stride() == value.stride()
+
+
+def _in_memory(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return a tensor as a vector in the parameter's order in memory: torch's fused kernels go through them so."""
+    if value.stride() != parameter.stride():
+        value = torch.empty_like(parameter).copy_(value)
+    return value.as_strided((value.numel(),), (1,))
 
 
 def _stored(numbers: list[Tensor]) -> list[Tensor]:
@@ -159,26 +179,37 @@ def adam(
         return p - rate * mean / (square.sqrt() * unbias + eps), [mean, square]
 
     def in_place(
-        parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], lr: Tensor, t: Tensor
+        parameters: list[Tensor],
+        gradients: list[Tensor],
+        state: list[list[Tensor]],
+        lr: Tensor,
+        t: Tensor,
+        decays: list[float],
     ) -> None:
         done = t.to(torch.float32) - 1  # torch counts by itself
-        adam_of_torch(
-            parameters,
-            [_laid_out_as(p, g) for p, g in zip(parameters, gradients, strict=True)],
-            [mean for mean, _ in state],
-            [square for _, square in state],
-            [],
-            [done.clone() for _ in parameters],
-            fused=not any(p.is_complex() for p in parameters),
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=float(lr),
-            weight_decay=weight_decay,
-            eps=eps,
-            maximize=False,
-            decoupled_weight_decay=decoupled,
-        )
+        for decay in dict.fromkeys(decays):
+            own = [k for k, each in enumerate(decays) if each == decay]
+            weights = [_in_memory(parameters[k], parameters[k]) for k in own]
+            slopes = [_in_memory(parameters[k], gradients[k]) for k in own]
+            if decay and decoupled:
+                slopes = [torch.add(g, w, alpha=decay) for g, w in zip(slopes, weights, strict=True)]
+            adam_of_torch(
+                weights,
+                slopes,
+                [_in_memory(parameters[k], state[k][0]) for k in own],
+                [_in_memory(parameters[k], state[k][1]) for k in own],
+                [],
+                [done.clone() for _ in own],
+                fused=not any(parameters[k].is_complex() for k in own),
+                amsgrad=False,
+                beta1=beta1,
+                beta2=beta2,
+                lr=float(lr),
+                weight_decay=weight_decay if decoupled else weight_decay + decay,
+                eps=eps,
+                maximize=False,
+                decoupled_weight_decay=decoupled,
+            )
 
     return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, in_place=in_place)
 
@@ -215,6 +246,22 @@ def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
     check_non_negative("gamma", gamma)
     check_non_negative("power", power)
     return lambda t: (1 + gamma * t) ** -power
+
+
+def cosine_decay(steps: int) -> Schedule:
+    """A schedule that falls to zero along half a cosine, in this many steps.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.training.optimisers import cosine_decay
+        >>> cosine_decay(10)(torch.tensor([0.0, 5.0, 10.0])).round(decimals=4)
+        tensor([1.0000, 0.5000, 0.0000])
+    """
+
+    def half_cosine(t: Tensor) -> Tensor:
+        return 0.5 * (1 + (math.pi * (t / steps).clamp_max(1.0)).cos())
+
+    return half_cosine
 
 
 def plain(value: object) -> Any:

@@ -15,6 +15,7 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import CHAIN, Batches, Source
+from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import (
     Gradients,
     Parameters,
@@ -24,8 +25,10 @@ from pyro_dropout.training.compile.functional import (
     make_step_in_place,
 )
 from pyro_dropout.training.compile.program import Chain, Program
+from pyro_dropout.training.kept_memory import keep_freed_memory
+from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, clock, plain
-from pyro_dropout.training.svi import Compile, warn_uncompiled
+from pyro_dropout.training.svi import warn_uncompiled
 
 # The most parameters that are copied now and then, so that a training that diverges can return to them.
 _LARGE = 2**25
@@ -42,7 +45,7 @@ class TrainingRun:
         inputs: the other inputs of every step: trees of tensors.
         batches: where mini-batches come from; None for all data at every step.
         write: puts parameters back into their owners.
-        compile: "auto", True or False.
+        compile: "auto", "traced", True or False.
         in_place: what takes eager steps instead, and changes ``values``.
         guarded: whether eager steps of a large network are left out if their loss or gradient is not finite; others
             are taken back, by a copy of the parameters.
@@ -61,7 +64,7 @@ class TrainingRun:
         lr: Tensor | None = None,
         inputs: tuple[Tree, ...] = (),
         batches: Source | None = None,
-        compile: Compile = "auto",
+        compile: HowCompiled = "auto",
         in_place: StepInPlace | None = None,
         guarded: bool = False,
     ) -> None:
@@ -76,9 +79,13 @@ class TrainingRun:
         self._flat_inputs = tree_leaves(inputs)
         self._program: Program | None = None
         self._chain: Chain | None = None
+        self.break_off: Callable[[], bool] = lambda: False  # asked after each step: are no more wanted?
         self.compile_seconds = 0.0
+        self.traced = compile == "traced"
         if compile is not False:
             self._try_to_compile(compile)
+        if self._program is None:
+            keep_freed_memory(values)
 
     @property
     def chained(self) -> bool:
@@ -87,7 +94,7 @@ class TrainingRun:
 
     @property
     def compiled(self) -> bool:
-        """Whether steps are compiled."""
+        """Whether steps are recorded, and compiled unless ``traced``."""
         return self._program is not None
 
     @property
@@ -100,13 +107,15 @@ class TrainingRun:
         """Whether a step that is not finite is not taken, so that the parameters stay good."""
         return self._guarded and self.changes_owners
 
-    def _try_to_compile(self, compile: Compile) -> None:
+    def _try_to_compile(self, compile: HowCompiled) -> None:
         start = time.perf_counter()
         values, state = tree_unflatten(self.leaves, self._shape)
         index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
-                program = Program(self._step, values, state, self.t, self.lr, *self._inputs, *index)
+                program = Program(
+                    self._step, values, state, self.t, self.lr, *self._inputs, *index, compile=not self.traced
+                )
                 if self.t.is_cuda and (self._batches is None or self._batches.chained):
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
@@ -131,6 +140,8 @@ class TrainingRun:
             if self.refused:
                 break
             self.t.add_(1)
+            if self.break_off():
+                break
         return torch.stack(losses)
 
     def _next(self, index: list[Tensor]) -> Tensor:
@@ -211,7 +222,7 @@ class TorchOptimiserRun(TrainingRun):
         *,
         inputs: tuple[Tree, ...],
         batches: Source | None,
-        compile: Compile,
+        compile: HowCompiled,
     ) -> None:
         self._parameters, self._optimiser = parameters, optimiser
         held = {id(each) for group in optimiser.param_groups for each in group["params"]}
@@ -225,14 +236,18 @@ class TorchOptimiserRun(TrainingRun):
         def step(
             values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
         ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-            loss, slopes = gradients(values, *inputs)
+            with at_step(t):
+                loss, slopes = gradients(values, *inputs)
             return slopes, state, loss
 
         # No CUDA graph of several steps: the optimiser runs between two steps.
         values = [p.detach() for p in parameters]
         super().__init__(step, values, rate, write=self._write_back, inputs=inputs, batches=batches, compile=False)
+        self.traced = compile == "traced"
         if compile is not False:
             self._try_to_compile(compile)
+        if self._program is None:
+            keep_freed_memory(values)
             self._chain = None
 
     def _write_back(self, values: list[Tensor]) -> None:
@@ -297,10 +312,14 @@ def make_run(
     *,
     inputs: tuple[Tree, ...],
     batches: Source | None,
-    compile: Compile,
+    compile: HowCompiled,
     guarded: bool = True,
+    decays: bool = False,
 ) -> TrainingRun:
-    """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it."""
+    """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it.
+
+    ``decays`` is that of ``make_step_in_place``.
+    """
     if isinstance(update, torch.optim.Optimizer):
         trained = list(parameters.by_name.values())
         return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
@@ -312,7 +331,7 @@ def make_run(
         inputs=inputs,
         batches=batches,
         compile=compile,
-        in_place=make_step_in_place(gradients_of, parameters, update),
+        in_place=make_step_in_place(gradients_of, parameters, update, decays=decays),
         guarded=guarded,
     )
 

@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Literal
 
 import pyro
 import pyro.infer
@@ -23,10 +22,9 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
+from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients
-
-Compile = Literal["auto"] | bool
 
 _MOST = 16  # the most programs of one SVI; a model that needs more is not worth compiling
 
@@ -95,7 +93,9 @@ class SVI(pyro.infer.SVI):
                 raise (reason.__cause__ or PyroDropoutError(f"this step cannot be compiled: {reason}.")) from None
             self._say_once(reason)
             return self._eagerly(*args, **kwargs)
-        return float(program.step(given))
+        found = float(program.step(given))
+        program.loss.steps += 1
+        return found
 
     def _eagerly(self, *args: object, **kwargs: object) -> float:
         with torch.enable_grad():  # as a compiled step does: in no_grad(), Pyro's would change nothing

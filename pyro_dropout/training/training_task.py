@@ -12,6 +12,7 @@ from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.batches import Batches, Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
+from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import (
     Buffers,
     Loss,
@@ -28,7 +29,6 @@ from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import TrainingRun, make_run
-from pyro_dropout.training.svi import Compile
 
 
 @dataclass
@@ -58,7 +58,7 @@ class TrainingTask:
         self,
         update: Update | torch.optim.Optimizer,
         batch: int,
-        compile: Compile,
+        compile: HowCompiled,
         seed: int | None = None,
         group: Group | None = None,
     ) -> TrainingRun:
@@ -73,13 +73,16 @@ class TrainingTask:
         torch.manual_seed(group.seed(base))
         return run
 
-    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: Compile) -> TrainingRun:
+    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: HowCompiled) -> TrainingRun:
         """Return a training run of the guide's and the model's parameters in this process."""
         parameters, batches = self._parameters(batch), self._batches(batch)
         gradients_of = make_gradients(*self.parts, parameters, self._arguments)
         buffers = Buffers(self.call.model, self.guide).values
+        inputs = (buffers,)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            return make_run(gradients_of, parameters, update, inputs=(buffers,), batches=batches, compile=compile)
+            return make_run(
+                gradients_of, parameters, update, inputs=inputs, batches=batches, compile=compile, decays=True
+            )
 
     def _parameters(self, batch: int) -> Parameters:
         first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pyro_dropout.cli.run_record import identity_of
+from pyro_dropout.tabular.run_record import identity_of
 
 Mutation = Callable[[Any, random.Random], str]  # changes a record, or returns the text to write instead
 

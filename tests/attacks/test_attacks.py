@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pyro_dropout.cli.run_folder import Run
+from pyro_dropout.tabular.run_folder import Run
 from tests.attacks import folders, records
 from tests.attacks.__main__ import main
 from tests.attacks.arena import GOOD, Arena, Attack, plan

@@ -88,7 +88,7 @@ MISTAKES = {
     "a number as a class": Mistake(fit("--task", "classification"), "column 'price'", "30 different", "at most 15"),
     "text as a number": Mistake(fit("--task", "regression", text=trees()), "column 'kind'", "'oak'", "not a number"),
     "all rows have gaps": Mistake(
-        fit("--missing", "drop", text="a,b\n" + "1,\n" * 20), "table.csv", "0 rows (20 with", "at least 10",
+        fit("--missing", "drop", text="a,b\n" + "1,\n" * 20), "table.csv, column 'b'", "no value", "nothing to predict",
     ),
     "no name for the table": Mistake(plain("fit", "", "--out", "run"), "'.'", "is a folder", "give a CSV or Parquet"),
     "a name that no disk has": Mistake(plain("fit", "x" * 5000, "--out", "run"), "x" * 40, "File name", "too long"),

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -33,6 +34,10 @@ def compare(**given: Any) -> Any:
     return pd.compare(**given)
 
 
+def frame() -> pandas.DataFrame:
+    return pandas.DataFrame({"size": X[:, 0].tolist(), "price": Y[:, 0].tolist()})
+
+
 def regressor(**settings: Any) -> Any:
     return pd.DropoutRegressor(**{"max_steps": 2, "samples": 3, "guide": "dropout", **settings}).fit(
         X.numpy(), Y.numpy()[:, 0]
@@ -47,7 +52,9 @@ def classifier(y: Any = None, **settings: Any) -> Any:
 ROWS = [
     Row("plot_kl_gap", lambda: pd.plot_kl_gap(keeps=(1.5,)), RANGE, "keeps", "got 1.5", "lie in (0, 1]"),
     Row("compare", lambda: compare(guides="dropout"),
-        OTHER, "guides", "got str", "be a dict {name: function of the model} or a list"),
+        OTHER, "guides", "got str", "be a list of names such as"),
+    Row("compare", lambda: compare(guides=["mean field"]),
+        RANGE, "guides", "'mean field'", "'mean-field'"),
     Row("compare", lambda: compare(guides={}),
         OTHER, "guides", "there is none", "functions that return a guide for a model"),
     Row("compare", lambda: compare(guides={"a": pair()[1]}),
@@ -94,8 +101,8 @@ ROWS = [
         RANGE, "hidden_layer_sizes", "got 0", "hold whole numbers of at least 1, such as (50,),"),
     Row("DropoutRegressor", lambda: regressor(activation="swish"),
         RANGE, "activation", "got 'swish'", "be 'relu' or 'tanh'"),
-    Row("DropoutRegressor", lambda: regressor(guide="laplace"),
-        RANGE, "guide", "got 'laplace'", "be 'dropout', 'concrete',"),
+    Row("DropoutRegressor", lambda: regressor(guide="swag"),
+        RANGE, "guide", "got 'swag'", "be 'auto', 'dropout', 'concrete',"),
     Row("DropoutRegressor", lambda: regressor(keep=0.0), RANGE, "keep", "got 0.0", "lie in (0, 1]"),
     Row("DropoutRegressor", lambda: regressor(length_scale=-1.0),
         RANGE, "length_scale", "got -1.0", "be positive and finite"),
@@ -128,7 +135,15 @@ ROWS = [
     Row("DropoutClassifier", lambda: classifier(np.zeros(12)),
         OTHER, "y", "got one class, 0.0", "have at least two classes"),
     Row("DropoutClassifier", lambda: classifier(guide="x"),
-        RANGE, "guide", "got 'x'", "be 'dropout', 'concrete',"),
+        RANGE, "guide", "got 'x'", "be 'auto', 'dropout', 'concrete',"),
+    Row("fit_table", lambda: pd.fit_table(3, "price"), OTHER, "data frame", "got int", "with named columns is needed"),
+    Row("fit_table", lambda: pd.fit_table(frame(), "cost"),
+        OTHER, "no column 'cost'", "its columns are", "size, price"),
+    Row("fit_table", lambda: pd.fit_table(frame(), "price", held_back=1.0), RANGE, "held_back", "got 1.0", "lie in"),
+    Row("fit_table", lambda: pd.fit_table(frame(), "price", guide="swag"), RANGE, "guide", "got 'swag'", "be 'auto',"),
+    Row("FittedTable.load", lambda: pd.FittedTable.load("nowhere"),
+        OTHER, "'nowhere'", "there is no folder", "create a run with pyro-dropout fit"),
+    Row("Table.column", lambda: pd.Table("t", {"a": [1]}, [0]).column("b"), OTHER, "no column 'b'", "t has", "are a"),
 ]  # fmt: skip
 
 

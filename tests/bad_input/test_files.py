@@ -77,7 +77,7 @@ def table(text: str | bytes, name: str = "table.csv", **options: Any) -> Any:
     def call(folder: Path) -> None:
         path = folder / name
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-        read_table(path, **options)
+        read_table(path, strict=True, **options)
 
     return call
 
@@ -89,7 +89,7 @@ def parquet(columns: Any, **options: Any) -> Any:
         names = [name for name, _ in columns]
         arrays = [pyarrow.array(values) for _, values in columns]
         pyarrow.parquet.write_table(pyarrow.Table.from_arrays(arrays, names=names), folder / "table.parquet")
-        read_table(folder / "table.parquet", **options)
+        read_table(folder / "table.parquet", strict=True, **options)
 
     return call
 

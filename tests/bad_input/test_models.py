@@ -198,6 +198,21 @@ ROWS = [
         RANGE, "y", "got [[0.0], [2.0]]", "hold 0 and 1 only"),
     Row("Poisson", lambda: pd.Poisson().check_values(Y, tensor([[-1.0]])), RANGE, "y", "got -1.0", "counts"),
     Row("Poisson", lambda: pd.Poisson().check_values(Y, tensor([[0.5]])), RANGE, "y", "got 0.5", "counts"),
+    Row("Transformed", lambda: pd.Transformed(pd.Poisson(), "log"), OTHER, "likelihood", "got Poisson", "a Gaussian"),
+    Row("Transformed", lambda: pd.Transformed(pd.Gaussian(), "sqrt"), RANGE, "link", "got 'sqrt'", "'log'"),
+    Row("Transformed", lambda: pd.Transformed(pd.Gaussian(), "log").check_values(Y, tensor([[0.0]])),
+        RANGE, "y", "got 0.0", "positive"),
+    Row("Transformed", lambda: pd.Transformed(pd.Gaussian(), "logit").check_values(Y, tensor([[1.0]])),
+        RANGE, "y", "got 1.0", "between 0 and 1, both excluded"),
+    Row("Transformed", lambda: pd.Standardised(model(pd.Transformed(pd.Gaussian(), "log")), X, -torch.ones(12, 1)),
+        RANGE, "y", "got", "positive"),
+    Row("Counts", lambda: pd.Counts(-1.0), RANGE, "concentration", "got -1.0", "positive"),
+    Row("Counts", lambda: pd.Counts(learn=1), RANGE, "learn", "got 1", "True or False"),
+    Row("Counts", lambda: pd.Counts().check_values(Y, tensor([[0.5]])), RANGE, "y", "got 0.5", "counts"),
+    Row("Counts", lambda: pd.Counts(by_input=True).distribution(torch.zeros(3, 1)),
+        SHAPE, "outputs", "got 1", "log means and concentrations"),
+    Row("Counts", lambda: pd.Counts(by_input=True).curvature(torch.zeros(3, 2)),
+        OTHER, "Counts(by_input=True)", "no curvature", "use by_input=False"),
 ]  # fmt: skip
 
 

@@ -15,8 +15,8 @@ from tests.bad_input.row import names
 TABLES = (test_mathematics, test_models, test_guides, test_training, test_files, test_predictions, test_comparisons)
 # What the package makes and users only read; and functions that take nothing.
 MADE = {
-    "Cascade", "Comparison", "CoverageCurve", "ElboReport", "FleetPrediction", "GaussianPosterior", "History", "LOO",
-    "Likelihood", "PredictiveDistance", "RejectionCurve", "Reliability", "SBC", "co2",
+    "Cascade", "Comparison", "CoverageCurve", "ElboReport", "Evidence", "FleetPrediction", "GaussianPosterior",
+    "History", "LOO", "Likelihood", "PredictiveDistance", "RejectionCurve", "Reliability", "SBC", "co2",
 }  # fmt: skip
 
 

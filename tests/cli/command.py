@@ -27,7 +27,7 @@ def houses(count: int = 30) -> str:
 
 
 def trees(count: int = 30) -> str:
-    lines = [f"{k % 3 + k / 50},{k},{('oak', 'elm', 'ash')[k % 3]}" for k in range(count)]
+    lines = [f"{k % 3 + k / 50},{k // 2},{('oak', 'elm', 'ash')[k % 3]}" for k in range(count)]
     return "\n".join(["width,age,kind", *lines]) + "\n"
 
 

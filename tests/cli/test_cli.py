@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pyarrow
 import pyarrow.parquet
@@ -24,9 +25,10 @@ import pyro_dropout as pd
 from pyro_dropout.cli import options as cli_options
 from pyro_dropout.cli import predict as cli_predict
 from pyro_dropout.cli import repository as cli_data
-from pyro_dropout.cli import run_folder as runs_on_disk
 from pyro_dropout.cli.main import app, main
 from pyro_dropout.mathematics import checks
+from pyro_dropout.tabular import run_folder as runs_on_disk
+from pyro_dropout.tabular.fitted import FittedTable
 from pyro_dropout.training.checkpoints import posterior_file
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.runner import TrainingRun
@@ -38,18 +40,21 @@ ROOT = Path(__file__).parents[2]
 # --- fit, resume, predict ---------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_predicted(fitted: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["mc", "linearised"])
+def test_numbers_are_predicted(fitted: Path, tmp_path: Path, method: Literal["mc", "linearised"]) -> None:
     out = tmp_path / "predictions.csv"
     new = written(tmp_path, "town,area\nb,35\na,61.5\n")  # in another order, and without the target
-    how = ("--samples", 40, "--level", 0.8, "--quiet", "--device", "cpu")
+    how = ("--samples", 40, "--level", 0.8, "--quiet", "--device", "cpu", "--method", method)
     done = run("predict", fitted / "houses", new, "--out", out, *how)
     assert done.exit_code == 0, done.stderr
     rows = table_of(out)
     assert [row["row"] for row in rows] == ["2", "3"]
-    found = runs_on_disk.Run.read(fitted / "houses")
+    found = FittedTable.load(fitted / "houses")
     x = torch.tensor([[35.0, 0.0, 1.0], [61.5, 1.0, 0.0]])
-    answer = pd.predict(*found.trained(fitted / "houses"), x, samples=40, shared=True, seed=0)
-    low, high = answer.interval(0.8)
+    answer = pd.predict(found.model, found.guide, x, samples=40, shared=True, seed=0, method=method)
+    assert found.calibration.intervals is not None
+    assert found.calibration.rows == 6
+    low, high = found.calibration.intervals.interval(answer, 0.8)
     wanted = {
         "mean": answer.mean,
         "std": answer.std,
@@ -67,7 +72,8 @@ def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
     done = run("predict", fitted / "trees", fitted / "trees.csv", "--out", out, "--samples", 20, "--quiet", "--json")
     assert json.loads(done.stdout) == {
         "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
-        "classes": ["ash", "elm", "oak"], "notes": [], "beyond": {"rows": 0, "inputs": {}},
+        "method": "mc", "classes": ["ash", "elm", "oak"], "notes": [], "beyond": {"rows": 0, "inputs": {}},
+        "calibrated": False, "unfamiliar": 0,
     }  # fmt: skip
     for row in table_of(out):
         probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}
@@ -100,7 +106,8 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     options = ["--width", 5, "--steps", 45, "--batch-size", 7, "--held-back", 0.2, "--no-compile", "--quiet", "--json"]
     whole = run("fit", data, "--out", tmp_path / "whole", *options)
     assert whole.exit_code == 0, whole.stderr
-    assert set(json.loads(whole.stdout)["scores"]) == {"log_lik", "rmse", "rmse_of_mean", "coverage_95"}
+    scores = set(json.loads(whole.stdout)["scores"])
+    assert scores == {"log_lik", "rmse", "rmse_of_mean", "coverage_95", "interval_score_95"}  # six rows: not calibrated
     write = Keeper.write
 
     def interrupted(self: Keeper, step: int, losses: torch.Tensor) -> None:
@@ -153,10 +160,12 @@ def test_a_run_that_diverges_leaves_nothing(tmp_path: Path) -> None:
     done = run("fit", data, "--out", tmp_path / "a" / "run", "--lr", 1e30, *FEW)
     assert done.exit_code == 1
     (said,) = done.stderr.strip().splitlines()
-    assert said.startswith("pyro-dropout: the loss is")
+    assert said.startswith("pyro-dropout: the l")  # the loss, or a learned width
+    assert "not finite" in said or "the loss is" in said
     assert contents(tmp_path) == before
 
 
+@pytest.mark.deep
 def test_a_run_that_diverges_later_keeps_what_was_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, out = written(tmp_path, houses()), tmp_path / "run"
     out.mkdir()
@@ -390,3 +399,32 @@ def test_the_data_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert f"1 files downloaded; the rest already exist. To use them: export {VARIABLE}={tmp_path / 'data'}" in said
     assert "co2 and solar are not fetched" in said
     assert (tmp_path / "data" / made.file).read_bytes() == b"1 2\n"
+
+
+def test_a_run_that_follows_a_plan_for_its_steps_is_not_trained_for_longer(tmp_path: Path) -> None:
+    few = ["--steps", 4, "--width", 5, "--quiet"]
+    assert run("fit", written(tmp_path, houses()), "--out", tmp_path / "run", *few).exit_code == 0
+    before = contents(tmp_path / "run")
+    done = run("resume", tmp_path / "run", "--steps", 9, "--quiet")
+    assert done.exit_code == 2
+    assert "Fit it again with --steps 9" in " ".join(done.stderr.replace("│", " ").split())
+    assert contents(tmp_path / "run") == before
+    assert run("resume", tmp_path / "run", "--steps", 4, "--quiet").exit_code == 0
+
+
+def test_groups_with_too_few_rows_are_named(tmp_path: Path) -> None:
+    few = ["--steps", 3, "--width", 5, "--guide", "dropout", "--groups", "town", "--quiet"]
+    done = run("fit", written(tmp_path, houses(60)), "--out", tmp_path / "run", *few)
+    assert done.exit_code == 0, done.stderr
+    assert "Too few held-back rows for 95 % intervals of their own" in done.stdout
+    assert "town a (" in done.stdout
+
+
+def test_a_mean_that_is_absurd_is_pointed_out(tmp_path: Path, fitted: Path) -> None:
+    data = written(tmp_path, "area,town\n60,a\n70,b\n1e30,b\n")
+    table = "area,town,price\n" + "".join(f"{30 + 5 * k},{'ab'[k % 2]},{20 * 1.1**k}\n" for k in range(60))
+    how = ["--guide", "mean-field", "--scale", "log", "--steps", 30, "--width", 5, "--quiet"]
+    assert run("fit", written(tmp_path, table, "prices.csv"), "--out", tmp_path / "run", *how).exit_code == 0
+    done = run("predict", tmp_path / "run", data, "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png")
+    assert done.exit_code == 0, done.stderr
+    assert "the mean is infinite or outside its own interval in row 4" in done.stdout

@@ -73,6 +73,7 @@ OLD = ("comparison.json", "posteriors/low-rank.nc", "figures/bands.png", "report
 
 
 @pytest.mark.parametrize("older", [{"files": OLD}, {"scores": {"low rank": {}}}], ids=["listed", "earlier version"])
+@pytest.mark.thinned(2)
 def test_classes_are_compared_for_machines_and_an_older_comparison_makes_room(
     tmp_path: Path, older: dict[str, Any]
 ) -> None:
@@ -149,6 +150,7 @@ def test_where_nothing_can_be_computed_the_code_is_one(tmp_path: Path, monkeypat
     assert "the loss is nan at step 1" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.filterwarnings("ignore:the point of this Laplace")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.deep] if "ensemble" in name else []) for name in GUIDES]
 )
@@ -218,3 +220,21 @@ def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
     done = run("compare", data, "--out", tmp_path / "out", *FEW)
     assert (done.exit_code, "figures' is a symbolic link" in done.stderr) == (2, True)
     assert sorted(contents(tmp_path / "out")) == ["comparison.json", "figures"]
+
+
+def test_the_command_to_fit_has_the_options_given_and_a_new_folder(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = written(tmp_path, houses())
+    (tmp_path / "run").mkdir()  # taken
+    how = ["--drop", "town", "--missing", "mean", "--guides", "ensemble", "--members", 2, "--held-back", 0.3]
+    done = run("compare", data, "--target", "price", *how, "--seeds", 1, "--samples", 20, *FEW)
+    assert done.exit_code == 0, done.stderr
+    (again,) = [line for line in done.stdout.splitlines() if line.startswith("To predict with")]
+    words = shlex.split(again.split(": pyro-dropout ", 1)[1])
+    given = dict(zip(words[2::2], words[3::2], strict=True))
+    assert given == {
+        "--target": "price", "--missing": "mean", "--drop": "town", "--guide": "ensemble", "--width": "5",
+        "--members": "2", "--steps": "3", "--held-back": "0.3", "--out": "run-2",
+    }  # fmt: skip
+    fitted = run(*words, "--no-compile", "--quiet")
+    assert fitted.exit_code == 0, fitted.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyro_dropout.cli.run_record import identity_of
+from pyro_dropout.tabular.run_record import identity_of
 from tests.cli.command import contents, houses, run, trees, written
 
 NO_DEVICE = "--device must be a torch device that can be used here, such as 'cpu' or 'cuda'; got "
@@ -31,12 +31,12 @@ def of_predict(text: str | bytes, *options: object, which: str = "houses") -> Ma
     ]  # fmt: skip
 
 
-def of_run(change: Callable[[Path], object], command: str = "predict") -> Make:
+def of_run(change: Callable[[Path], object], command: str = "predict", which: str = "houses") -> Make:
     """Predict with, or resume, a copy of a run that was tampered with."""
 
     def make(folder: Path, fitted: Path) -> Sequence[object]:
         copy = folder / "run"
-        shutil.copytree(fitted / "houses", copy)
+        shutil.copytree(fitted / which, copy)
         change(copy)
         if command == "resume":
             return ["resume", copy]
@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "ragged, too many": (of_table("a,b\n1,2\n\n3,4,5\n"), "table.csv, row 4: 3 values for 2 columns"),
     "an open quote": (of_table('a,b\n1,"2\n3,4\n'), "table.csv, row 3: unexpected end of data"),
     "two columns of one name": (of_table("a,b,a\n1,2,3\n"), "two columns called 'a'"),
-    "a column without a name": (of_table("a,,b\n1,2,3\n"), "column 2 of 3 has no name"),
+    "a column without a name": (of_table("a,,b\n1,2,3\n", "--strict"), "column 2 of 3 has no name"),
     "few rows": (of_table("a,b\n1,2\n3,4\n"), "table.csv has 2 rows; at least 10"),
     # the columns
     "no such target": (of_table("a,b\n" + TEN, "--target", "z"), "no column 'z'; its columns are a, b"),
@@ -110,23 +110,23 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a class for each row": (
         of_table("a,b\n" + "".join(f"{k},n{k}\n" for k in range(20))), "column 'b': 20 different values in 20 rows",
     ),
-    "NaN": (of_table(houses() + "nan,a,7\n"), "table.csv, row 32, column 'area': the value is missing"),
-    "a gap": (of_table(houses() + "1,,7\n"), "table.csv, row 32, column 'town': the value is missing"),
+    "NaN": (of_table(houses() + "nan,a,7\n", "--strict"), "table.csv, row 32, column 'area': the value is missing"),
+    "a gap": (of_table(houses() + "1,,7\n", "--strict"), "table.csv, row 32, column 'town': the value is missing"),
     "a gap in the target": (
         of_table(houses() + "1,a,\n", "--missing", "mean"), "table.csv, row 32, column 'price': the value is missing",
     ),
     "infinity": (of_table(houses() + "inf,a,7\n"), "table.csv, row 32, column 'area': 'inf' is not finite"),
     "too large": (of_table(houses() + "1e99,a,7\n"), "table.csv, row 32, column 'area': 1e99 is too large"),
     "a column of gaps": (
-        of_table("a,b,c\n" + "".join(f",{k},{k}\n" for k in range(12)), "--missing", "mean"),
+        of_table("a,b,c\n" + "".join(f",{k},{k}\n" for k in range(12)), "--missing", "mean", "--strict"),
         "column 'a': every value is missing",
     ),
     # the options
     "no such command": (lambda folder, fitted: ["comparison"], "No such command 'comparison'"),
     "no such option": (of_table(houses(), "--speed", 3), "No such option: --speed"),
     "no out": (lambda folder, fitted: ["fit", written(folder, houses())], "Missing option '--out'"),
-    "no such guide": (of_table(houses(), "--guide", "laplace"), "unknown guide 'laplace'; choose from dropout"),
-    "one bad guide of two": (of_compare("--guides", "dropout,laplace"), "'--guides': unknown guide 'laplace'"),
+    "no such guide": (of_table(houses(), "--guide", "swag"), "unknown guide 'swag'; choose from dropout"),
+    "one bad guide of two": (of_compare("--guides", "dropout,swag"), "'--guides': unknown guide 'swag'"),
     "guides without commas": (
         lambda folder, fitted: ["compare", "--guides", "dropout", "mean-field"], "'mean-field' is neither a file nor",
     ),
@@ -197,14 +197,19 @@ MISTAKES: dict[str, tuple[Make, str]] = {
         "is also the --out file",
     ),
     # new data, and runs
-    "a missing column": (of_predict("area\n1\n"), "at least two columns"),
+    "one column of new data": (of_predict("area\n1\n", which="strict"), "at least two columns"),
+    "a missing column": (of_predict("area\n1\n"), "new.csv has no column 'town', which the run"),
     "another missing column": (of_predict("area,price\n1,2\n"), "new.csv has no column 'town', which the run"),
-    "an extra column": (of_predict("area,town,id\n1,a,7\n"), "new.csv: the column 'id' was not in the training data"),
+    "an extra column": (
+        of_predict("area,town,id\n1,a,7\n", which="strict"), "new.csv: the column 'id' was not in the training data",
+    ),
     "an unseen category": (
-        of_predict("area,town\n1,a\n2,z\n"), "row 3, column 'town': 'z' was not seen in training; known values",
+        of_predict("area,town\n1,a\n2,z\n", which="strict"), "row 3, column 'town': 'z' was not seen in training;",
     ),
     "text for an input": (of_predict("area,town\nbig,a\n"), "new.csv, row 2, column 'area': 'big' is not a number"),
-    "a gap in new data": (of_predict("area,town\n1,a\n,b\n"), "new.csv, row 3, column 'area': the value is missing"),
+    "a gap in new data": (
+        of_predict("area,town\n1,a\n,b\n", which="strict"), "new.csv, row 3, column 'area': the value is missing",
+    ),
     "an infinite input": (of_predict("area,town\n-inf,a\n"), "new.csv, row 2, column 'area': '-inf' is not finite"),
     "no draws": (of_predict(houses(), "--samples", 0), "'--samples': 0 is not"),
     "a level of 1": (of_predict(houses(), "--level", 1), "'--level': 1 does not lie strictly between 0 and 1"),
@@ -213,10 +218,10 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a garbled record": (of_run(spoiled("run.json", b"{")), "run.json is damaged: it is not JSON"),
     "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
     "a record that fills gaps with text": (
-        of_run(swapped('"fill": null', '"fill": ["a", "b", "c"]')), "run.json is damaged: what fills gaps, 'a', is",
+        of_run(swapped('"fill": null', '"fill": ["a", "b", "c"]'), which="strict"), "damaged: what fills gaps, 'a', is",
     ),
     "a record that fills gaps with nothing": (
-        of_run(swapped('"fill": null', '"fill": [NaN, 1, 2]')), "run.json is damaged: what fills gaps, nan, is",
+        of_run(swapped('"fill": null', '"fill": [NaN, 1, 2]'), which="strict"), "damaged: what fills gaps, nan, is",
     ),
     "a record with a range of one end": (
         of_run(swapped('"ranges": [', '"ranges": [[1], ')), "run.json is damaged: the range of an input, [1], is",

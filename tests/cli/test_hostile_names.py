@@ -78,6 +78,7 @@ def test_nothing_is_run_by_a_spreadsheet(hostile: tuple[Path, str], tmp_path: Pa
         assert rows[0]["ki\\x1b[2J\\x1b]0;mine\\x07nd"] == "'-cmd"
 
 
+@pytest.mark.deep
 def test_two_names_do_not_become_one(tmp_path: Path) -> None:
     rows = [f"{k},{('=a', chr(39) + '=a', 'b')[k % 3]}" for k in range(24)]
     data = written(tmp_path, "\n".join(["x,y", *rows]))
@@ -94,6 +95,7 @@ def test_two_names_do_not_become_one(tmp_path: Path) -> None:
     assert not (tmp_path / "q.csv").exists()
 
 
+@pytest.mark.deep
 @given(st.text(max_size=20))
 def test_any_text_is_made_harmless(text: str) -> None:
     assert OBEYED.findall(for_terminal(text)) == []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import pyro_dropout as pd
-from pyro_dropout.cli.run_record import identity_of
+from pyro_dropout.tabular.run_record import identity_of
 from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
 from tests.cli.command import FEW, contents, houses, run, trees, written
 
@@ -121,8 +121,8 @@ def test_a_run_of_an_earlier_version_is_used_with_a_word_and_nothing_too_large_i
     shutil.copytree(twins / "one", old)
     edited(old, older)
     assert "belongs to another run" in predicted(old, twins / "one.csv")[1]  # its posterior is not so old
-    monkeypatch.setattr("pyro_dropout.cli.run_record.identity_of", lambda record: None)
-    monkeypatch.setattr("pyro_dropout.cli.run_folder.identity_of", lambda record: None)
+    monkeypatch.setattr("pyro_dropout.tabular.run_record.identity_of", lambda record: None)
+    monkeypatch.setattr("pyro_dropout.tabular.run_folder.identity_of", lambda record: None)
     shutil.rmtree(old)
     assert run("fit", twins / "one.csv", "--out", old, *PLAIN).exit_code == 0
     edited(old, older)
@@ -223,7 +223,8 @@ def test_a_run_that_diverges_removes_only_what_it_wrote(tmp_path: Path, monkeypa
             (out / name).write_text("mine")
         return train(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pyro_dropout.training.fit.fit", busy)
+    for where in ("pyro_dropout.training.fit.fit", "pyro_dropout.tabular.choice.fit"):
+        monkeypatch.setattr(where, busy)
     assert run("fit", data, "--out", out, "--lr", 1e30, *PLAIN).exit_code == 1
     assert {name for name, what in contents(out).items() if what} == {
         "notes.txt",
@@ -284,7 +285,7 @@ def test_a_plot_does_not_read_a_device(twins: Path, tmp_path: Path) -> None:
     edited(tmp_path / "run", lambda record: record["data"].update(file="/dev/zero"))
     done = run(
         "predict", tmp_path / "run", twins / "one.csv", "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png",
-        "--samples", 5, "--quiet",
+        "--over", "width", "--samples", 5, "--quiet",
     )  # fmt: skip
     assert done.exit_code == 0, done.stderr
     assert "/dev/zero is not a regular file, so the plot does not show the training data" in done.stdout

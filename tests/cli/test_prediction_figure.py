@@ -103,7 +103,7 @@ def test_a_picture_says_why_the_data_of_the_fit_are_not_in_it(fitted: Path, tmp_
     record["data"]["file"] = str(table)
     (copy / "run.json").write_text(json.dumps(record), "utf-8")
     asked = ["predict", copy, fitted / "houses.csv", "--out", tmp_path / "p.csv", "--samples", 20]
-    asked += ["--plot", tmp_path / "p.png"]
+    asked += ["--plot", tmp_path / "p.png", "--over", "area"]
     assert "the plot does not show" not in run(*asked).stdout
     with table.open("a") as file:
         file.write("# a remark\n")

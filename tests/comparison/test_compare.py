@@ -45,6 +45,25 @@ def classes_model() -> Any:
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+def test_guides_can_be_read_linearised() -> None:
+    train, test = line(), line()
+    guides = {"drawn": pd.AutoMeanField, "straight": pd.AutoMeanField}
+    found = pd.compare(linear_model(), guides, train, test, seeds=1, method={"straight": "linearised"}, **QUICK)
+    answers = found.answers
+    assert [type(answers[name]).__name__ for name in guides] == ["Prediction", "LinearisedPrediction"]
+    row = found.rows[1]
+    assert row.scores["log_lik"].values == pytest.approx([float(answers["straight"].log_prob(test[1]).mean())])
+    assert {"crps", "coverage", "between", "khat"} <= set(row.scores)
+    assert row.curve is not None
+    assert found.settings["method"] == {"straight": "linearised"}
+    with pytest.raises(pd.PyroDropoutError, match="a name in method must be"):
+        pd.compare(linear_model(), guides, train, test, method={"other": "linearised"}, **QUICK)
+    with pytest.raises(pd.PyroDropoutError, match="method must be 'mc' or 'linearised'"):
+        pd.compare(linear_model(), guides, train, test, method="standard", **QUICK)
+
+
+@pytest.mark.deep
 def test_scores_are_those_of_the_trained_guides() -> None:
     train, test = line(), line()
     guides = {"mean field": lambda m: pd.AutoMeanField(m, init_scale=0.05), "dropout": pd.AutoDropout}
@@ -66,6 +85,7 @@ def test_scores_are_those_of_the_trained_guides() -> None:
     assert row.scores["elbo"].mean == pytest.approx(float(exact.log_evidence), abs=3)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def test_what_is_asked_lies_where_the_data_lie(device: str) -> None:
     """Every score, the curve and the distance to a reference, on every device that there is."""
@@ -161,6 +181,7 @@ class Heavy(pd.Likelihood):
         return dist.StudentT(5.0, f, 0.5).to_event(1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("likelihood", [Heavy(), pd.Poisson()])
 def test_numbers_that_are_not_normal_have_no_distance_to_a_reference(likelihood: pd.Likelihood) -> None:
     x = torch.randn(20, 2)
@@ -204,6 +225,7 @@ def test_a_guide_that_fails_is_a_row_that_says_so(bad: Any, tmp_path: Path) -> N
     assert "keep must lie" in page or "diverged" in page
 
 
+@pytest.mark.deep
 def test_one_seed_that_diverges_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def guide(model: Any) -> Any:
         made = pd.AutoMeanField(model)
@@ -237,6 +259,7 @@ def test_what_cannot_be_a_fleet_is_trained_one_by_one() -> None:
     assert len(found.rows[0].scores["rmse"].values) == 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", ["module", "function"])
 def test_seeds_trained_one_by_one_do_not_share_parameters(kind: str) -> None:
     """Guides that are not of this package keep their parameters in Pyro's store, under the same names for each seed."""
@@ -273,6 +296,7 @@ def test_seeds_start_from_weights_of_their_own_and_leave_the_model() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.deep
 def test_a_model_may_be_made_by_a_function_of_the_seed() -> None:
     asked: list[int] = []
 
@@ -296,7 +320,7 @@ def test_guides_in_a_list_with_the_same_name_have_a_row_each() -> None:
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"guides": pd.AutoDropout}, pd.PyroDropoutError, "must be a dict"),
+        ({"guides": pd.AutoDropout}, pd.PyroDropoutError, "or a dict"),
         ({"guides": []}, pd.PyroDropoutError, "there is none"),
         ({"guides": {"one": pd.AutoDropout(linear_model())}}, pd.PyroDropoutError, "'one' is AutoDropout"),
         ({"guides": {"reference": pd.AutoDropout}}, pd.PyroDropoutError, "cannot be called"),

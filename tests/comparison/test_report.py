@@ -372,6 +372,7 @@ def test_colours_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classes", "yes and no", "counts"])
+@pytest.mark.thinned(3)
 def test_other_targets_have_their_own_curves(kind: str) -> None:
     x = torch.randn(30, 2)
     likelihood, y, width = {

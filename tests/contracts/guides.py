@@ -9,6 +9,7 @@ from typing import Any
 from pyro_dropout import (
     AutoConcreteDropout,
     AutoDropout,
+    AutoFullRank,
     AutoLowRank,
     AutoMeanField,
     AutoMultiplicative,
@@ -48,6 +49,8 @@ GUIDES: dict[str, Config] = {
     "row-mixture-learned": Config(partial(AutoRowMixture, components=3, weights="learned", bias="gaussian")),
     "low-rank-layer": Config(partial(AutoLowRank, rank=2)),
     "low-rank-net": Config(partial(AutoLowRank, rank=2, per="net")),
+    "full-rank-net": Config(AutoFullRank),
+    "full-rank-layer": Config(partial(AutoFullRank, per="layer")),
     "concrete": Config(partial(AutoConcreteDropout, keep=0.8), density=False),
 }
 

@@ -297,6 +297,7 @@ def test_a_comparison_of_three_kinds_of_ensembles() -> None:
     ],
     ids=["classes", "yes or no", "counts", "noise by input"],
 )
+@pytest.mark.thinned(2)
 def test_any_likelihood(likelihood: Any, outputs: int, y: Tensor) -> None:
     model = network(likelihood, outputs)
     ensemble = pd.Ensemble(model, members=4, start="module", seed=0)

@@ -111,6 +111,7 @@ def ran(house: Path, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.deep
 def test_a_new_guide_is_on_the_command_line_and_among_the_estimators(house: Path) -> None:
     assert "toy" in ran(house, *COMMAND, "fit", "--help")
     said = ran(

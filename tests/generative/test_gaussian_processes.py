@@ -58,6 +58,7 @@ def test_both_spaces_have_the_prior_of_the_network(
 @pytest.mark.parametrize(
     ("space", "depth", "count", "outputs"), [("weight", 1, 1000, 30), ("weight", 2, 24, 300), ("function", 2, 500, 20)]
 )
+@pytest.mark.thinned(3)
 def test_wide_layers_have_the_closed_form_covariance(space: Any, depth: int, count: int, outputs: int) -> None:
     # 15 comparisons at 4 standard errors: fails on correct code with probability below 0.001.
     width = 2000

@@ -24,6 +24,7 @@ from tests.oracles.deep_gps import POINTS, WIDTHS
 
 @pytest.mark.parametrize("space", ["weight", "function"])
 @pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.thinned(2)
 def test_stock_svi_trains_with_vectorised_particles(space: Any, shared: bool) -> None:
     x = torch.linspace(-2, 2, 12).unsqueeze(-1)
     model = DeepGP(1, [8, 5], 1, nonlinearity="tanh", space=space, shared_covariance=shared, jitter=0.1)

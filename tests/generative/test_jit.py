@@ -26,6 +26,7 @@ def network() -> tuple[pd.BayesianNet, Tensor, Tensor]:
 
 @pytest.mark.usefixtures("unchecked_shapes")  # torch.jit hands shapes around as tensors
 @pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.thinned(2)
 def test_losses_and_gradients_are_those_of_trace_elbo(name: str) -> None:
     model, x, y = network()
     guide = GUIDES[name](model)
@@ -50,6 +51,7 @@ def test_losses_and_gradients_are_those_of_trace_elbo(name: str) -> None:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("name", GUIDES)
+@pytest.mark.thinned(2)
 def test_stock_svi_trains_with_it(name: str) -> None:
     model, x, y = network()
     svi = SVI(model, GUIDES[name](model), pyro.optim.Adam({"lr": 0.02}), JitTrace_ELBO(ignore_jit_warnings=True))

@@ -1,4 +1,4 @@
-"""The five likelihoods against scipy, and what a mini-batch counts for."""
+"""The likelihoods against scipy, and what a mini-batch counts for."""
 
 from collections.abc import Callable
 from typing import Any
@@ -20,12 +20,14 @@ from pyro_dropout import (
     BayesianNet,
     Bernoulli,
     Categorical,
+    Counts,
     Gaussian,
     HeteroscedasticGaussian,
     Likelihood,
     Poisson,
     RangeError,
     ShapeError,
+    Transformed,
 )
 from tests.contracts.models import mlp
 from tests.oracles.both_types import digits, dtypes
@@ -53,6 +55,24 @@ def poisson(f: np.ndarray, y: np.ndarray) -> np.ndarray:
     return stats.poisson.logpmf(y, np.exp(f)).sum(-1)
 
 
+def log_normal(f: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return stats.lognorm.logpdf(y, 2.0, scale=np.exp(f)).sum(-1)
+
+
+def logit_normal(f: np.ndarray, y: np.ndarray) -> np.ndarray:
+    z = special.logit(y)
+    return (stats.norm.logpdf(z, f[:, :2], np.exp(-f[:, 2:] / 2)) - np.log(y * (1 - y))).sum(-1)
+
+
+def negative_binomial(f: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return stats.nbinom.logpmf(y, 3.0, 3 / (3 + np.exp(f + 1))).sum(-1)
+
+
+def dispersed_by_input(f: np.ndarray, y: np.ndarray) -> np.ndarray:
+    mean, r = np.exp(f[:, :2]), 3 * np.exp(f[:, 2:])
+    return stats.nbinom.logpmf(y, r, r / (r + mean)).sum(-1)
+
+
 # likelihood, how many outputs the model has, a sample of targets, and the density by scipy
 LIKELIHOODS: dict[str, tuple[Callable[[], Likelihood], int, Callable[[], Tensor], Callable[..., np.ndarray]]] = {
     "gaussian": (lambda: Gaussian(tau=0.25), 2, lambda: torch.randn(N, 2), normal),
@@ -60,6 +80,15 @@ LIKELIHOODS: dict[str, tuple[Callable[[], Likelihood], int, Callable[[], Tensor]
     "categorical": (Categorical, 3, lambda: torch.randint(3, (N,)), categorical),
     "bernoulli": (Bernoulli, 2, lambda: torch.randint(2, (N, 2)), bernoulli),
     "poisson": (Poisson, 2, lambda: torch.randint(9, (N, 2)), poisson),
+    "log-normal": (lambda: Transformed(Gaussian(0.25), "log"), 2, lambda: torch.rand(N, 2) + 0.1, log_normal),
+    "logit-normal": (
+        lambda: Transformed(HeteroscedasticGaussian(), "logit"),
+        4,
+        lambda: 0.1 + 0.8 * torch.rand(N, 2),
+        logit_normal,
+    ),
+    "counts": (lambda: Counts(3.0, offset=1.0), 2, lambda: torch.randint(9, (N, 2)), negative_binomial),
+    "counts by input": (lambda: Counts(3.0, by_input=True), 4, lambda: torch.randint(9, (N, 2)), dispersed_by_input),
 }
 
 

@@ -96,6 +96,7 @@ def test_what_does_not_fit_the_signature_is_told() -> None:
 
 @pytest.mark.parametrize("kind", [AutoNormal, AutoMultivariateNormal, pd.AutoMeanField])
 @pytest.mark.parametrize("name", ["line", "schools", "table", "counts", "module", "nested"])
+@pytest.mark.thinned(2)
 def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None:
     case = CASES[name]
     model = case.make()

@@ -47,6 +47,8 @@ LIKELIHOODS: dict[str, Callable[[], pd.Likelihood]] = {
     "categorical": pd.Categorical,
     "bernoulli": pd.Bernoulli,
     "poisson": pd.Poisson,
+    "transformed": lambda: pd.Transformed(pd.Gaussian(2.0, learn=True), "log"),
+    "counts": lambda: pd.Counts(2.0, learn=True, offset=1.0),
 }
 EVERYTHING = {**MODELS, **LIKELIHOODS}
 

@@ -130,6 +130,7 @@ def test_one_gradient(kind: str, per_example: bool, kl: Any, monkeypatch: pytest
 
 @pytest.mark.usefixtures("unchecked_shapes")  # 200 steps
 @pytest.mark.parametrize(("kind", "optimiser"), [("regression", "sgd"), ("classes", "adam")])
+@pytest.mark.thinned(2)
 def test_one_path(kind: str, optimiser: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task, masks = Task(kind), Masks(monkeypatch)
     elbo, start = pd.ELBO(), [theirs.detach().clone() for _, theirs in task.pairs()]

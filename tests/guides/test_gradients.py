@@ -172,6 +172,7 @@ RUNS = [
         for number, run in enumerate(RUNS)
     ],
 )
+@pytest.mark.thinned(2)
 def test_gradient_is_unbiased(name: str, per_example: bool, kl: Any, times: int) -> None:
     case = CASES[name]
     net = nn.Sequential(nn.Linear(Q, K), nn.Tanh(), nn.Linear(K, 1))

@@ -9,7 +9,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.judging import selection
-from pyro_dropout.judging.selection import _folds, choose
+from pyro_dropout.judging.selection import choose, folds_of
 
 QUICK: Any = {"steps": 150, "lr": 0.02, "compile": False, "progress": False, "samples": 60, "folds": 2}
 
@@ -31,7 +31,7 @@ def build(x: torch.Tensor, y: torch.Tensor, drop: float, noisy: bool = False, ta
 
 def test_the_folds_part_the_rows() -> None:
     rows = torch.arange(100, 117)
-    parts = _folds(rows, 3, seed=1)
+    parts = folds_of(rows, 3, seed=1)
     for train, held in parts:
         assert sorted([*train.tolist(), *held.tolist()]) == rows.tolist()
     assert sorted(row for _, held in parts for row in held.tolist()) == rows.tolist()

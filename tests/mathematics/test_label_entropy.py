@@ -45,6 +45,7 @@ def test_published_values_at_even_odds(d: float, expected: float) -> None:
 
 @pytest.mark.parametrize("keep", [1e-6, 0.05, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("d", [0.01, 0.5, 1, 3, 7, 15, 30])
+@pytest.mark.thinned(3)
 def test_against_mpmath(keep: float, d: float) -> None:
     assert entropy(keep, d) == pytest.approx(mixture_entropy_oracle(keep, d), abs=1e-13)
 

@@ -236,6 +236,7 @@ def masked_net(parameters, x, mask):
 
 @pytest.mark.parametrize(("loss", "outputs"), [("half_mse", 3), ("mse", 1), ("mse", 3), ("cross_entropy", 4)])
 @given(seed=seeds, keep=st.floats(0.1, 1.0), tau=st.floats(0.1, 10.0), dtype=dtypes)
+@pytest.mark.thinned(2)
 def test_one_step_of_torchs_sgd_is_one_step_down_the_objective(loss, outputs, seed, keep, tau, dtype):
     n, q, width, lr = 7, 3, 4, 0.01
     tau = 1.0 if loss == "cross_entropy" else tau

@@ -80,6 +80,7 @@ def test_draws_are_finite_at_every_scale(exponent: float, seed: int, dtype: torc
 
 
 @given(st.integers(0, 2**31), dtypes)
+@pytest.mark.deep
 def test_draws_are_finite_at_the_smallest_scale(seed: int, dtype: torch.dtype) -> None:
     """Where the largest slopes lie past the range of the type."""
     check_draws(digits(dtype, -307.0, -38.0), seed, dtype)

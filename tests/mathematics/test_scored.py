@@ -64,6 +64,7 @@ class Case:
         return torch.autograd.grad(expected, self.logits)[0]
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("loss", "plated"),
     [

@@ -53,6 +53,7 @@ def weights_in_a_plate(x: Tensor, group: Tensor, y: Tensor | None = None) -> Non
         pyro.sample("y", dist.Normal(mean, 0.1).to_event(1), obs=y)
 
 
+@pytest.mark.deep
 def test_a_weight_in_a_plate_is_one_where_the_model_says_so() -> None:
     """Every group drops rows of its own matrix, never a group."""
     x, group = torch.randn(40, 3), torch.arange(40) % 4

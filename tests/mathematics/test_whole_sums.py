@@ -8,14 +8,63 @@ from torch.distributions import Normal
 import pyro_dropout as pd
 from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.whole_sums import sum_of_squares, width_sums
+from pyro_dropout.mathematics.whole_sums import decays_apart, scaled_columns, sum_of_squares, width_parts
 
 
 def test_gradients_of_the_sums() -> None:
     values = torch.rand(3, 4, dtype=torch.float64).add(0.5).mT.requires_grad_()
     assert torch.autograd.gradcheck(sum_of_squares, values)
-    assert torch.autograd.gradcheck(width_sums, values)
-    torch.testing.assert_close(width_sums(values)[1], values.log().sum())
+    widths = values.detach().reshape(2, 2, 3).requires_grad_()
+
+    def parts(scale: Tensor) -> tuple[Tensor, ...]:
+        found = width_parts(scale)
+        return found.squares, found.logs, *found.variances
+
+    assert torch.autograd.gradcheck(parts, widths)
+    assert torch.autograd.gradcheck(lambda scale: parts(scale)[:2], widths)
+    assert torch.autograd.gradcheck(lambda scale: parts(scale)[3], widths)
+    torch.testing.assert_close(width_parts(widths).logs, widths.log().sum((1, 2)))
+
+
+@pytest.mark.parametrize("by_column", [True, False])
+def test_gradients_of_columns(by_column: bool) -> None:
+    directions, scale = torch.randn(5, 3, dtype=torch.float64), torch.rand(5, dtype=torch.float64).requires_grad_()
+    directions = (directions.mT.contiguous().mT if by_column else directions).requires_grad_()
+
+    def parts(a: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        found = scaled_columns(a, s)
+        return found.log_det, found.squares, *found.columns
+
+    for some in (slice(None), slice(0, 1), slice(1, 2), slice(3, 4), slice(0, 3)):
+        assert torch.autograd.gradcheck(lambda a, s, some=some: parts(a, s)[some], (directions, scale))
+    log_det, squares, *columns = parts(directions, scale)
+    torch.testing.assert_close(torch.stack(columns, 1), directions * scale.unsqueeze(1))
+    torch.testing.assert_close(squares, (directions * scale.unsqueeze(1)).square().sum(0))
+    torch.testing.assert_close(log_det, torch.logdet(torch.eye(5) + directions @ directions.mT))
+    assert scaled_columns(directions, scale, determinant=False).log_det == 0
+    slope = torch.autograd.grad(columns[0].sum(), directions)[0]
+    assert slope.stride() == directions.stride()
+
+
+def test_multiples_of_parameters_are_left_out_of_gradients_once_each() -> None:
+    w, other = torch.randn(3, 2, requires_grad=True), torch.randn(6, requires_grad=True)
+    part, turned = w[:2], w.mT  # a part of a parameter is not the parameter, and another order in memory is not its own
+    with decays_apart([w, other]) as decays:
+        loss = 3 * sum_of_squares(w.reshape(6)) + sum_of_squares(w) + sum_of_squares(part) + sum_of_squares(turned)
+        slopes = torch.autograd.grad(loss + other.sum(), [w, other])
+    assert decays.found == {0: 8.0}
+    rest = 2 * w.detach() + torch.cat([2 * w[:2].detach(), torch.zeros(1, 2)])
+    torch.testing.assert_close(slopes, (rest, torch.ones(6)))
+    torch.testing.assert_close(torch.autograd.grad(sum_of_squares(w), w)[0], 2 * w.detach())
+
+
+def test_a_distribution_that_was_used_without_gradients_has_them_afterwards() -> None:
+    prior = Normal(0.0, 1.0)
+    for q, tensors in mixtures(torch.zeros(())).values():
+        with torch.no_grad():
+            pd.kl(q, prior)
+        before = torch.autograd.grad(pd.kl(q, prior), tensors, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(pd.kl(q, prior), tensors, retain_graph=True), before)
 
 
 def mixtures(like: Tensor) -> dict[str, tuple[RowMixture, list[Tensor]]]:

@@ -98,6 +98,7 @@ def placed(worlds: int, rng: np.random.Generator) -> Foraging:
 
 
 @pytest.mark.parametrize("clearance", [False, True])
+@pytest.mark.thinned(2)
 def test_moves_views_meals_and_rewards_are_those_of_the_rules(clearance: bool) -> None:
     rng = np.random.default_rng(0)
     world, met = placed(40, rng), {"blocked": 0, "food": 0, "poison": 0, "straight": 0, "screened": 0}

@@ -65,6 +65,7 @@ def made(name: str, kind: str, scores: list[float]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("better", "verdict"), [(9, "holds"), (7, "holds"), (6, "holds in part"), (0, "does not hold")]
 )
+@pytest.mark.thinned(2)
 def test_the_verdict_counts_sets(tmp_path: Path, better: int, verdict: str) -> None:
     experiment = Experiment("holes", "x")
     experiment.start(["--out", str(tmp_path)])

@@ -36,14 +36,15 @@ def found(folder: Path) -> dict[str, Any]:
 def test_the_table_has_every_guide_in_every_problem(found: dict[str, Any]) -> None:
     (table,) = found["tables"]
     named = [(row["hidden layers"], row["inputs"], row["guide"]) for row in table["rows"]]
-    assert named == [(1, q, name) for q in (1, 5) for name in ("NUTS", "dropout", "mean field", "ensemble")]
+    names = ("NUTS", "dropout", "mean field", "ensemble", script.LAPLACE)
+    assert named == [(1, q, name) for q in (1, 5) for name in names]
     for row in table["rows"]:
         numbers = [value for value in row.values() if isinstance(value, float)]
-        assert len(numbers) == 8
+        assert len(numbers) == 9
         assert all(math.isfinite(number) and number >= 0 for number in numbers)
         assert row["at data"] > 0
         assert row["in gap"] > 0
-    for row in table["rows"][::4]:
+    for row in table["rows"][::5]:
         assert row["ratio ÷ NUTS"] == pytest.approx(1.0)
         assert row["ratio"] == pytest.approx(row["in gap"] / row["at data"])
 
@@ -54,6 +55,8 @@ def test_claims_and_pictures(folder: Path, found: dict[str, Any]) -> None:
         "dropout is over-confident in between",
         "mean field is over-confident in between",
         "an anchored ensemble is within 45 % of the posterior's ratio",
+        "linearised Laplace has at least 0.30 of the posterior's ratio",
+        "linearised Laplace is within 15 % of the posterior's width at the data",
     ]
     assert [each["file"] for each in found["figures"]] == ["bands.png", "widths.png"]
     for each in found["figures"]:
@@ -114,6 +117,18 @@ def test_verdicts_follow_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[
         "low rank": "does not hold",
         "row mixture": "holds",
     }
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(("name", "widest", "least"), [(script.LAPLACE, 0.15, 1.5), (script.LOW_RANK, 0.6, 0.45)])
+def test_laplace_doubts_in_the_gap(name: str, widest: float, least: float) -> None:
+    """One seed of a small network: at the data NUTS has a width of 0.07, and dropout a ratio of 0.15."""
+    how = SimpleNamespace(seed=0, seeds=1, steps=200, quiet=True, quick=True, samples=200)
+    mean, std = script.laplaced(name, lambda: script.model(1, 10), [script.two_clusters(1, 0)], how)
+    assert mean.shape == std.shape == (1, 1, 30 + len(script.GRID))
+    at_data, _, ratio = script.gap_ratio(std[0, 0])
+    assert 0.04 < at_data < widest
+    assert ratio > least
 
 
 def test_dropout_has_the_variance_of_its_masks_and_cannot_see_the_gap() -> None:

@@ -59,6 +59,7 @@ def test_both_models_are_there() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("path", BY_HAND, ids=lambda path: path.stem)
+@pytest.mark.thinned(2)
 def test_a_script_prints_numbers_and_draws_a_picture(
     path: Path, task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

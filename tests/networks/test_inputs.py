@@ -76,6 +76,7 @@ def test_several_inputs_train_and_predict_as_one_tensor_does(data: Any, form: st
     torch.testing.assert_close(answer.log_prob(y), expected.log_prob(y))
 
 
+@pytest.mark.deep
 def test_a_dict_goes_through_every_door(data: Any) -> None:
     x, y = data
     x = x | {"flip": True}
@@ -165,6 +166,7 @@ WHOLE = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", list(WHOLE))
 def test_whole_numbers_are_inputs_everywhere(name: str) -> None:
     build, most, dtype, shape = WHOLE[name]

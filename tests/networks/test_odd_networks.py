@@ -31,6 +31,7 @@ def mlp() -> nn.Sequential:
         pytest.param(torch.bfloat16, True, marks=pytest.mark.deep),
     ],
 )
+@pytest.mark.thinned(2)
 def test_half_precision_trains_as_single_precision_does(make: Callable[[Any], Any], half: Any, shared: bool) -> None:
     found = []
     for dtype in (torch.float32, half):
@@ -141,6 +142,6 @@ def test_the_line_that_cannot_be_compiled_is_named() -> None:
             return out
 
     model = pd.BayesianNet(Asks())
-    options = QUIET | {"compile": "auto"}
+    options = QUIET | {"compile": "traced"}
     with pytest.warns(UserWarning, match=r"test_odd_networks.py, line \d+: out: Tensor = self.a\(x if bool"):
         pd.fit(model, pd.AutoMeanField(model), X, Y, steps=2, **options)

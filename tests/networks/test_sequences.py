@@ -70,6 +70,7 @@ def test_the_likelihood_is_that_of_torchs_own_loss(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", list(CASES))
+@pytest.mark.thinned(2)
 def test_positions_have_probabilities_and_scores(case: str, tmp_path: Path) -> None:
     model, x, y = problem(case)
     guide = pd.AutoDropout(model, keep=0.9)

@@ -182,7 +182,7 @@ X = torch.zeros(5, 2)
         ({"samples": 0}, pd.RangeError, "samples"),
         ({"samples": 1.5}, pd.RangeError, "samples"),
         ({"chunk": 0}, pd.RangeError, "chunk"),
-        ({"method": "mean"}, pd.RangeError, "method must be 'mc' or 'standard'"),
+        ({"method": "mean"}, pd.RangeError, "method must be 'mc', 'standard' or 'linearised'"),
         ({"keep_samples": "no"}, pd.RangeError, "keep_samples must be"),
         ({"seed": 0.5}, pd.RangeError, "seed must be"),
         ({"model": lambda x: x}, pd.PyroDropoutError, "no sample site"),

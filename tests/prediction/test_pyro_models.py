@@ -109,6 +109,7 @@ def test_log_q_is_that_of_the_guide(name: str) -> None:
 
 @TOLD
 @EVERY
+@pytest.mark.thinned(5)
 def test_leave_one_out_is_arvizs(name: str) -> None:
     """az.loo and pd.loo on the same draws; a masked point, whose density is a constant, has no tail in either."""
     case, model, guide = posed(name)
@@ -132,6 +133,7 @@ def test_leave_one_out_is_arvizs(name: str) -> None:
 
 
 @EVERY
+@pytest.mark.thinned(5)
 def test_the_bound_is_the_mean_of_lp_less_log_q(name: str) -> None:
     """Guides of Pyro: the very same draws, so to rounding; those of this package have formulas: 5.5 standard errors."""
     for kind, samples in (("AutoNormal", 50), ("AutoMeanField", 20)):
@@ -160,6 +162,7 @@ def replicated(model: Any, posterior: pd.SampledPosterior, case: Case, times: in
 
 
 @EVERY
+@pytest.mark.thinned(5)
 def test_moments_are_those_of_many_draws(name: str) -> None:
     """Within 4 standard errors, some 300 numbers in all: about 2 % to fail on correct code, and this seed does not."""
     case, model, guide = posed(name)
@@ -186,6 +189,7 @@ def test_moments_are_those_of_many_draws(name: str) -> None:
 
 
 @EVERY
+@pytest.mark.thinned(2)
 def test_log_prob_is_a_logsumexp_over_draws(name: str) -> None:
     case, model, guide = posed(name)
     posterior = kept(guide, case)

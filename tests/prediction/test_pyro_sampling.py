@@ -29,6 +29,7 @@ def in_float64() -> None:
 # --- nuts -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
 @ROUGH
 @pytest.mark.parametrize(
     "name",
@@ -48,6 +49,7 @@ def test_any_signature_any_site_and_any_return_value(name: str) -> None:
     assert data["posterior"].sizes["chain"] == 2
 
 
+@pytest.mark.deep
 def test_a_mean_of_normals_has_its_posterior() -> None:
     """y ~ N(mu, 0.7²), mu ~ N(0, 1): mean and variance within 5 standard errors of some 300 draws: below 1e-5."""
 

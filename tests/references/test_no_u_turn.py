@@ -72,6 +72,7 @@ def test_a_path_is_no_longer_than_allowed() -> None:
 
 
 @pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.deep
 def test_a_gaussian_comes_out_as_it_is() -> None:
     """9 numbers within 5.5 standard errors: it fails on correct code with probability 4e-7."""
     chains = run_chains(energies, np.zeros((2, 3)), Plan(1000, 500, 0.8, 10), seed=3)

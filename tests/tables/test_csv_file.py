@@ -165,7 +165,7 @@ def test_another_encoding_is_asked_for(tmp_path: Path) -> None:
 def test_the_command_line_takes_both_flags(tmp_path: Path) -> None:
     text = "a,b;größe\n" + "".join(f"{k},x{k % 5};{k}\n" for k in range(12))
     data = written(tmp_path, text.encode("latin-1"))
-    how = ["--encoding", "latin-1", "--separator", "comma", "--target", "a"]
+    how = ["--encoding", "latin-1", "--separator", "comma", "--target", "a", "--strict"]
     refused = run("fit", data, "--out", tmp_path / "run", *FEW)
     assert refused.exit_code == 2
     assert "--encoding" in refused.stderr

@@ -1,5 +1,6 @@
 """Large numbers that differ little: seconds since 1970, identifiers beyond 2^53; their differences are kept."""
 
+import functools
 import json
 from decimal import Decimal
 from fractions import Fraction
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
+from pyro_dropout.tables import reading
 from pyro_dropout.tables.precision import centre_of, rounded
-from pyro_dropout.tables.reading import read_input_pieces, read_table
+from pyro_dropout.tables.reading import read_input_pieces
 from tests.cli.command import FEW, run, table_of, written
 
+read_table = functools.partial(reading.read_table, strict=True)
 NOW = 1_700_000_000
 HUGE = 2**62
 

@@ -24,9 +24,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.cli.run_folder import Run
 from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.reading import read_table
+from pyro_dropout.tabular.run_folder import Run
 from tests.cli.command import contents, run, table_of
 
 ROWS = 14
@@ -192,7 +192,7 @@ def flags_for(whole: Whole, path: Path) -> list[str]:
     for _ in range(4):
         options = dict(zip((flag[2:] for flag in flags[::2]), flags[1::2], strict=True))
         try:
-            read_table(path, target=whole.columns[-1].name, held_back=0.0, missing="mean", **options)  # type: ignore[arg-type]
+            read_table(path, target=whole.columns[-1].name, held_back=0.0, missing="mean", strict=True, **options)  # type: ignore[arg-type]
         except pd.PyroDropoutError as refused:
             said = str(refused)
             assert path.name in said
@@ -218,7 +218,7 @@ def check(whole: Whole) -> None:
         if len(set(target.values)) < 2:
             return
         flags = flags_for(whole, path)
-        few = ["--steps", 1, "--width", 3, "--no-compile", "--quiet", "--missing", "mean"]
+        few = ["--steps", 1, "--width", 3, "--no-compile", "--quiet", "--missing", "mean", "--strict"]
         done = run("fit", path, "--target", target.name, "--out", folder / "run", *few, *flags)
         assert done.exit_code == 0, done.stderr
         of_file = [
@@ -239,7 +239,7 @@ def check(whole: Whole) -> None:
 def holds_what_was_meant(whole: Whole, folder: Path, path: Path, flags: dict[str, str]) -> None:
     run_of = Run.read(folder)
     data = run_of.data()
-    assert len(data.train[0]) == ROWS
+    assert len(data.rows[0]) == ROWS
     assert ("comment" in data.note) == bool(whole.comments)
     order = run_of.encoding
     table = read_file(path, encoding=flags.get("--encoding"), separator=flags.get("--separator"))
@@ -274,7 +274,7 @@ def refuses_what_does_not_fit(whole: Whole, folder: Path, of_file: list[str]) ->
         assert contents(folder) == before
 
 
-@hypothesis.settings(max_examples=5)
+@hypothesis.settings(max_examples=3)
 @given(tables())
 def test_tables_of_all_kinds(whole: Whole) -> None:
     check(whole)

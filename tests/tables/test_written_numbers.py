@@ -1,6 +1,7 @@
 """Numbers, dates and truth values as people and programs write them: read as what they are, or refused by name."""
 
 import datetime
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ import pytest
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.tables import reading
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.reading import read_input_pieces, read_table
+from pyro_dropout.tables.reading import read_input_pieces
 from tests.cli.command import FEW, run, written
 
+read_table = functools.partial(reading.read_table, strict=True)
 # (cells, the numbers that they are, what is said about the column)
 WRITTEN: dict[str, tuple[Sequence[str], Sequence[float], str]] = {
     "plain": (["1.5", "-2", "3e2"], [1.5, -2, 300], ""),
@@ -171,10 +174,12 @@ def test_a_point_in_a_table_with_semicolons_needs_a_witness(tmp_path: Path) -> N
 
 def test_the_answer_travels_with_the_run(tmp_path: Path) -> None:
     path = as_csv(tmp_path, column(["1,200", "3,450"]))
-    refused = run("fit", path, "--target", "y", "--out", tmp_path / "run", *FEW)
+    refused = run("fit", path, "--target", "y", "--out", tmp_path / "run", "--strict", *FEW)
     assert refused.exit_code == 2
     assert "--decimal point for 1200" in refused.stderr
-    done = run("fit", path, "--target", "y", "--decimal", "comma", "--out", tmp_path / "run", *FEW)
+    done = run(
+        "fit", path, "--target", "y", "--decimal", "comma", "--guide", "dropout", "--out", tmp_path / "run", *FEW
+    )
     assert done.exit_code == 0, done.stderr
     assert "read as numbers: x (decimal comma)" in done.stdout
     record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))

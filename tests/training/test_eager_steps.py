@@ -50,6 +50,54 @@ def test_a_gradient_may_lie_in_memory_in_another_order() -> None:
     torch.testing.assert_close(value, -0.1 * slope.sign())
 
 
+def laid_out(kind: str) -> torch.Tensor:
+    layouts = {
+        "by column": torch.randn(3, 4).mT,
+        "channels last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "every other": torch.randn(6, 4)[:, ::2],
+        "a part": torch.randn(4, 6)[:, :3],
+        "a number": torch.randn(()),
+    }
+    return layouts[kind]
+
+
+@pytest.mark.parametrize("kind", ["by column", "channels last", "every other", "a part", "a number"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_parameters_may_lie_in_memory_in_any_order(kind: str, decoupled: bool) -> None:
+    """And multiples of them that are missing in the gradients are added."""
+    value, update = laid_out(kind), adam(0.1, weight_decay=0.1, decoupled=decoupled)
+    mine, theirs, lr = update.start([value]), update.start([value]), torch.tensor(0.1)
+    copy = [value.clone()]
+    for t in map(torch.tensor, (1.0, 2.0, 3.0)):
+        slope = torch.randn(value.shape)
+        missing = 0.3 if update.takes_decays([value]) else 0.0
+        given = slope if missing else slope + 0.3 * value
+        update.step_in_place([value], [given], mine, t, lr, [missing])
+        copy, theirs = update.step(copy, [slope + 0.3 * copy[0]], theirs, t, lr)
+    torch.testing.assert_close(value, copy[0])
+
+
+@pytest.mark.parametrize("guide", ["dropout", "mean field", "low rank", "row mixture"])
+def test_steps_that_leave_decay_to_the_optimiser_equal_those_that_do_not(
+    guide: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: dict[str, Any] = {
+        "dropout": lambda model: pd.AutoDropout(model, keep=0.9),
+        "mean field": pd.AutoMeanField,
+        "low rank": lambda model: pd.AutoLowRank(model, rank=2),
+        "row mixture": pd.AutoRowMixture,
+    }
+    found = []
+    for leaves in (True, False):
+        monkeypatch.setattr(Update, "takes_decays", lambda self, parameters, leaves=leaves: leaves)
+        torch.manual_seed(0)
+        model = pair()[0]
+        posterior = made[guide](model)
+        pd.fit(model, posterior, X, X**2, steps=5, lr=0.05, **QUIET)
+        found.append([parameter.detach().clone() for parameter in posterior.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
 def test_eager_steps_change_the_tensors_of_the_guide_themselves() -> None:
     model, guide = pair()
     before = [parameter.data_ptr() for parameter in guide.parameters()]

@@ -103,6 +103,7 @@ def test_dicts_need_the_name_of_their_target(data: tuple[Tensor, Tensor]) -> Non
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.deep)])
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("stop", [7, 10])
+@pytest.mark.thinned(2)
 def test_a_resumed_epoch_goes_on_where_it_stopped(
     data: tuple[Tensor, Tensor], tmp_path: Path, workers: int, own: bool, stop: int
 ) -> None:

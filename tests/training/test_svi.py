@@ -28,6 +28,7 @@ GUIDES: dict[str, Callable[[Any], Any]] = {
     "row mixture": lambda m: pd.AutoRowMixture(m, weights="learned"),
     "low rank": lambda m: pd.AutoLowRank(m, rank=3),
     "low rank, whole net": lambda m: pd.AutoLowRank(m, rank=3, per="net"),
+    "full rank": pd.AutoFullRank,
     "concrete": pd.AutoConcreteDropout,
 }
 
@@ -61,13 +62,14 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 DEEP = pytest.mark.deep
+USUAL = list(GUIDES)[:3]  # the others are compared in the deep tests
 
 
 @pytest.mark.usefixtures("eager_draws")
 @pytest.mark.parametrize(
     ("guide", "built"),
     [
-        *((guide, False) for guide in GUIDES),
+        *(pytest.param(guide, False, marks=() if guide in USUAL else DEEP) for guide in GUIDES),
         *(pytest.param(guide, True, marks=DEEP) for guide in GUIDES),
     ],
     ids=[*(f"{guide}, traced" for guide in GUIDES), *GUIDES],
@@ -82,6 +84,7 @@ DEEP = pytest.mark.deep
     ],
     ids=["per-example-64", "per-example-32", "shared-64", "shared-32"],
 )
+@pytest.mark.thinned(3)
 def test_the_compiled_loss_and_gradient_are_the_eager_ones(
     monkeypatch: pytest.MonkeyPatch, guide: str, built: bool, per_example: bool, dtype: torch.dtype
 ) -> None:

@@ -14,6 +14,7 @@ from pyro_dropout.comparison.layer_gaps import SHORT, WORDS, LayerGap, overall
 from pyro_dropout.comparison.report.rendering import render, sentence
 from pyro_dropout.comparison.report.table import minus, swatches
 from pyro_dropout.comparison.scores import off_level
+from pyro_dropout.protocols import Record
 
 if TYPE_CHECKING:
     from pyro_dropout.comparison.findings import Comparison
@@ -123,12 +124,14 @@ def facts(comparison: "Comparison") -> dict[str, str]:
     s = comparison.settings
     found = {"data": f"{len(comparison.train[0])} training points, {len(comparison.test[0])} held back"}
     if "steps" in s:
+        falling = f" with the schedule {s['schedule']}" if s.get("schedule") else ""
         batch = "all points" if s["batch_size"] is None else f"{s['batch_size']} points"
         found |= {
-            "training": f"Adam, learning rate {s['lr']:g}, {s['steps']} steps of {batch} for each guide",
+            "training": f"Adam, learning rate {s['lr']:g}{falling}, {s['steps']} steps of {batch} for each guide",
             "objective": "ELBO(), with the large-K form" if s["loss"] is None else repr(s["loss"]),
             "seeds": ", ".join(str(seed) for seed in s.get("which_seeds", range(s["seeds"]))),
-            "predictions": f"{s['samples']} draws of the weights for each, from seed 0",
+            "predictions": f"{s['samples']} draws of the weights for each, from seed 0"
+            + (f"; linearised: {', '.join(s['method'])}" if s.get("method") else ""),
             "reference": str(s["reference"]),
         }
     kinds = {
@@ -148,8 +151,9 @@ def again(comparison: "Comparison") -> str:
     s = comparison.settings
     if s.get("command"):
         return str(s["command"])
-    options = {"seeds": list(s.get("which_seeds", range(s.get("seeds", 1))))}
+    options: Record = {"seeds": list(s.get("which_seeds", range(s.get("seeds", 1))))}
     options |= {key: s[key] for key in ("steps", "lr", "batch_size", "samples", "loss", "compile") if key in s}
+    options["method"] = s.get("method") or None
     given = ", ".join(f"{key}={value!r}" for key, value in options.items() if value is not None)
     reference = "" if s.get("reference", "none") == "none" else f", reference={s['reference']!r}"
     guides = ", ".join(f"{row.name!r}: ..." for row in comparison.rows if row.name != REFERENCE)

@@ -25,9 +25,9 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, Weights
 from pyro_dropout.references.nuts.no_u_turn import Array
+from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.compile.functional import unvalidated
 from pyro_dropout.training.compile.program import Program
-from pyro_dropout.training.svi import Compile
 
 F64 = torch.float64
 Net = TypeVar("Net", bound=nn.Module)

@@ -1,10 +1,12 @@
 """The reference for approximate posteriors: draws from the posterior itself, by Hamiltonian Monte Carlo."""
 
+import sys
 import time
 import warnings
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -12,23 +14,27 @@ from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_of
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
+from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.chains import ChainResult, Plan, run_chains
 from pyro_dropout.references.nuts.energy import Energy
+from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.preflight import check_gradients
-from pyro_dropout.training.svi import Compile, check_compile
+from pyro_dropout.training.svi import check_compile
 
 _AGREE = 1.01  # Vehtari et al. (2021): do not use chains with a larger R-hat
+_USUAL_STEPS = 31  # of a trajectory
 _MOST_POINTS = 50  # at which R-hat is computed
 
 
 @one_at_a_time
+@modules_stay
 def nuts(
     model: PyroModel,
     *args: object,
@@ -101,6 +107,8 @@ def nuts(
             bar.set_postfix(steps=energy.calls, refresh=False)
 
     with bar, evaluating(model):
+        if progress:
+            tqdm.write(_expected(energy, starts, plan), file=sys.stderr)
         ran = run_chains(energy, starts, plan, int(seed), tick)
     z = torch.from_numpy(np.stack([np.stack(chain.draws) for chain in ran]))
     device, dtype = place_of([model], call), _type_of(call)
@@ -122,6 +130,24 @@ def nuts(
         warning.posterior = posterior  # type: ignore[attr-defined]
         warnings.warn(warning, stacklevel=3)
     return posterior
+
+
+def _expected(energy: Energy, starts: NDArray[np.float64], plan: Plan) -> str:
+    """Return a line with the expected time, from two evaluations at the starts; nothing else changes."""
+    calls, spent = energy.calls, []
+    with forked():
+        for _ in range(2):  # the first warms up
+            start = time.perf_counter()
+            energy(starts)
+            spent.append(time.perf_counter() - start)
+    energy.calls = calls
+    draws, most = plan.warmup + plan.samples, 2**plan.max_depth
+    usual = min(_USUAL_STEPS, most)
+    longest = told_duration(spent[1] * draws * most)
+    return (
+        f"nuts: {told_duration(spent[1] * draws * usual)} if a draw takes {usual} steps, as many do; at most {longest}"
+        f" with {most}. A step takes {1e3 * spent[1]:.2g} ms."
+    )
 
 
 def function_rhat(model: nn.Module, posterior: SampledPosterior, points: Tensor) -> Tensor:

@@ -65,9 +65,13 @@ def told_loss(loss: object) -> dict[str, str | int | float | bool]:
         >>> told_loss(pd.ELBO(num_particles=2))["num_particles"]
         2
     """
-    return {"kind": type(loss).__name__} | {
-        name: value for name, value in vars(loss).items() if isinstance(value, str | int | float | bool)
-    }
+    found = {name: value for name, value in vars(loss).items() if isinstance(value, str | int | float | bool)}
+    heat = getattr(loss, "temperature", None)
+    if callable(heat):
+        found["temperature"] = _told_schedule(heat)
+    elif heat == 1.0:
+        found.pop("temperature", None)  # as in checkpoints of earlier versions, which knew no other
+    return {"kind": type(loss).__name__} | found
 
 
 def told_layers(model: object) -> dict[str, dict[str, object]]:

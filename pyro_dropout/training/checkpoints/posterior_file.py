@@ -1,13 +1,16 @@
 """Saving a trained model and guide, and loading them into the same ones; a file holds data only, never code."""
 
+import contextlib
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
@@ -79,7 +82,7 @@ def load(path: str | Path, model: object, guide: object) -> Record:
 
     The whole file is checked before the first tensor is changed. Settings of a guide, a prior or a likelihood (keep, a
     length-scale, a fixed τ) and the layers of the network, activations included, must be the same as in the file;
-    trained parameters and running statistics are loaded.
+    trained parameters, running statistics and prior widths that were found from data are loaded.
 
     Args:
         path: a file that ``save`` wrote.
@@ -102,10 +105,27 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         True
     """
     tensors, facts = read_tensors(path)
-    check_identity(path, facts, tensors, model, guide)
+    with room_for(tensors, guide):
+        check_identity(path, facts, tensors, model, guide)
     put(tensors, model, guide)
+    _note_widths(model, facts)
     extra: Record = facts.get("extra", {})
     return extra
+
+
+@contextlib.contextmanager
+def room_for(tensors: Mapping[str, Tensor], guide: object) -> Iterator[None]:
+    """Give a guide whose tensors training adds, such as ``AutoLaplace``, those of a file; not if an error is raised."""
+    if not isinstance(guide, AutoLaplace):
+        yield
+        return
+    before = guide.curvature if guide.finished else None
+    guide.expect({name.removeprefix("guide."): value for name, value in tensors.items() if name.startswith("guide.")})
+    try:
+        yield
+    except Exception:
+        guide.set_curvature(before)
+        raise
 
 
 def tensors_of(model: object, guide: object) -> dict[str, Tensor]:
@@ -129,20 +149,33 @@ def identity_of(model: object, guide: object) -> Record:
     """Return the classes of a model and a guide, the layers, and which tensors are settings."""
     likelihood = getattr(model, "likelihood", None)
     kinds = {"model": type(model).__name__, "guide": type(guide).__name__, "likelihood": type(likelihood).__name__}
-    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(_settings_of(model, guide))}
+    return {"kinds": kinds, "layers": told_layers(model), "told": sorted(settings_of(model, guide))}
 
 
-def _settings_of(model: object, guide: object) -> set[str]:
+def settings_of(model: object, guide: object) -> set[str]:
     """Return the names of the buffers that are settings: a guide's, and those of a model's prior and likelihood."""
     learned = getattr(guide, "learned_buffers", ())
     names = {f"guide.{name}" for name, _ in guide.named_buffers()} if isinstance(guide, nn.Module) else set()
     names -= {f"guide.{name}" for name in learned}
     if isinstance(model, nn.Module):
-        names |= {f"model.{name}" for name, _ in model.named_buffers() if "likelihood." in name}
+        fixed = [name for name, _ in model.named_buffers() if "likelihood." in name]
+        # The offset of counts is found from data, as the mean and the spread of other targets are.
+        names |= {f"model.{name}" for name in fixed if not name.endswith("likelihood.offset")}
         for path, module in model.named_modules():
+            found = module.found_widths() if isinstance(module, BayesianNet) else ()
             priors = (name for name in module._buffers if _is_prior(name, vars(module).get("sites")))
-            names |= {".".join(filter(None, ("model", path, name))) for name in priors}
+            names |= {".".join(filter(None, ("model", path, name))) for name in priors if name not in found}
     return names
+
+
+def _note_widths(model: object, facts: Record) -> None:
+    """Note which prior widths the file's model had found from data: here they are no settings any more."""
+    told: list[str] = facts.get("told", [])
+    for path, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, BayesianNet) and "told" in facts:  # files of earlier versions do not have it
+            names = {name: f"prior_scale/{name.replace('.', '/')}" for name in module.sites}
+            free = {n: b for n, b in names.items() if ".".join(filter(None, ("model", path, b))) not in told}
+            module.set_prior_scales({name: module.get_buffer(buffer) for name, buffer in free.items()})
 
 
 def _is_prior(name: str, sites: object) -> bool:
@@ -156,6 +189,7 @@ def check_identity(
 ) -> None:
     """Raise an error that lists what differs, unless a file belongs to this model and guide."""
     here, own = tensors_of(model, guide), identity_of(model, guide)
+    told = set(own["told"]) & set(facts["told"] if "told" in facts else own["told"])  # not in files of earlier versions
     wrong = _other_values(facts.get("kinds", {}), own["kinds"]) + _only_on_one_side(tensors, here)
     for name in (name for name in here if name in tensors):
         mine, theirs = here[name].detach(), tensors[name]
@@ -163,7 +197,7 @@ def check_identity(
             wrong.append(f"{name}: {tuple(theirs.shape)} in the file, {tuple(mine.shape)} here")
         elif mine.dtype != theirs.dtype:
             wrong.append(f"{name}: {theirs.dtype} in the file, {mine.dtype} here")
-        elif name in own["told"] and not torch.equal(mine.cpu(), theirs):
+        elif name in told and not torch.equal(mine.cpu(), theirs):
             wrong.append(f"{name}: {_short(theirs)} in the file, {_short(mine)} here")
     if "layers" in facts:  # files of earlier versions do not have them
         wrong += _other_layers(facts["layers"], own["layers"])

@@ -11,10 +11,19 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.arguments import Arguments
-from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, make_gradients, make_step
+from pyro_dropout.training.compile.functional import (
+    Buffers,
+    Gradients,
+    Loss,
+    Parameters,
+    make_gradients,
+    make_step,
+)
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
 from pyro_dropout.training.compile.program import Chain, Program
 from pyro_dropout.training.compile.surroundings import Place, Surroundings
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, clock
 
 
@@ -34,7 +43,7 @@ class CompiledStep:
         self,
         model: PyroModel,
         guide: PyroModel,
-        loss: Loss,
+        loss: ELBO,
         optim: PyroOptim,
         given: Arguments,
         known: Sequence["CompiledStep"],
@@ -42,7 +51,8 @@ class CompiledStep:
     ) -> None:
         self.program: Program
         self.changed = ""
-        self._optim, self._given, self._fixed = optim, given, fixed
+        self._optim, self._given, self._fixed, self.loss = optim, given, fixed, loss
+        self._scheduled = callable(loss.temperature)
         self.parameters = Parameters(model, guide, loss, given.args, given.kwargs)
         self.buffers = Buffers(model, guide)
         trained, values = list(self.parameters.by_name.values()), self.parameters.values
@@ -54,6 +64,7 @@ class CompiledStep:
         state = OptimiserState(optim, trained)
         self._update = state.update if state.steps is not None else None
         gradients_of = make_gradients(model, guide, loss, self.parameters, self._call)
+        gradients_of = _by_number(gradients_of) if self._scheduled else gradients_of
         buffers = self.buffers.values
         like = [step.program for step in known if step._update is not None]
         if given.floats and not fixed:
@@ -106,7 +117,9 @@ class CompiledStep:
     def _inputs(self, given: Arguments) -> list[Tensor]:
         device = next((p.device for p in self.parameters.by_name.values()), torch.device("cpu"))
         floats = [] if self._fixed else given.floats
-        numbers = [torch.tensor(value, dtype=self._dtype, device=device) for value in floats]
+        # The loss counts its steps, compiled or not.
+        step = [self.loss.steps + 1.0] if self._scheduled else []
+        numbers = [torch.tensor(value, dtype=self._dtype, device=device) for value in [*floats, *step]]
         return [*given.tensors, *numbers]
 
     def _where(self) -> list[int]:
@@ -193,6 +206,17 @@ class CompiledStep:
         self.parameters.write(chain.values)
         self._state.write(update, [chain.state[k] for k in self._used])
         return chain.losses[0]
+
+
+def _by_number(gradients_of: Gradients) -> Gradients:
+    """Return the same function with one more input, the number of the step."""
+
+    def numbered(values: list[Tensor], buffers: list[Tensor], *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        *rest, step = inputs
+        with at_step(step):
+            return gradients_of(values, buffers, *rest)
+
+    return numbered
 
 
 _NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))

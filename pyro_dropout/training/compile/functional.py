@@ -17,7 +17,9 @@ from torch.distributions import Distribution
 from pyro_dropout.generative.registration import tell_again
 from pyro_dropout.generative.trial_run import modules_of, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.whole_sums import decays_apart
 from pyro_dropout.protocols import Trace, Tree
+from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
 Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
@@ -192,22 +194,31 @@ def make_gradients(model: object, guide: object, loss: Loss, parameters: Paramet
     return gradients_of
 
 
-def make_step_in_place(gradients_of: Gradients, parameters: Parameters, update: Update) -> StepInPlace:
+def make_step_in_place(
+    gradients_of: Gradients, parameters: Parameters, update: Update, *, decays: bool = False
+) -> StepInPlace:
     """Return step(guarded, values, state, t, lr, *inputs) -> (loss, taken), which changes values and state.
 
-    A guarded step is taken only if the loss and the gradients are finite, and otherwise changes nothing.
+    A guarded step is taken only if the loss and the gradients are finite, and otherwise changes nothing. With
+    ``decays`` a multiple of a parameter in its gradient may be left to the optimiser, which reads both anyway: the
+    gradients are then those of one backward pass on a CPU, and nothing else is made from them.
     """
+    decays = decays and not parameters.divided
 
     def step(
         guarded: bool, values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
     ) -> tuple[Tensor, bool]:
-        loss, gradients = gradients_of(values, *inputs)
+        apart = decays and update.takes_decays(values)
+        with at_step(t), decays_apart(values) if apart else contextlib.nullcontext() as left:
+            loss, gradients = gradients_of(values, *inputs)
+        owed = {} if left is None else left.found
         if guarded:
             sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])
             if not bool(torch.isfinite(sizes).all()):
                 return loss, False
-        used = [k for k in range(len(values)) if k not in parameters.unused]
-        update.step_in_place([values[k] for k in used], [gradients[k] for k in used], [state[k] for k in used], t, lr)
+        used = [k for k in range(len(values)) if k not in parameters.unused or k in owed]
+        some = [values[k] for k in used], [gradients[k] for k in used], [state[k] for k in used]
+        update.step_in_place(*some, t, lr, [owed.get(k, 0.0) for k in used])
         return loss, True
 
     return step
@@ -219,7 +230,8 @@ def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -
     def step(
         values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
     ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-        loss, gradients = gradients_of(values, *inputs)
+        with at_step(t):
+            loss, gradients = gradients_of(values, *inputs)
         new_values, new_state = update.step(values, gradients, state, t, lr)
         for k in parameters.unused:  # torch's optimisers skip parameters without a gradient
             new_values[k], new_state[k] = values[k], state[k]

@@ -6,10 +6,14 @@ before has written, so that a replay costs one launch and copies nothing between
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
@@ -17,6 +21,8 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
+from pyro_dropout.training.compile.known_code import is_known
+from pyro_dropout.training.compile.lighter import make_lighter
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
@@ -35,6 +41,7 @@ class Program:
         outside: where to look for tensors that the program uses besides its inputs, to be read at every call; without
             it, the program holds them as they are.
         like: programs that may equal this one, which is then not compiled again.
+        compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
     """
 
     def __init__(
@@ -43,6 +50,7 @@ class Program:
         *inputs: Tree,
         outside: Surroundings | None = None,
         like: Sequence["Program"] = (),
+        compile: bool = True,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -57,7 +65,9 @@ class Program:
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted)]
-        self._compiled: Compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+        self._compiled: Compiled = self.graph
+        if compile:
+            self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(self, *inputs: Tree, lifted: Sequence[Tensor] | None = None) -> Tree:
         """Run the compiled function; ``lifted`` replaces the tensors that it would read itself."""
@@ -77,14 +87,29 @@ class Program:
         return all(alike(place.read(), tensor) for place, tensor in self.lifted)
 
 
+_once: ContextVar[bool] = ContextVar("whether to record once", default=False)
+
+
+@contextmanager
+def recording(*parts: object) -> Iterator[None]:
+    """Within this context steps are recorded once, if these parts of them run no code of a user."""
+    before = _once.set(is_known(*parts))
+    try:
+        yield
+    finally:
+        _once.reset(before)
+
+
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
     """Return a function of tensors as a graph of tensor operations; tracing it twice must give the same graph."""
-    graph, again = (_trace(function, inputs) for _ in range(2))
-    if not _same(graph, again):
+    graph = _trace(function, inputs)
+    if not _once.get() and not _same(graph, _trace(function, inputs)):
         raise PyroDropoutError(
             "it was traced twice and gave two different programs, so something outside torch changes between calls"
             " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
         )
+    make_lighter(graph.graph)
+    graph.recompile()
     return graph
 
 
@@ -93,7 +118,9 @@ def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch
         with RecordedMasks():  # type: ignore[no-untyped-call]
             return function(*leaves)
 
-    with torch.no_grad():
+    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
+    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+    with torch.no_grad(), tracing(shapes):
         graph: torch.fx.GraphModule = make_fx(with_masks)(*inputs)
     rewrite_skinny_products(graph.graph)
     graph.graph.eliminate_dead_code()
@@ -107,9 +134,7 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch._inductor.config as inductor
-        from torch._guards import TracingContext, tracing
         from torch._inductor.compile_fx import compile_fx
-        from torch._subclasses import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
         # Inductor looks a program up on disk only if told how shapes were guessed; here none was.

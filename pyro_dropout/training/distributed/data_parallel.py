@@ -19,12 +19,12 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.batches import Batches
+from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import TrainingRun, make_run
-from pyro_dropout.training.svi import Compile
 
 Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss
 
@@ -145,7 +145,7 @@ def start_alike(group: Group, parts: Iterable[object], others: Iterable[Tensor] 
     group.copy_from_first(list(tensors.values()))
 
 
-def check_parallel(group: Group, batch: int, compile: Compile) -> None:
+def check_parallel(group: Group, batch: int, compile: HowCompiled) -> None:
     """Raise an error unless the ranks can share a training run."""
     if compile is True:
         raise PyroDropoutError(

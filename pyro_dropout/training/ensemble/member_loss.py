@@ -21,6 +21,7 @@ from pyro_dropout.training.ensemble.anchoring import Anchoring, Perturbation, fr
 from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.fleet.replicas import check_pure
 from pyro_dropout.training.loss.attempt import untraced
+from pyro_dropout.training.loss.temperature import at_step, current_step
 from pyro_dropout.training.out_of_memory import unless_out_of_memory
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Graph:
     """One member's loss and gradients, as a graph of tensor operations.
 
     Attributes:
-        run: (parameters, extras, buffers, arguments) -> (loss, gradients).
+        run: (parameters, extras, buffers, arguments, number of the step) -> (loss, gradients).
         parameters: those of a member's guide and of the model.
         names: the name of each in the member's guide; None for those of the model, which all members share.
         buffers: the settings of the model and the guide.
@@ -144,9 +145,9 @@ class EnsembleLoss:
         extras = [] if self.extras is None else tree_flatten(self.extras)[0]
         settings, by_member = graph.settings(ensemble)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        inputs = [*(value.detach() for value in values), *extras, *settings, *tensors]
+        inputs = [*(value.detach() for value in values), *extras, *settings, *tensors, _step_now(values)]
         own = (None if name is None else 0 for name in graph.names)
-        dims = (*own, *[0] * len(extras), *by_member, *[None] * len(tensors))
+        dims = (*own, *[0] * len(extras), *by_member, *[None] * len(tensors), None)
 
         def mapped() -> list[Tensor]:
             run = vmap(graph.run, in_dims=dims, randomness="different", chunk_size=self.at_once)
@@ -203,22 +204,29 @@ class EnsembleLoss:
         forget(template.parameters())  # it is the ensemble's that are trained
         names = [own.get(id(value)) for value in parameters.by_name.values()]
         buffers = Buffers(model, template)
-        counts = (len(names), len(extras), len(buffers.values), len(places))
+        counts = (len(names), len(extras), len(buffers.values), len(places), 1)
 
         def solo(*inputs: Tensor) -> list[Tensor]:
-            values, here, settings, tensors = _split(inputs, counts)
+            values, here, settings, tensors, (step,) = _split(inputs, counts)
             now = dict(zip(places, tensors, strict=True))
             args, kwargs = tree_unflatten([now.get(k, leaf) for k, leaf in enumerate(leaves)], shape)
             loss = MemberLoss(self.inner, None if first is None else tree_unflatten(here, spec), free)
-            with buffers.replaced(settings):
+            with buffers.replaced(settings), at_step(step):
                 value, slopes = loss_and_gradients(model, template, loss, parameters, values, args, kwargs)
             return [value, *slopes]
 
-        example = [*parameters.values, *extras, *buffers.values, *(leaves[k] for k in places)]
+        tensors = (leaves[k] for k in places)
+        example = [*parameters.values, *extras, *buffers.values, *tensors, _step_now(parameters.values)]
         with quietly(model, template):
             graph = traced(solo, example)
         check_pure(graph)
         return _Graph(graph, parameters, names, buffers)
+
+
+def _step_now(values: list[Tensor]) -> Tensor:
+    """Return the number of the step that is being taken."""
+    t = current_step()
+    return values[0].new_ones(()) if t is None else t
 
 
 def _averaged(graph: _Graph, losses: Tensor, slopes: list[Tensor], share: Share | None = None) -> list[Tensor]:

@@ -15,6 +15,7 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
+from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.ensemble.early_stopping import EnsembleWatch
@@ -24,7 +25,6 @@ from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.runner import TrainingRun, make_run
-from pyro_dropout.training.svi import Compile
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -78,7 +78,7 @@ class Members(TrainingTask):
         self,
         update: Update | torch.optim.Optimizer,
         batch: int,
-        compile: Compile,
+        compile: HowCompiled,
         seed: int | None = None,
         group: Group | None = None,
     ) -> TrainingRun:
@@ -108,7 +108,7 @@ class Members(TrainingTask):
         parameters: Parameters,
         update: Update | torch.optim.Optimizer,
         batches: Source | None,
-        compile: Compile,
+        compile: HowCompiled,
     ) -> TrainingRun:
         model, guide, loss = self.call.model, self.guide, self.loss
         places = Buffers(model, guide)
@@ -134,7 +134,7 @@ class Members(TrainingTask):
                 compile=compile,
             )
 
-    def _check_shared(self, shared: list[str], compile: Compile) -> None:
+    def _check_shared(self, shared: list[str], compile: HowCompiled) -> None:
         """Raise an error if members share a parameter that cannot be trained in this way."""
         if shared and self.turns > 1:
             raise PyroDropoutError(

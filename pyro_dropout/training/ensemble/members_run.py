@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.ensemble.member_loss import EnsembleLoss
 from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.svi import Compile, warn_uncompiled
+from pyro_dropout.training.svi import warn_uncompiled
 
 
 class MembersRun(TrainingRun):
@@ -24,7 +25,7 @@ class MembersRun(TrainingRun):
         step: as in ``TrainingRun``, whose other arguments follow.
         values: the parameters to start from.
         update: the optimiser.
-        compile: "auto", True or False.
+        compile: "auto", "traced", True or False.
         options: the others.
     """
 
@@ -37,7 +38,7 @@ class MembersRun(TrainingRun):
         values: list[Tensor],
         update: Update,
         *,
-        compile: Compile,
+        compile: HowCompiled,
         **options: Any,
     ) -> None:
         self._loss, self._share, self._compile = loss, share, compile
@@ -46,7 +47,7 @@ class MembersRun(TrainingRun):
         self._members = share.own.stop - share.own.start
         super().__init__(step, values, update, compile=compile, **options)
 
-    def _try_to_compile(self, compile: Compile) -> None:
+    def _try_to_compile(self, compile: HowCompiled) -> None:
         try:
             super()._try_to_compile(True)
         except torch.OutOfMemoryError:  # half as many members may fit

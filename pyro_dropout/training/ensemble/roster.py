@@ -24,6 +24,7 @@ from pyro_dropout.training.ensemble.members import Members
 from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.loss.learned_widths import learned_sites
 from pyro_dropout.training.optimisers import Update
 
 
@@ -187,6 +188,12 @@ def check_members(
     ensemble: Ensemble, update: Update | torch.optim.Optimizer, clip_norm: float | None, distributed: bool
 ) -> tuple[Update | torch.optim.Optimizer, float | None]:
     """Return the optimiser and the largest norm of a member's gradient; raise an error if members cannot have them."""
+    learned = learned_sites(ensemble.template.model)
+    if learned:
+        raise PyroDropoutError(
+            f"the members of an Ensemble share one prior, so its widths cannot be learned ({learned[0]!r}): each member"
+            " would have its own. Leave out Prior(learn=...), or train the members as a Fleet."
+        )
     if isinstance(update, torch.optim.Optimizer):
         if isinstance(update, torch.optim.Adafactor):
             raise PyroDropoutError(
@@ -221,6 +228,7 @@ def _joined(histories: list[History]) -> History:
         member_losses=losses,
         seconds=sum(history.seconds for history in histories),
         compile_seconds=sum(history.compile_seconds for history in histories),
+        traced=histories[-1].traced,
         compiled=histories[-1].compiled,  # a group that was finished before is not compiled again
     )
 

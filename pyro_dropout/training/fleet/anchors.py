@@ -15,6 +15,7 @@ from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.training.ensemble.anchoring import perturbation
 from pyro_dropout.training.fleet.replicas import Replica
+from pyro_dropout.training.loss.learned_widths import learned_sites
 
 Problem = dict[str, dict[str, Tensor]]  # anchors and noise by site, with the replicas in front
 
@@ -38,6 +39,8 @@ def anchored(
     for seed in listed:
         check_seed(seed)
     model, guide = replica
+    if learned_sites(model):
+        raise PyroDropoutError("anchors are drawn from the prior, whose widths must be fixed; it has learn=True.")
     if not isinstance(guide, SiteGuide):
         raise PyroDropoutError(f"anchors need a guide of this package; got {type(guide).__name__}.")
     for name in guide._sites:

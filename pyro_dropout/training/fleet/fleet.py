@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.turns import RUNNING
+from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
@@ -25,26 +26,22 @@ from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
+from pyro_dropout.training.compile.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
 from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
 from pyro_dropout.training.fleet.anchors import anchored
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
-from pyro_dropout.training.fleet.replicas import Replica, build_replicas, over_replicas, tensors_in
+from pyro_dropout.training.fleet.replicas import Replica, build_replicas, over_replicas, tensors_in, told_settings
 from pyro_dropout.training.history import DivergedError, History
+from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
-from pyro_dropout.training.preflight import (
-    check_duration,
-    check_gradients,
-    check_how,
-    check_targets,
-    check_trained,
-)
+from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
 from pyro_dropout.training.runner import TrainingRun
-from pyro_dropout.training.svi import Compile, check_compile
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
 
@@ -169,8 +166,11 @@ class Fleet:
         """
         options["lr"] = _rate(options.get("optim"), options.get("lr"))
         train = self._train_apart if distributed else self._train
-        with RUNNING:
-            history = train(x, y, progress, checkpoint, options)
+        with RUNNING, curvature_after(self, x, y, options) as finished:
+            history = finished(train(x, y, progress, checkpoint, options))
+        for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
+            if not bad:
+                note_training(guide, f"{history.told}, in a fleet")
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -232,7 +232,7 @@ class Fleet:
         clip_norm: float | None = None,
         loss: Loss | None = None,
         anchors: Sequence[int] | Tensor | None = None,
-        compile: Compile = "auto",
+        compile: HowCompiled = "auto",
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> FleetRun:
@@ -256,7 +256,7 @@ class Fleet:
             loss: ``ELBO()`` by default.
             anchors: a seed for each replica, from which its anchor and the noise of its targets are drawn, as for the
                 members of an anchored ``Ensemble``; for Gaussian priors and likelihoods. None: no anchors.
-            compile: "auto", True or False, as in ``SVI``.
+            compile: "auto", "traced", True or False, as in ``fit``.
             seed: for weight draws and mini-batches.
             device: where to train; everything is moved there. By default, where the replicas are.
 
@@ -277,7 +277,7 @@ class Fleet:
             ([(2, 1, 2), (2, 1)], (1, 2))
         """
         check_gradients(*self[0])
-        check_compile(compile)
+        check_how_compiled(compile)
         check_duration(steps, epochs, batch_size)
         x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
@@ -311,6 +311,7 @@ class Fleet:
                 if finite[k]:
                     for parameter, value in zip(owned, values, strict=True):
                         parameter.data = value[k]
+                    set_best_widths(*self[k], (x[rows[k, :1]], y[rows[k, :1]], points))
 
         values = self.values(parameters)
         batches = None if batch == points else Batches(batch, rows)
@@ -324,19 +325,21 @@ class Fleet:
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
             here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
-            with places.replaced(settings[:count]):
+            with places.replaced(settings[:count]), widths_kept():
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
         solo = make_step(gradients, parameters, update)
         settings = [buffer[0] for buffer in buffers]
         example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
         step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
-        inputs = (buffers, x, y) if batches is not None else (buffers, x, y, rows)
-        run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=compile)
-        run.total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
+        inputs = (buffers, x, y, *([rows] if batches is None else []))
+        total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
+        how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
+        run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=how)
+        run.total = total
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},
-            "settings": [digest(buffer) for buffer in [*self.buffers(), *extras]],
+            "settings": [*told_settings(self.buffers(), self[0]), *map(digest, extras)],
             "replicas": len(self),
             "batch": batch,
             "update": told_update(update),
@@ -390,9 +393,7 @@ class Fleet:
 
 
 def _rate(optim: object, lr: Rate | None) -> Rate:
-    if lr is not None:
-        return lr
-    return optim.lr if isinstance(optim, Update) else 1e-3
+    return lr if lr is not None else optim.lr if isinstance(optim, Update) else 1e-3
 
 
 def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:

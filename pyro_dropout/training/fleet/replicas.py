@@ -16,6 +16,9 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Tree
+from pyro_dropout.training.checkpoints.posterior_file import settings_of
+from pyro_dropout.training.checkpoints.tensor_file import digest
+from pyro_dropout.training.compile.functional import Buffers
 from pyro_dropout.training.compile.program import traced
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
@@ -68,6 +71,13 @@ def _structure(replica: Replica) -> tuple[object, ...]:
 def tensors_in(replica: Replica) -> list[Tensor]:
     """Return the parameters and the buffers of a replica."""
     return [tensor for part in replica for tensor in (*part.parameters(), *part.buffers())]
+
+
+def told_settings(buffers: list[Tensor], pair: Replica) -> list[str]:
+    """Return digests of the stacked buffers of a fleet, without prior widths that were found from data."""
+    names, told = Buffers(*pair).names, settings_of(*pair)
+    fixed = (name in told or "prior_scale/" not in name for name in names)
+    return [digest(buffer) for buffer, stays in zip(buffers, fixed, strict=True) if stays]
 
 
 def over_replicas(

@@ -8,6 +8,7 @@ import functools
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Literal, get_args
 
 import pyro.infer
@@ -29,6 +30,7 @@ from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
 from pyro_dropout.training.loss.score import score
 from pyro_dropout.training.loss.site_terms import Term
+from pyro_dropout.training.loss.temperature import Temperature, check_temperature, current_step
 
 PerExample = bool | Literal["auto"]
 
@@ -47,6 +49,13 @@ class ELBO(pyro.infer.ELBO):
             (in a guide of your own) is drawn once for all data points.
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
+        temperature: T, a factor on the KL: below 1 for a cold posterior, which trusts the data more than Bayes' rule
+            does. Or a function of the number of steps done, such as ``warm_up(1000)``. The loss is a bound at T = 1
+            only; ``parts`` returns the KL itself at any T.
+
+    Attributes:
+        steps: how many gradients were taken with it by Pyro's SVI, by ``SVI`` or in a loop of your own: where a
+            schedule of the temperature stands. Set it to resume one. ``fit`` and ``Fleet`` count by themselves.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -63,15 +72,26 @@ class ELBO(pyro.infer.ELBO):
         ['kl', 'nll']
     """
 
+    __slots__ = ("steps",)  # outside __dict__, where compiled steps look for settings
+
     def __init__(
-        self, kl: Method = "large_k", per_example: PerExample = True, num_particles: int = 1, *, kl_samples: int = 16
+        self,
+        kl: Method = "large_k",
+        per_example: PerExample = True,
+        num_particles: int = 1,
+        *,
+        kl_samples: int = 16,
+        temperature: Temperature = 1.0,
     ) -> None:
         check_choice("kl", kl, get_args(Method))
         check_choice("per_example", per_example, (True, False, "auto"))
         check_count("num_particles", num_particles)
         check_count("kl_samples", kl_samples)
+        check_temperature(temperature)
         super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
+        self.temperature = temperature if callable(temperature) else float(temperature)
+        self.steps = 0
         self._refusals: list[str] = []  # why draws for each data point failed
 
     @property
@@ -121,22 +141,31 @@ class ELBO(pyro.infer.ELBO):
         particle.add_up()
         return particle
 
-    def _particle(
-        self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs
-    ) -> tuple[Tensor, Tensor, float | Tensor]:
-        """Return the negative log-likelihood, the KL, and a term of value zero with the gradient of the score."""
+    def _particle(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Tensor:
+        """Return the loss at one draw, with the gradient of the score."""
         drawn = self._drawn(model, guide, args, kwargs)
-        zero = score([*drawn.surprises, *drawn.divergences.values()], drawn.guide_trace, drawn.orders)
-        return _total(drawn.surprises), _total(drawn.divergences.values()), zero
+        divergences = self._tempered(drawn.divergences.values())
+        zero = score([*drawn.surprises, *divergences], drawn.guide_trace, drawn.orders)
+        return _total(drawn.surprises) + _total(divergences) + zero
+
+    def _tempered(self, terms: Iterable[Term]) -> list[Term]:
+        """Return divergences times the temperature of this step."""
+        factor: object = self.temperature
+        if callable(self.temperature):
+            t = current_step()
+            factor = self.temperature(torch.tensor(float(self.steps)) if t is None else t - 1)
+        elif factor == 1.0:
+            return list(terms)
+        return [replace(term, value=term.value * torch.as_tensor(factor).to(term.value)) for term in terms]
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 
     @one_at_a_time
     def parts(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the two parts of -ELBO: {"nll": E[-log p(y|w)], "kl": KL(q‖p)}, averaged over particles."""
-        drawn = [self._particle(model, guide, args, kwargs)[:2] for _ in range(self.num_particles)]
-        nll, divergence = (torch.stack(part).mean() for part in zip(*drawn, strict=True))
-        return {"nll": nll, "kl": divergence}
+        drawn = [self._drawn(model, guide, args, kwargs) for _ in range(self.num_particles)]
+        nll = torch.stack([_total(each.surprises) for each in drawn]).mean()
+        return {"nll": nll, "kl": torch.stack([_total(each.divergences.values()) for each in drawn]).mean()}
 
     def by_site(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> dict[str, Tensor]:
         """Return the terms of -ELBO of one draw by site: the KL of a latent site, -log p of an observed one.
@@ -147,9 +176,11 @@ class ELBO(pyro.infer.ELBO):
         return {term.site: term.value.sum() for term in (*drawn.divergences.values(), *drawn.surprises)}
 
     def differentiable_loss(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> Tensor:
-        """Return -ELBO as a tensor whose gradient is an unbiased estimate of its gradient."""
-        drawn = [self._particle(model, guide, args, kwargs) for _ in range(self.num_particles)]
-        return torch.stack([nll + divergence + score for nll, divergence, score in drawn]).mean()
+        """Return -ELBO, with its KL times the temperature; its gradient is an unbiased estimate of the gradient."""
+        found = torch.stack([self._particle(model, guide, args, kwargs) for _ in range(self.num_particles)]).mean()
+        if torch.is_grad_enabled() and current_step() is None and not is_traced():
+            self.steps += 1
+        return found
 
     def loss(self, model: PyroModel, guide: PyroModel, *args: object, **kwargs: object) -> float:
         """Return an estimate of -ELBO."""

@@ -35,6 +35,11 @@ _REDUCTIONS = {"sum", "mean", "prod", "std", "var", "norm", "logsumexp", "max", 
 _REDUCTIONS |= {"nansum", "nanmean", "any", "argmax", "argmin", "quantile", "mode"}
 _IN_PLACE = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")}
 _IN_PLACE |= {"__ilshift__", "__irshift__", "__setitem__"}
+# What is asked of a tensor that its values do not decide: answers are no tensors, and nothing is made from a draw.
+_ASKED = ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_leaf", "is_sparse", "is_nested", "is_cuda")
+QUESTIONS = {getattr(getattr(Tensor, name), "__get__") for name in _ASKED}  # noqa: B009 - properties
+QUESTIONS |= {Tensor.dim, Tensor.size, Tensor.stride, Tensor.numel, Tensor.__len__, Tensor.is_contiguous}
+QUESTIONS |= {Tensor.is_complex, Tensor.is_floating_point, Tensor.element_size}
 PRODUCTS = {"matmul", "mm", "__matmul__", "linear", "mv", "dot"}
 _DISTRIBUTIONS = ("torch.distributions", "pyro.distributions")
 

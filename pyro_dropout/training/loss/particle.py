@@ -16,6 +16,7 @@ from pyro_dropout.generative.observed_sites import check_observed
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, PyroModel, Trace
+from pyro_dropout.training.loss.learned_widths import with_best_width
 from pyro_dropout.training.loss.operations import Args, Kwargs, tensors_in
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
@@ -106,6 +107,7 @@ class Particle(Messenger):
             self._watch.on = len(self.divergences) < len(self._places)
 
     def _divergence(self, q_site: Message, p_site: Message) -> Term:
+        p_site = with_best_width(q_site, p_site)
         place = self._places[p_site["name"]]
         # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError
-from pyro_dropout.mathematics.per_data_point import Layer, Lookup, PerDataPoint, drawn_per_data_point
+from pyro_dropout.mathematics.per_data_point import Layer, Lookup, MatrixProduct, PerDataPoint, drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.protocols import Message
-from pyro_dropout.training.loss.operations import Args, Kwargs, Operation, name_of, tensors
+from pyro_dropout.training.loss.operations import QUESTIONS, Args, Kwargs, Operation, name_of, tensors
 from pyro_dropout.training.loss.row_tracking import Order, Record
 
 _TRANSPOSED = "_pyro_dropout_transposed"  # on a placeholder
@@ -112,6 +112,8 @@ class _RewriteLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Operation, types: object, args: Args = (), kwargs: Kwargs | None = None
     ) -> object:
+        if func in QUESTIONS:
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         drawn = known = False
         for value in tensors((*args, *kwargs.values())):
@@ -144,8 +146,7 @@ def _product(x: Tensor, weight: Tensor, in_dim: int) -> Tensor | None:
         return None
     if getattr(weight, _TRANSPOSED, False):
         in_dim = 1 - in_dim
-    layer = Layer(F.linear if in_dim == 1 else torch.matmul, in_dim, 1 - in_dim, positions=x.dim() > 2)
-    return recipe.product(x, layer)
+    return recipe.product(x, MatrixProduct(in_dim, positions=x.dim() > 2))
 
 
 def _linear(func: Operation, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:

@@ -23,6 +23,7 @@ quietly = pytest.mark.filterwarnings("ignore")  # those of ArviZ are not ours
 
 
 @quietly
+@pytest.mark.thinned(2)
 def test_arviz_can_do_all_of_it_with_a_guide(tmp_path: Path, dtype: torch.dtype) -> None:
     line = Line(dtype)
     data = pd.to_arviz(line.model, line.mean_field(), line.x, line.y, samples=400, seed=0)

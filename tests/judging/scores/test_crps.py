@@ -32,6 +32,7 @@ def by_integral(loc: np.ndarray, scale: np.ndarray, y: float) -> float:
 
 @pytest.mark.parametrize("draws", [3, 60])
 @pytest.mark.parametrize("tau", [0.5, 900.0])
+@pytest.mark.thinned(2)
 def test_the_mixture_s_score_is_the_integral(dtype: torch.dtype, draws: int, tau: float) -> None:
     """Few draws go by pairs and many by the grid, in wide noise at least; a score is exact by either."""
     f, y = torch.randn(draws, 3, 1, dtype=dtype), torch.tensor([[0.1], [-2.5], [8.0]], dtype=dtype)

@@ -191,6 +191,7 @@ OTHER = {
 
 
 @pytest.mark.parametrize("name", OTHER)
+@pytest.mark.thinned(2)
 def test_another_training_is_refused(tmp_path: Path, name: str) -> None:
     short(tmp_path)
     options, words = OTHER[name]

@@ -119,6 +119,7 @@ def as_traced() -> Any:
         yield
 
 
+@pytest.mark.deep
 @settings(max_examples=100 if os.environ.get("HYPOTHESIS_PROFILE") == "deep" else 4)
 @given(st.lists(TREES, min_size=1, max_size=3))
 def test_compiled_steps_on_any_tree_are_the_eager_ones(as_traced: Any, templates: list[Any]) -> None:

@@ -259,6 +259,7 @@ def test_where_nothing_is_refused_it_is_true(make: Any) -> None:
 @pytest.mark.parametrize(
     "case", ["not a layer", "used twice", "a prior that is not Gaussian", "a layer that is not covered"]
 )
+@pytest.mark.thinned(2)
 def test_a_tracer_records_shared_draws_alone(case: str) -> None:
     """The first call is traced: the program is that of ``per_example=False``, with none of what was tried in it."""
     make, words = REFUSED[case]
@@ -361,6 +362,7 @@ AUTOGUIDES: dict[str, Callable[[Any], Any]] = {
         for number, pair in enumerate(itertools.product(EXPECTED, AUTOGUIDES))
     ],
 )
+@pytest.mark.thinned(2)
 def test_the_loss_and_its_gradient_have_one_expectation(case: str, name: str) -> None:
     """4.5 standard errors of 120 estimates: a correct number exceeds them 1 time in 50,000; there are some 500."""
     model, refused = EXPECTED[case]

@@ -191,7 +191,7 @@ class AnyOrder(RuleBasedStateMachine):
 
 QUIET: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=20, stateful_step_count=10, derandomize=True, **QUIET)
+TestAnyOrder.settings = settings(max_examples=8, stateful_step_count=10, derandomize=True, **QUIET)
 
 
 @pytest.mark.deep

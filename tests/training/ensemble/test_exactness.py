@@ -42,6 +42,7 @@ def line(tau: float, scale: float, points: int, inputs: int, members: int, seed:
     return distance(drawn, *exact(x, y[:, 0], tau, scale**2 * torch.eye(inputs, dtype=torch.float64)))
 
 
+@pytest.mark.deep
 def test_members_of_a_linear_model_are_draws_of_its_posterior() -> None:
     assert line(tau=2.5, scale=0.7, points=12, inputs=3, members=1000, seed=0) < 4
 

@@ -129,6 +129,7 @@ def regression(x: Tensor, y: Tensor | None = None) -> None:
         pyro.sample("y", dist.Normal(x @ w, scale), obs=y)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("anchored", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_members_with_a_width_train_on_sites_that_are_not_weights(anchored: bool) -> None:
     x = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))

@@ -74,6 +74,7 @@ def test_groups_give_the_members_of_one_training(monkeypatch: pytest.MonkeyPatch
     assert [(each.n, each.total) for each in bars] == [(12, 12), (36, 36)]
 
 
+@pytest.mark.deep
 def test_groups_of_members_that_draw_have_their_own_noise() -> None:
     model = line()
     ensemble = pd.Ensemble(model, lambda m: pd.AutoDropout(m, keep=0.5), members=2, start="module", group=1)
@@ -82,6 +83,7 @@ def test_groups_of_members_that_draw_have_their_own_noise() -> None:
     assert not torch.equal(own[0], own[1])  # they start at the same point and see the same data
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("longer", [False, pytest.param(True, marks=pytest.mark.deep)])
 def test_resumed_groups_end_as_if_they_had_never_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: bool

@@ -21,6 +21,7 @@ GUIDES: dict[str, Any] = {
     "dropout with width": lambda m: pd.AutoDropout(m, keep=0.8, scale=0.1, bias="gaussian"),
     "mean field": pd.AutoMeanField,
     "low rank": lambda m: pd.AutoLowRank(m, rank=2),
+    "full rank": pd.AutoFullRank,
     "row mixture": lambda m: pd.AutoRowMixture(m, bias="gaussian"),
     "concrete": pd.AutoConcreteDropout,
     "multiplicative": lambda m: pd.AutoMultiplicative(m, 0.1),
@@ -48,6 +49,7 @@ def enlisted(ensemble: pd.Ensemble, call: ModelCall, batch: int, **options: Any)
     return Roster(ensemble, call, batch, **options).members()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_batches_add_up_to_the_whole(name: str) -> None:
     """Noise and weights belong to data points: the mean loss of disjoint mini-batches is the loss of all data."""

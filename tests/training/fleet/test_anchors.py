@@ -53,6 +53,7 @@ def test_a_replica_ends_where_the_ensembles_member_does() -> None:
 
 
 @pytest.mark.parametrize("batch", [None, 6])
+@pytest.mark.thinned(2)
 def test_every_replica_has_its_own_rows_prior_and_noise(batch: int | None) -> None:
     """The optimum of a linear model in closed form: (τXᵀX + l²)⁻¹ (τXᵀ(y + ε) + l² w⁰), X the replica's rows."""
     x, y = data()

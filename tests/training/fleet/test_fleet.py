@@ -21,6 +21,7 @@ GUIDES: dict[str, Any] = {
     "row mixture": lambda m: pd.AutoRowMixture(m, weights="learned"),
     "low rank": lambda m: pd.AutoLowRank(m, rank=3),
     "low rank, whole net": lambda m: pd.AutoLowRank(m, rank=3, per="net"),
+    "full rank": pd.AutoFullRank,
     "concrete": pd.AutoConcreteDropout,
 }
 

@@ -19,12 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pyro_dropout import ELBO, AutoDropout, AutoMeanField, BayesianNet, Gaussian, per_example
-from tests.contracts.guides import GUIDES
+from tests.contracts.guides import GUIDES as ALL_GUIDES
 
 F64 = torch.float64
 SAMPLES = 4_000
 # Every comparison below fails on correct code with this probability; there are some 6,000 of them in this file.
 RARE = 1e-7
+
+
+# A draw of a full covariance is shared by all data points.
+GUIDES = {name: make for name, make in ALL_GUIDES.items() if not name.startswith("full-rank")}
 
 
 class Flat(nn.Module):
@@ -128,6 +132,7 @@ def same_mean(a: Tensor, b: Tensor | float) -> None:
 
 
 @pytest.mark.parametrize(("guide", "layer"), CASES)
+@pytest.mark.thinned(2)
 def test_draws_for_a_point_are_draws_of_weights(guide: str, layer: str) -> None:
     """Two-sample tests on projections, and the covariance of all outputs of one point, between positions too."""
     model, q, x = problem(guide, layer)
@@ -162,6 +167,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
         for column, layer in enumerate(layer for layer in LAYERS if layer not in ("grouped", "transposed"))
     ],
 )
+@pytest.mark.thinned(2)
 def test_gradients_have_the_same_mean(guide: str, layer: str) -> None:
     """Of E[Σ(f - 1)⁴], in 20 independent estimates of 200 draws each; labels have no gradient of this kind."""
     model, q, x = problem(guide, layer)
@@ -219,6 +225,7 @@ def gradient_noise(model: BayesianNet, q: Any, x: Tensor, y: Tensor, loss: ELBO,
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("make", [AutoDropout, AutoMeanField])
+@pytest.mark.thinned(2)
 def test_it_makes_gradients_less_noisy(make: Callable[..., Any]) -> None:
     """50 units, a batch of 128: the ratio is printed (``-s``)."""
     net = nn.Sequential(nn.Linear(1, 50), nn.ReLU(), nn.Linear(50, 1))

@@ -5,12 +5,10 @@ training ends. Both files are written atomically.
 """
 
 import contextlib
-import csv
 import hashlib
-import io
 import json
 import warnings
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -18,19 +16,15 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.cli.run_record import FORMAT, identity_of, read_record
-from pyro_dropout.comparison.standard_models import regression_model, standard_guide
-from pyro_dropout.generative.likelihoods import Categorical
-from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.learning import Task
-from pyro_dropout.tables.notation import Decimal
-from pyro_dropout.tables.reading import Missing, read_table
+from pyro_dropout.tables.reading import Reading
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.run_record import FORMAT, identity_of, read_record
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
@@ -39,51 +33,39 @@ from pyro_dropout.training.distributed.torchrun import rank_here
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
 OWN = (RECORD, POSTERIOR, CHECKPOINTS)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a table was read: the arguments of ``read_table``."""
-
-    target: str | None
-    task: Task = "auto"
-    missing: Missing = "refuse"
-    categorical: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()
-    held_back: float = 0.0
-    seed: int = 0
-    decimal: Decimal | None = None
-    encoding: str | None = None
-    separator: str | None = None
-
-    def read(self, file: str | Path) -> Dataset:
-        """Return the data in a file."""
-        return read_table(file, **asdict(self))
-
-    def flags(self) -> list[str]:
-        """Return the options of the command line that read a table in this way; not its target and its split.
-
-        Example:
-            >>> Reading("price", drop=("id", "a,b"), decimal="comma").flags()
-            ['--drop', 'id,"a,b"', '--decimal', 'comma']
-        """
-        lists = {"categorical": self.categorical, "drop": self.drop}
-        given: dict[str, str | None] = {"task": self.task, "missing": self.missing}
-        given |= {name: _joined(names) for name, names in lists.items()}
-        given |= {"decimal": self.decimal, "encoding": self.encoding, "separator": self.separator}
-        plain = ("auto", "refuse", "", None)
-        return [part for name, value in given.items() if value not in plain for part in (f"--{name}", str(value))]
+_CALIBRATED = ("conformal", "groups")
 
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how a guide was trained: arguments of ``fit``."""
+    """How long and how a guide was trained, and what is made of the held-back rows.
+
+    Attributes:
+        steps: an argument of ``fit``, as the next four are.
+        lr: learning rate.
+        batch_size: rows in a step; None for all.
+        seed: of all random numbers.
+        compile: whether steps are compiled.
+        conformal: whether intervals are calibrated on the held-back rows.
+        groups: a column of categories within each of which they are to hold.
+    """
 
     steps: int
     lr: float
     batch_size: int | None
     seed: int
     compile: bool | Literal["auto"] = "auto"
+    conformal: bool = True
+    groups: str | None = None
+
+    def options(self) -> Record:
+        """Return the arguments of ``fit``."""
+        return {k: v for k, v in asdict(self).items() if k not in _CALIBRATED}
+
+    def as_json(self) -> Record:
+        """Return what is recorded; what earlier versions lacked is left out where it is as they had it."""
+        plain = {"conformal": True, "groups": None}
+        return {k: v for k, v in asdict(self).items() if k not in plain or v != plain[k]}
 
 
 @dataclass(frozen=True)
@@ -95,17 +77,17 @@ class Run:
         sha256: of that file.
         reading: how it was read.
         encoding: what its columns mean.
-        guide: name of the guide, as on the command line.
-        width: hidden units.
+        recipe: what is trained.
         training: how it was trained.
-        members: of an ensemble; None for its default, and for any other guide.
         identity: what the posterior and the checkpoints of this run carry; None for a run of an earlier version.
+        held_back: what the held-back rows said before training, as JSON; {} if there were none.
 
     Example:
         >>> import pathlib, tempfile
         >>> folder = pathlib.Path(tempfile.mkdtemp())
         >>> _ = (folder / "trees.csv").write_text("age,height\n" + "12,3\n30,8\n" * 10)
-        >>> run = Run.plan(folder / "trees.csv", Reading("height"), "dropout", 20, Training(100, 0.01, None, 0))[0]
+        >>> how = Recipe("dropout", width=20), Training(100, 0.01, None, 0)
+        >>> run = Run.plan(folder / "trees.csv", Reading("height"), *how)[0]
         >>> run.write(folder)
         >>> Run.read(folder) == run, run.build()[0].model.net[0]
         (True, Linear(in_features=1, out_features=20, bias=True))
@@ -115,28 +97,33 @@ class Run:
     sha256: str
     reading: Reading
     encoding: Encoding
-    guide: str
-    width: int
+    recipe: Recipe
     training: Training
-    members: int | None = None
     identity: str | None = None
+    held_back: Record = field(default_factory=dict)
 
     @classmethod
-    def plan(
-        cls,
-        file: str | Path,
-        reading: Reading,
-        guide: str,
-        width: int,
-        training: Training,
-        members: int | None = None,
-    ) -> tuple["Run", Dataset]:
+    def plan(cls, file: str | Path, reading: Reading, recipe: Recipe, training: Training) -> tuple["Run", Dataset]:
         """Return an untrained run on a table, and its data."""
         data = reading.read(file)
         assert data.encoding is not None
         path = Path(file).resolve()
-        made = cls(str(path), sha256_of(path), reading, data.encoding, guide, width, training, members)
-        return replace(made, identity=identity_of(made.as_json())), data
+        return cls.of(str(path), sha256_of(path), reading, data.encoding, recipe, training), data
+
+    @classmethod
+    def of(
+        cls,
+        file: str,
+        sha256: str,
+        reading: Reading,
+        encoding: Encoding,
+        recipe: Recipe,
+        training: Training,
+        held_back: Record | None = None,
+    ) -> "Run":
+        """Return an untrained run with its identity."""
+        made = cls(file, sha256, reading, encoding, recipe, training, None, held_back or {})
+        return replace(made, identity=identity_of(made.as_json()))
 
     def data(self, file: str | Path | None = None) -> Dataset:
         """Return the data as read for training; raise if the file has changed since."""
@@ -156,16 +143,21 @@ class Run:
 
     def build(self, data: Dataset | None = None) -> tuple[Standardised, nn.Module]:
         """Return the untrained model and guide; without data, with shapes only, ready for loading a posterior."""
-        train = _blank(self.encoding) if data is None else data.train
+        train = _blank(self.encoding) if data is None else self.rows_of(data)
         with forked():
             torch.manual_seed(self.training.seed)
-            model = table_model(train, self.encoding.classes, self.width)
-            guide = standard_guide(self.guide, **_options(self.members))(model)
-        assert isinstance(guide, nn.Module)
-        return model, guide
+            return self.recipe.build(train, self.encoding.classes)
+
+    def rows_of(self, data: Dataset) -> tuple[Tensor, Tensor]:
+        """Return the rows to train on: all of them, once the held-back ones have said what they can."""
+        return data.rows if self.held_back else data.train
 
     def trained(self, folder: str | Path) -> tuple[Standardised, nn.Module]:
         """Return the model and guide with the folder's posterior loaded."""
+        return self.loaded(folder)[:2]
+
+    def loaded(self, folder: str | Path) -> tuple[Standardised, nn.Module, Record]:
+        """Return the model and guide with the folder's posterior loaded, and what was saved with it."""
         path = Path(folder) / POSTERIOR
         if not path.exists():
             raise PyroDropoutError(
@@ -173,14 +165,15 @@ class Run:
             )
         self._check_belongs(path)
         model, guide = self.build()
-        steps = load(path, model, guide).get("steps")
+        extra = load(path, model, guide)
+        steps = extra.get("steps")
         if isinstance(steps, int) and steps < self.training.steps:
             warnings.warn(
                 f"{folder} was trained for {steps} of the {self.training.steps} requested steps and predicts with that;"
                 f" to continue: pyro-dropout resume {folder}",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return model, guide
+        return model, guide, extra
 
     def save(self, folder: str | Path, model: object, guide: object, extra: Record) -> None:
         """Write the trained posterior into the folder."""
@@ -195,9 +188,10 @@ class Run:
             "made by": f"pyro-dropout {version('pyro-dropout')}",
             "data": {"file": self.file, "sha256": self.sha256, **asdict(self.reading)},
             "encoding": self.encoding.as_json(),
-            "model": {"guide": self.guide, "width": self.width} | _options(self.members),
-            "training": asdict(self.training),
+            "model": self.recipe.as_json(),
+            "training": self.training.as_json(),
         }
+        record |= {"held back": self.held_back} if self.held_back else {}
         return record | {"identity": identity_of(record)}
 
     def write(self, folder: str | Path) -> None:
@@ -233,10 +227,12 @@ class Run:
     @classmethod
     def _of(cls, record: Record) -> "Run":
         data: Record = {key: tuple(each) if isinstance(each, list) else each for key, each in record["data"].items()}
-        file, digest, model = data.pop("file"), data.pop("sha256"), record["model"]
+        # Records of earlier versions have neither: every column was used, or refused.
+        data |= {"keep": data.get("keep") or (), "strict": data.get("strict") in (None, True)}
+        file, digest, recipe = data.pop("file"), data.pop("sha256"), Recipe.from_json(record["model"])
         encoding, training = Encoding.from_json(record["encoding"]), Training(**record["training"])
-        members, identity = model.get("members"), record["identity"]
-        return cls(file, digest, Reading(**data), encoding, model["guide"], model["width"], training, members, identity)
+        held_back = record.get("held back", {})
+        return cls(file, digest, Reading(**data), encoding, recipe, training, record["identity"], held_back)
 
     def check_checkpoints(self, folder: str | Path) -> None:
         """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""
@@ -261,7 +257,7 @@ class Run:
                 stacklevel=3,
             )
         outputs = len(self.encoding.classes) or 1
-        weights = self.width * (len(self.encoding.features) + outputs) * (self.members or 1)
+        weights = self.recipe.width * (len(self.encoding.features) + outputs) * (self.recipe.members or 1)
         if 4 * weights > path.stat().st_size:
             raise PyroDropoutError(
                 f"{path} belongs to another model or guide: it is too small for the {weights} weights of {RECORD}."
@@ -279,31 +275,6 @@ def _write(path: Path, record: Record) -> None:
         beside.write_text(text, "utf-8")
 
 
-def _joined(names: tuple[str, ...]) -> str:
-    """Return names as one line of CSV."""
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(names)
-    return line.getvalue()
-
-
-def _options(members: int | None) -> dict[str, int]:
-    return {} if members is None else {"members": members}
-
-
-def table_model(train: tuple[Tensor, Tensor], classes: tuple[str, ...], width: int) -> Standardised:
-    """Return a network with one hidden layer for a table: a learned precision for numbers, a softmax for classes.
-
-    Example:
-        >>> import torch
-        >>> table_model((torch.randn(9, 2), torch.arange(9) % 3), ("a", "b", "c"), 20).model.net[-1].out_features
-        3
-    """
-    if not classes:
-        return regression_model(train, width)
-    net = nn.Sequential(nn.Linear(train[0].shape[1], width), nn.ReLU(), nn.Linear(width, len(classes)))
-    return Standardised(BayesianNet(net, likelihood=Categorical()), *train)
-
-
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:
@@ -312,5 +283,5 @@ def sha256_of(path: Path) -> str:
 
 def _blank(encoding: Encoding) -> tuple[Tensor, Tensor]:
     """Return data of the right shape; loading a posterior replaces the values taken from it."""
-    y = torch.zeros(2, dtype=torch.long) if encoding.classes else torch.zeros(2, 1)
+    y = torch.zeros(2, dtype=torch.long) if encoding.classes else torch.full((2, 1), 0.5)
     return torch.zeros(2, len(encoding.features)), y

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.cli.run_folder import RECORD, Reading, Run, Training
-from pyro_dropout.cli.run_record import identity_of
 from pyro_dropout.comparison.standard_models import GUIDES
+from pyro_dropout.tables.reading import Reading
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.run_folder import RECORD, Run, Training
+from pyro_dropout.tabular.run_record import identity_of
 
 TRAINING = Training(3, 0.01, None, 5, False)
 
@@ -27,9 +29,11 @@ def table(folder: Path, target: str) -> Path:
 
 def planned(folder: Path, target: str = "price", guide: str = "dropout") -> tuple[Run, Any]:
     left = "kind" if target == "price" else "price"
-    return Run.plan(table(folder, target), Reading(target, drop=(left,)), guide, 7, TRAINING)
+    return Run.plan(table(folder, target), Reading(target, drop=(left,)), Recipe(guide, 7), TRAINING)
 
 
+@pytest.mark.deep
+@pytest.mark.filterwarnings("ignore:the point of this Laplace")
 @pytest.mark.parametrize("target", ["price", "kind"])
 @pytest.mark.parametrize("guide", GUIDES)
 def test_a_trained_run_answers_as_before(tmp_path: Path, guide: str, target: str) -> None:
@@ -119,7 +123,13 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
         (["encoding", "target_notation"], {"colour": "red"}, "'colour' is missing or wrong"),
         (["data", "decimal"], "dot", "'decimal' is missing or wrong"),
         (["data", "separator"], ";", "'separator' is missing or wrong"),
-        (["model", "guide"], "laplace", "'guide' is missing or wrong"),
+        (["data", "strict"], "very", "'strict' is missing or wrong"),
+        (["data", "keep"], "id", "'keep' is missing or wrong"),
+        (["encoding", "forgiving"], 1, "'forgiving' is missing or wrong"),
+        (["encoding", "left_out"], [7], "the name of a column, 7, is missing or wrong"),
+        (["encoding", "inputs", 0, "gaps"], "some", "what becomes of the column 'size' is missing or wrong"),
+        (["encoding", "inputs", 0, "cycles"], ["moon"], "what becomes of the column 'size' is missing or wrong"),
+        (["model", "guide"], "swag", "'guide' is missing or wrong"),
         (["model", "width"], 0, "'width' is missing or wrong"),
         (["model", "width"], 10**12, "'width' is missing or wrong"),
         (["model", "members"], 0, "'members' is missing or wrong"),
@@ -140,7 +150,7 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
         (["encoding"], [], "'encoding' is missing or wrong"),
     ],
 )
-def test_a_damaged_record_is_named(tmp_path: Path, where: list[str], value: Any, message: str) -> None:
+def test_a_damaged_record_is_named(tmp_path: Path, where: list[Any], value: Any, message: str) -> None:
     planned(tmp_path)[0].write(tmp_path)
     path = tmp_path / RECORD
     record = json.loads(path.read_text("utf-8"))
@@ -161,17 +171,19 @@ def test_a_damaged_record_is_named(tmp_path: Path, where: list[str], value: Any,
 
 
 def test_a_record_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    run, data = planned(tmp_path, "kind")
+    reading = Reading("kind", missing="refuse", drop=("price",), strict=True)
+    run, data = Run.plan(table(tmp_path, "kind"), reading, Recipe("dropout", 7), TRAINING)
     run.write(tmp_path)
     record = json.loads((tmp_path / RECORD).read_text("utf-8"))
     del record["identity"]
     record["format"] = 1
-    for key in ("decimal", "encoding", "separator"):
+    for key in ("decimal", "encoding", "separator", "keep", "strict"):
         del record["data"][key]
-    for key in ("target_notation", "target_centre"):
+    for key in ("target_notation", "target_centre", "forgiving", "left_out"):
         del record["encoding"][key]
     for column in record["encoding"]["inputs"]:
-        del column["notation"], column["centre"]
+        for key in ("notation", "centre", "other", "gaps", "cycles"):
+            del column[key]
     (tmp_path / RECORD).write_text(json.dumps(record), "utf-8")
     old = replace(run, identity=None)
     assert Run.read(tmp_path) == old

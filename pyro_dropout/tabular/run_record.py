@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
-from pyro_dropout.cli.options import LARGEST, SEEDS
 from pyro_dropout.comparison.standard_models import GUIDES
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
@@ -20,6 +19,8 @@ from pyro_dropout.tables.csv_file import SEPARATORS
 from pyro_dropout.tables.learning import Task
 from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.reading import Missing
+from pyro_dropout.tabular.limits import LARGEST, SEEDS
+from pyro_dropout.tabular.recipe import Activation, Noise, Scale, Widths
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 FORMAT = 2
@@ -43,6 +44,7 @@ def identity_of(record: Record) -> str:
         (True, False)
     """
     bound = {name: {k: v for k, v in record[name].items() if k != _FREE.get(name)} for name in _SECTIONS}
+    bound |= {name: record[name] for name in ("held back",) if name in record}
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
@@ -69,6 +71,8 @@ def read_record(path: Path) -> Record:
         for section in _SECTIONS:
             if not isinstance(record[section], dict):
                 raise TypeError(repr(section))
+        if not isinstance(record.get("held back", {}), dict):
+            raise TypeError("'held back'")
         for section, rules in _RULES.items():
             _check(record[section], rules)
         identity = record["identity"] if record["format"] == FORMAT else None
@@ -132,7 +136,24 @@ def _one_of(*allowed: str) -> Rule:
     return lambda value: isinstance(value, str) and value in allowed
 
 
-_OPTIONAL = ("members", "decimal", "encoding", "separator")  # keys that a record need not have
+# Keys that a record need not have.
+_OPTIONAL = (
+    *(
+        "members",
+        "noise",
+        "scale",
+        "activation",
+        "prior",
+        "temperature",
+        "decay",
+        "decimal",
+        "encoding",
+        "separator",
+        "keep",
+        "strict",
+    ),
+    *("conformal", "groups"),
+)
 _RULES: dict[str, dict[str, Rule]] = {
     "data": {
         "file": _is_path,
@@ -147,13 +168,27 @@ _RULES: dict[str, dict[str, Rule]] = {
         "decimal": _or_none(_one_of(*get_args(Decimal))),
         "encoding": _or_none(_is_text),
         "separator": _or_none(_one_of(*SEPARATORS)),
+        "keep": _or_none(_are_texts),
+        "strict": lambda value: value is None or isinstance(value, bool),
     },
-    "model": {"guide": _one_of(*GUIDES), "width": _is_count, "members": _or_none(_is_count)},
+    "model": {
+        "guide": _one_of(*GUIDES),
+        "width": _is_count,
+        "members": _or_none(_is_count),
+        "noise": _or_none(_one_of(*get_args(Noise))),
+        "scale": _or_none(_one_of(*get_args(Scale))),
+        "activation": _or_none(_one_of(*get_args(Activation))),
+        "prior": _or_none(_one_of(*get_args(Widths))),
+        "temperature": _or_none(_is_number),
+        "decay": lambda value: value is None or isinstance(value, bool),
+    },
     "training": {
         "steps": _is_count,
         "lr": lambda value: _is_number(value) and value != 0,
         "batch_size": _or_none(_is_count),
         "seed": _is_seed,
         "compile": lambda value: isinstance(value, bool) or value == "auto",
+        "conformal": lambda value: value is None or isinstance(value, bool),
+        "groups": _or_none(_is_text),
     },
 }

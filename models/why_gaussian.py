@@ -1,0 +1,186 @@
+"""Why Gaussian guides lose: their prior, their start, the temperature of their KL, and how they are read, one by one.
+
+    loss = E_q[-log p(y|w)] + T KL(q‖p),    f(x, w) ≈ f(x, m) + J(x)(w - m)  if it is read linearised
+
+Mean field and low rank are trained on a regression set and on two clusters of data in every combination: prior widths
+fixed or learned; widths that start at 0.1, by the fan-in, at a trained point, at the Gaussian that is nearest to its
+Laplace approximation, or (low rank) to a trajectory of SGD; T = 1, T = 0.1, or T warmed up to 1. Each posterior is then
+read twice, by draws of the network and by its linearisation. Dropout, the Laplace approximation itself and the nearest
+Gaussians without training are rows too. Between the clusters, the ratio is that of the std of f in the gap to that at
+the data, as in ``in_between``.
+"""
+
+import copy
+import warnings
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from experiments.collection import uci
+from experiments.experiment import VERDICTS, Experiment
+from experiments.two_clusters import TAU, gap_ratio, two_clusters
+from torch import nn
+from tqdm.auto import tqdm
+
+import pyro_dropout as pd
+
+NOISE, RATE, DROPPED, RANK = 100.0, 0.01, 0.1, 5  # NOISE: the precision of y in the regression set, standardised
+PRIORS, READS = ("fixed", "learned"), ("sampled", "linearised")
+STARTS = {"mean field": ("0.1", "fan-in", "MAP", "Laplace"), "low rank": ("0.1", "fan-in", "MAP", "Laplace", "SWAG")}
+HEATS = ("1", "0.1", "warm-up")
+VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of training
+
+
+# --- the model and its guides -----------------------------------------------------------------------------------------
+def model(net, tau, learn=False):
+    """Return a model of a network, with N(0, 1) in its first layer and N(0, 1/fan-in) after it, or learned widths."""
+    return pd.BayesianNet(net, pd.Prior(learn=learn), pd.Gaussian(tau))
+
+
+def guide(name, net, start, known):
+    """Return mean field or low rank, started as it is called; ``known`` holds the point and the Gaussians around it."""
+    if name == "dropout":
+        return pd.AutoDropout(net, keep=lambda site: 1.0 if site.startswith("0.") else 1 - DROPPED)
+    low = name == "low rank"
+    if start in ("Laplace", "SWAG"):
+        near = known[start]
+        return pd.AutoLowRank.nearest(near, RANK, model=net) if low else pd.AutoMeanField.nearest(near, model=net)
+    how = {"init_scale": 0.1 if start == "0.1" else "auto", "init": known["MAP"] if start == "MAP" else "module"}
+    return pd.AutoLowRank(net, RANK, "net", **how) if low else pd.AutoMeanField(net, **how)
+
+
+# --- the problems -----------------------------------------------------------------------------------------------------
+@dataclass
+class Problem:
+    """Data in standardised units, and the points at which a gap is measured, if there is one."""
+
+    x: Any
+    y: Any
+    test_x: Any
+    test_y: Any
+    tau: float
+    asked: Any
+
+
+def problems(args):
+    """Return the regression set, its first split, and the two clusters, whose test data are drawn anew."""
+    table = uci(args.set)
+    train, test = (torch.as_tensor(rows[0]) for rows in (table.train_rows, table.test_rows))
+    (x, y), data = ((value - value[train].mean(0)) / value[train].std(0) for value in (table.x, table.y)), {}
+    data[table.name] = Problem(x[train], y[train], x[test], y[test], NOISE, x[:0])
+    near, other = two_clusters(1, args.seed), two_clusters(1, args.seed + 1)
+    data["two clusters"] = Problem(near.x, near.y, other.x, other.y, TAU, near.asked)
+    return data
+
+
+def started(problem, args, quiet):
+    """Return the network, the point of highest posterior density, and the Gaussians around it, by name."""
+    torch.manual_seed(args.seed)
+    net = nn.Sequential(nn.Linear(problem.x.shape[1], args.width), nn.ReLU(), nn.Linear(args.width, 1))
+    mine, data = model(net, problem.tau), (problem.x, problem.y)
+    known = {"MAP": pd.AutoDropout(mine, keep=1.0)}
+    falling = {"lr": RATE, "schedule": lambda done: 1.02 - done / (2 * args.steps)}
+    pd.fit(mine, known["MAP"], *data, steps=2 * args.steps, **falling, **quiet)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="the point of this Laplace")  # with few steps it is no maximum yet
+        known["Laplace"] = pd.laplace(mine, known["MAP"], *data, structure="full")
+    batch = max(1, len(problem.x) // 10)
+    every = max(1, args.steps // (4 * RANK))
+    slow = {"steps": max(args.steps, RANK * every), "every": every, "lr": RATE / (problem.tau * len(problem.x))}
+    known["SWAG"] = pd.swag(mine, known["MAP"], *data, rank=RANK, batch_size=batch, **slow, **quiet)
+    return net, known
+
+
+# --- training and reading ---------------------------------------------------------------------------------------------
+def trained(build, settings, problem, heat, args, quiet):
+    """Train replicas, one for each setting, as one fleet at a falling rate; return each, (model, guide)."""
+    heats = {"1": 1.0, "0.1": 0.1, "warm-up": pd.warm_up(max(1, args.steps * 4 // 5), start=0.01)}
+    how = {"loss": pd.ELBO(temperature=heats[heat]), "lr": RATE, "schedule": lambda done: 1.02 - done / args.steps}
+    fleet = pd.Fleet(build, {"setting": list(settings)})
+    fleet.fit(problem.x, problem.y, steps=args.steps, **how, **quiet)
+    return dict(zip(settings, fleet, strict=True))
+
+
+def read(mine, q, problem, how, args):
+    """Return the test log-likelihood and RMSE of a posterior, and its ratio of std in the gap to that at the data."""
+    points, count = torch.cat([problem.test_x, problem.asked]), len(problem.test_x)
+    ask = {"method": "mc" if how == "sampled" else "linearised", "samples": args.samples, "seed": args.seed}
+    answer = pd.predict(mine, q, points, **ask)
+    log_p = answer.log_prob(torch.cat([problem.test_y, torch.zeros(len(points) - count, 1)]))[:count]
+    error = (answer.mean[:count] - problem.test_y).square().mean().sqrt()
+    found = {"log p": log_p.mean().item(), "RMSE": error.item()}
+    ratio = {"ratio": gap_ratio(answer.epistemic[count:, 0].sqrt())[2].item()} if len(points) > count else {}
+    return found | ratio
+
+
+def rows_of(problem, args, bar):
+    """Return {(guide, prior, start, T, read): scores} of one problem."""
+    quiet = {"compile": False, "progress": False, "seed": args.seed}
+    net, known = started(problem, args, quiet)
+
+    def build(setting):
+        name, prior, start, _ = setting
+        mine = model(copy.deepcopy(net), problem.tau, learn=prior == "learned")
+        return mine, guide(name, mine, start, known)
+
+    whole = known["Laplace"]
+    found = {("Laplace", "fixed", "MAP", "1", how): read(whole.model, whole, problem, how, args) for how in READS}
+    alone = trained(build, [("dropout", "fixed", "0.1", "1")], problem, "1", args, quiet)
+    found |= {(*key, "sampled"): read(*pair, problem, "sampled", args) for key, pair in alone.items()}
+    for key in ((name, "fixed", start, "untrained") for name in STARTS for start in STARTS[name][3:]):
+        found |= {(*key, how): read(*build(key), problem, how, args) for how in READS}
+    for name, prior, heat in product(STARTS, args.priors, args.heats):
+        settings = [(name, prior, start, heat) for start in STARTS[name]]
+        for key, pair in trained(build, settings, problem, heat, args, quiet).items():
+            found |= {(*key, how): read(*pair, problem, how, args) for how in READS}
+        bar.update()
+    return found
+
+
+def judge(experiment, found):
+    """Judge what each change gains alone: the same posterior with and without it, all else being equal."""
+    changes = [(1, "fixed", "learned"), (2, "0.1", "fan-in"), (2, "fan-in", "MAP"), (2, "MAP", "Laplace")]
+    changes += [(2, "MAP", "SWAG"), (3, "1", "0.1"), (3, "1", "warm-up"), (4, "sampled", "linearised")]
+    texts = {1: "a learned prior", 2: "a start from {1}, after {0},", 3: "T = {1}", 4: "linearised reading"}
+    for k, before, after in changes:
+        gains = []
+        for scores in found.values():
+            for key, score in scores.items():
+                other = (*key[:k], after, *key[k + 1 :])
+                if key[0] in STARTS and key[k] == before and other in scores:
+                    gains.append(scores[other]["log p"] - score["log p"])
+        if not gains:
+            continue
+        held = [gain > VISIBLE for gain in gains]
+        verdict = VERDICTS[(not all(held)) + (not any(held))]
+        middle = torch.tensor(gains).median().item()
+        words = f"{sum(held)} of {len(held)} gain more than {VISIBLE:g} nats a point; the median is {middle:.3g}"
+        experiment.claim(f"{texts[k].format(before, after)} raises the test log-likelihood", verdict, words)
+
+
+def main(argv=None):
+    experiment = Experiment("why_gaussian", __doc__)
+    experiment.option("--set", default="yacht", help="a UCI regression set (yacht)")
+    experiment.option("--priors", nargs="+", choices=PRIORS, default=PRIORS, quick=PRIORS[1:], help="(fixed learned)")
+    experiment.option("--heats", nargs="+", choices=HEATS, default=HEATS, quick=HEATS[:1], help="T (1 0.1 warm-up)")
+    experiment.option("--width", type=int, default=20, quick=4, help="hidden units (20)")
+    experiment.option("--steps", type=int, default=500, quick=5, help="Adam steps of a guide (500)")
+    experiment.option("--samples", type=int, default=500, quick=5, help="draws of a prediction (500)")
+    args = experiment.start(argv)
+    data = problems(args)
+    runs = len(data) * len(args.priors) * len(args.heats) * len(STARTS)
+    with tqdm(total=runs, disable=args.quiet, unit="fleet") as bar:
+        found = {name: rows_of(problem, args, bar) for name, problem in data.items()}
+    titles = ("guide", "prior", "start", "T", "read")
+    rows = [dict(zip(titles, key, strict=True)) for key in next(iter(found.values()))]
+    for (name, scores), row in product(found.items(), rows):
+        row |= {f"{title}, {name}": value for title, value in scores[tuple(row[each] for each in titles)].items()}
+    note = f"Test log-likelihood in nats a point, of standardised targets; one seed. {args.set}: one split."
+    experiment.table("Gaussian guides, cure by cure", rows, note)
+    judge(experiment, found)
+    return experiment.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""Full rank: q(w) = N(m, LLᵀ) with a lower-triangular L, for the whole network or for each layer.
+
+With T below the diagonal, L = σ(I + T): T is in units of σ, and both are trained. A draw is w = m + σ(ε + Tε).
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from pyro.poutine.indep_messenger import CondIndepStackFrame
+from torch import Tensor
+
+from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, trained
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.mathematics.checks import check_choice
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
+from pyro_dropout.registry import guide
+
+MOST = 8192  # numbers in a block: L has 256 MB in float32, and training needs four times as much
+
+
+@guide("full-rank", make=lambda model, keep: AutoFullRank(model, init_scale=0.02), order=11)
+class AutoFullRank(SiteGuide):
+    """A Gaussian with a full covariance matrix, over the whole network or over each layer.
+
+    Memory grows with the square of the number of weights, so a block has at most 8,192 of them. Each draw is one
+    function at all data points. The KL to a Gaussian prior is in closed form.
+
+    Args:
+        model: any Pyro model with continuous sites.
+        per: "net", one covariance matrix for all sites but those in subsampled plates, which are independent Gaussians;
+            "layer", one for each layer: for the sites whose names agree up to the last dot, such as a weight and its
+            bias.
+        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
+            weights.
+        init_scale: the standard deviation that every number starts with, without correlations; "auto" as in
+            ``AutoMeanField``.
+        bias: "gaussian", as weights; or "map", a point.
+        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
+        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
+        create_plates: as in Pyro's AutoGuide.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> guide = pd.AutoFullRank(pd.BayesianNet(torch.nn.Linear(3, 2)))
+        >>> guide.posterior("weight").covariance_matrix.shape
+        torch.Size([6, 6])
+    """
+
+    def __init__(
+        self,
+        model: PyroModel,
+        per: Literal["net", "layer"] = "net",
+        *,
+        init: Init = "module",
+        init_scale: InitScale = "auto",
+        bias: Family = "gaussian",
+        other: Family = "gaussian",
+        init_loc_fn: InitLoc | None = None,
+        create_plates: Callable[..., object] | None = None,
+    ) -> None:
+        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
+        super().__init__(model, bias=bias, create_plates=create_plates, **shared)
+        check_choice("per", per, ("net", "layer"))
+        self.per = per
+        self._noise: dict[str, SharedNoise] = {}
+        self._start()
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """Means, log widths, and rows of T with a column for each number before the last one of the site."""
+        before = self._before(site)
+        self._check_size(site, before + site.start.numel())
+        lower = site.start.new_zeros(site.start.numel(), before + site.start.numel() - 1)
+        return {
+            "loc": trained(site.start),
+            "log_scale": trained(self.log_width(site)),
+            "lower": trained(lower) if lower.numel() else lower,
+        }
+
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
+        """One Gaussian over the whole tensor, whatever the other sites are."""
+        return FullRankNormal(state.loc, self._root(state))
+
+    @staticmethod
+    def _root(state: State) -> Tensor:
+        """Return the rows of L that belong to a site, up to the diagonal of its last row."""
+        scale = state.log_scale.exp().flatten()
+        before = state.lower.shape[-1] + 1 - len(scale)
+        below = F.pad(state.lower * scale.unsqueeze(-1), (0, 1)).tril(before - 1)
+        return torch.diagonal_scatter(below, scale, before)
+
+    # --- blocks -------------------------------------------------------------------------------------------------------
+
+    def _block(self, name: str) -> str:
+        """Return the name of the block that a site belongs to."""
+        return "" if self.per == "net" else name.rpartition(".")[0]
+
+    def _in_part(self, frames: Iterable[CondIndepStackFrame]) -> bool:
+        """Whether a plate is subsampled: its elements are never seen together."""
+        return any((f.full_size or f.size) != f.size or f.name in self._subsampled for f in frames)
+
+    def _joint(self, site: GuideSite) -> bool:
+        """Whether a site is in a block."""
+        point = {"weight": "", "bias": self.bias, "other": self.other}[site.kind] == "map"
+        return not point and not self._in_part(site.plates)
+
+    def _together(self, block: str) -> list[GuideSite]:
+        """Return the sites of a block, in the model's order."""
+        return [site for site in self._sites.values() if self._joint(site) and self._block(site.name) == block]
+
+    def _before(self, site: GuideSite) -> int:
+        """Return how many numbers of a site's block come before it."""
+        found = 0
+        for other in self._together(self._block(site.name)):
+            if other.name == site.name:
+                break
+            found += other.start.numel()
+        return found
+
+    def _check_size(self, site: GuideSite, seen: int) -> None:
+        """Raise an error if a site makes its block too large."""
+        if seen <= MOST:
+            return
+        block = self._block(site.name)
+        nodes = self.prototype_trace.iter_stochastic_nodes()
+        alike = (m for name, m in nodes if self._block(name) == block and not self._in_part(m["cond_indep_stack"]))
+        number = max(seen, sum(message["value"].numel() for message in alike))
+        where, advice = "the network", "per='layer', one matrix for each layer, if that is small enough; otherwise "
+        if self.per == "layer":
+            where, advice = f"layer {block!r}", ""
+        raise PyroDropoutError(
+            f"AutoFullRank: {where} has {number:,} random weights, and their covariance matrix would take"
+            f" {number**2 * site.start.element_size() / 1e9:,.1f} GB, four times as much in training; the most is"
+            f" {MOST:,} weights. Use {advice}AutoLowRank(model, per='net'), or make fewer weights random with"
+            " BayesianNet(net, only=...)."
+        )
+
+    def _tensors_of(self, site: GuideSite) -> dict[str, Tensor]:
+        return self.parameters_of(site) if self._joint(site) else super()._tensors_of(site)
+
+    def _sizes(self) -> dict[str, int]:
+        """Return how many numbers each block has."""
+        found: dict[str, int] = {}
+        for site in filter(self._joint, self._sites.values()):
+            block = self._block(site.name)
+            found[block] = found.get(block, 0) + site.start.numel()
+        return found
+
+    def _before_sampling(self) -> None:
+        self._noise = {block: SharedNoise(size) for block, size in self._sizes().items()}
+
+    def _made(self, site: GuideSite, state: State) -> Distribution:
+        if not self._joint(site):
+            return super()._made(site, state)
+        return FullRankBlock(state.loc, self._root(state), self._noise[self._block(site.name)])
+
+    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the root of all blocks, R L: every site has columns for the noise of those before it and its own."""
+        first = next(iter(rows.values()))
+        found = {block: first.new_zeros(len(first), size) for block, size in self._sizes().items()}
+        for name, value in rows.items():
+            root = value.flatten(1) @ self._root(self._state(self._sites[name]))
+            found[self._block(name)][:, : root.shape[-1]] += root
+        return torch.cat([*found.values()], -1)
+
+    def _marginal(self, site: GuideSite) -> Distribution:
+        return self.weight_distribution(site, self._state(site)) if self._joint(site) else super()._marginal(site)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_noise": {}}  # left over from a draw

@@ -1,0 +1,305 @@
+"""Laplace: q(w) = N(w*, (H + P)⁻¹) at a trained point w*, with the curvature H of the log-likelihood there.
+
+Training finds the point: until the curvature is known, q is a point for each site. P holds the prior's precisions.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
+from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
+from pyro_dropout.mathematics.checks import check_choice, check_positive
+from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.evidence import log_evidence
+from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
+from pyro_dropout.mathematics.kronecker_normal import KroneckerBlock, KroneckerNormal, Rotated, bias_normal
+from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
+from pyro_dropout.registry import guide
+
+Structure = Literal["full", "layer", "kron", "diagonal", "last"]
+_NUMBERS = 2**24  # of a root that are held at once
+MOST = 4096  # weights with one matrix by default, and in the last layer
+
+
+@guide("laplace", per_site=False, order=12, method="linearised")
+class AutoLaplace(SiteGuide):
+    """A Gaussian at a trained point, whose covariance is the inverse of the curvature there.
+
+    ``fit`` trains the point, the maximum a posteriori, and then adds the curvature; so does ``laplace`` at a point that
+    you have. Until then the guide has a point for each site. ``fit`` starts again from points. Predict with
+    ``method="linearised"``: draws of the weights leave the region where the curvature holds, and are too wide.
+
+    Equation: laplace-posterior.
+
+    Args:
+        model: a ``BayesianNet``, or one inside ``Standardised``.
+        structure: which weights are correlated. "full": all of them; "layer": those of one layer; "kron": those of one
+            layer, whose covariance has two Kronecker factors; "diagonal": none; "last": all of the last layer (with
+            Kronecker factors above 4,096 weights), and the other layers are points. By default "full" up to 4,096
+            weights and "last" above.
+        init: where the point starts: "module", "paper", or a function of name and shape.
+        init_loc_fn: where all sites start, as in Pyro's guides.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> guide = pd.AutoLaplace(model)
+        >>> _ = pd.fit(model, guide, x, 2 * x, steps=500, lr=0.02, compile=False, progress=False, seed=0)
+        >>> guide.posterior("weight").stddev.item() < 0.05
+        True
+    """
+
+    def __init__(
+        self,
+        model: PyroModel,
+        structure: Structure | None = None,
+        *,
+        init: Init = "module",
+        init_loc_fn: InitLoc | None = None,
+    ) -> None:
+        if not all(hasattr(model, name) for name in ("evaluate", "prior_of", "sample_sites", "likelihood")):
+            raise PyroDropoutError(
+                "AutoLaplace needs a BayesianNet, whose outputs and likelihood have a curvature; got"
+                f" {type(model).__name__}. For other Pyro models, Pyro has AutoLaplaceApproximation."
+            )
+        if structure is not None:
+            check_choice("structure", structure, get_args(Structure), "None")
+        super().__init__(model, bias="map", other="map", init=init, init_loc_fn=init_loc_fn)
+        self._modules["measured"] = None
+        self._noise: dict[str, SharedNoise] = {}
+        self._roots: tuple[list[tuple[Tensor, int]], dict[str, Any]] = ([], {})
+        self._start()
+        size = sum(site.start.numel() for site in self._sites.values())
+        self.structure: Structure = ("full" if size <= MOST else "last") if structure is None else structure
+
+    def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
+        """The point."""
+        return {"loc": trained(site.start)}
+
+    def weight_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
+        """A point, or what the curvature makes of it."""
+        found: SiteDistribution = self._marginal_at(site, state)
+        return found
+
+    # --- the curvature ------------------------------------------------------------------------------------------------
+
+    @property
+    def finished(self) -> bool:
+        """Whether the curvature is known, so that q is a Gaussian."""
+        return self._modules["measured"] is not None
+
+    @property
+    def curvature(self) -> Curvature:
+        """The curvature at the point, without the prior: blocks, the log-likelihood there, and the number of data."""
+        found = self._modules["measured"]
+        if not isinstance(found, Curvature):
+            raise PyroDropoutError(
+                "AutoLaplace has no curvature yet: train it with fit, or write laplace(model, guide, x, y)."
+            )
+        return found
+
+    def log_evidence(
+        self, tau: float | Tensor | None = None, length_scales: Mapping[str, float | Tensor] | None = None
+    ) -> Tensor:
+        """Return log p(D) of the Laplace approximation, in float64: in closed form, with gradients.
+
+        The point and the curvature stay as they are. Where sites are points (structure="last"), it is the evidence
+        given their values. Inside ``Standardised`` it is that of the raw targets, and τ that of the inner model.
+
+        Args:
+            tau: another precision of Gaussian noise; of several, all must change by the same factor.
+            length_scales: other length-scales l of the prior N(0, l⁻²), by site.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+            >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+            >>> guide = pd.laplace(model, {"weight": torch.tensor([[2.0]]), "bias": torch.zeros(1)}, x, 2 * x)
+            >>> tau = torch.tensor(100.0, requires_grad=True)
+            >>> guide.log_evidence(tau, {"weight": 0.5}).backward()
+            >>> bool(guide.log_evidence() < guide.log_evidence(length_scales={"weight": 0.5})), bool(tau.grad > 0)
+            (True, True)
+        """
+        curvature = self.curvature
+        now = {name: value for block in curvature for name, value in block.by_site().items()}
+        logs = {name: 2 * _log(f"length_scales[{name!r}]", each) for name, each in (length_scales or {}).items()}
+        for name in logs:
+            if name not in now:
+                raise PyroDropoutError(f"length_scales names {name!r}; the Gaussian sites are {', '.join(now)}.")
+            logs[name] = logs[name].to(now[name].device) - now[name].log()
+        if tau is not None:
+            if curvature.tau is None:
+                raise PyroDropoutError("tau is for Gaussian noise, which this model does not have.")
+            change = _log("tau", tau).to(curvature.tau.device) - curvature.tau.log()
+            logs["tau"] = change.flatten()[0]
+            if not torch.allclose(change, logs["tau"]):
+                raise PyroDropoutError(f"tau must be a multiple of {curvature.tau.tolist()}; got {tau}.")
+        return log_evidence(curvature, {name: value for name, value in self.point().items() if name in now}, logs)
+
+    def point(self) -> Weights:
+        """Return the point itself, not a copy of it."""
+        return {name: self._state(site).loc.detach() for name, site in self._sites.items()}
+
+    def set_curvature(self, curvature: Curvature | None) -> None:
+        """Make q the Gaussian with this curvature; with None, points again."""
+        self._modules["measured"] = curvature
+        self._noise, self._roots = {}, ([], {})
+
+    def expect(self, tensors: Mapping[str, Tensor]) -> None:
+        """Make room for the curvature in a file, given as the tensors of this guide by name."""
+        prefix = "measured."
+        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        shapes = {name: site.start.shape for name, site in self._sites.items()}
+        place = next(self.parameters()).device
+        found = Curvature.room_for(own, shapes, place) if own else None
+        self.set_curvature(found if found is not None and self._fits(found) else None)
+
+    def _fits(self, curvature: Curvature) -> bool:
+        """Whether a curvature has the blocks of this guide's structure."""
+        wanted = {"kron": Kronecker, "diagonal": Diagonal, "last": Dense | Kronecker}.get(self.structure, Dense)
+        layers = {name.rpartition(".")[0] for name in self._sites}
+        blocks = list(curvature)
+        whole = sum(len(block.shapes) for block in blocks) == len(self._sites)
+        count = len(layers) if self.structure in ("layer", "kron") else 1
+        return (
+            all(isinstance(b, wanted) for b in blocks) and len(blocks) == count and (whole or self.structure == "last")
+        )
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load the tensors of another guide, with its curvature."""
+        self.expect(state_dict)
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
+    @property
+    def learned_buffers(self) -> tuple[str, ...]:
+        """The buffers that training sets."""
+        return tuple(name for name, _ in self.named_buffers())
+
+    def extra_repr(self) -> str:
+        """Return the structure, and whether the curvature is known."""
+        kinds = {type(block).__name__ for block in self.curvature} if self.finished else set()
+        return f"structure={self.structure!r}, " + (f"blocks: {', '.join(kinds)}" if kinds else "a point so far")
+
+    def _block(self, name: str) -> Block | None:
+        """Return the block that a site belongs to; None for a point."""
+        blocks = self.curvature if self.finished else ()
+        return next((block for block in blocks if name in block.shapes), None)
+
+    def _root(self, block: Block, like: Tensor) -> Any:
+        """Return the factors of a block's covariance, computed when the curvature changes."""
+        now = [(tensor, tensor._version) for tensor in self.curvature.buffers()]
+        known = self._roots[0]
+        same = len(now) == len(known) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(now, known, strict=True))
+        if not same:
+            self._roots = (now, {})
+        key = f"{','.join(block.shapes)} {like.dtype} {like.device}"
+        if key not in self._roots[1]:
+            with torch.no_grad():
+                if isinstance(block, Dense):
+                    made: Any = block.root().to(like)
+                elif isinstance(block, Kronecker):
+                    made = Rotated.of(block, like)
+                else:
+                    assert isinstance(block, Diagonal)
+                    made = {name: scale.to(like) for name, scale in block.scales().items()}
+            self._roots[1][key] = made
+        return self._roots[1][key]
+
+    # --- distributions ------------------------------------------------------------------------------------------------
+
+    def _joint(self, site: GuideSite) -> bool:
+        return isinstance(self._block(site.name), Dense | Kronecker)
+
+    def _before_sampling(self) -> None:
+        self._noise = {}
+        for block in self.curvature if self.finished else ():
+            size = len(block.outputs) * len(block.inputs) if isinstance(block, Kronecker) else block.size()
+            self._noise |= dict.fromkeys(block.shapes, SharedNoise(size))
+
+    def _rows(self, block: Dense, name: str, like: Tensor) -> Tensor:
+        """Return a site's rows of L, up to the diagonal of its last row."""
+        names = list(block.shapes)
+        sizes = [block.shapes[each].numel() for each in names]
+        start = sum(sizes[: names.index(name)])
+        end = start + block.shapes[name].numel()
+        rows: Tensor = self._root(block, like)[start:end, :end]
+        return rows
+
+    def _made(self, site: GuideSite, state: State) -> Distribution:
+        block = self._block(site.name)
+        if isinstance(block, Dense):
+            return FullRankBlock(state.loc, self._rows(block, site.name, state.loc), self._noise[site.name])
+        if isinstance(block, Kronecker):
+            layer = self._root(block, state.loc)
+            return KroneckerBlock(state.loc, layer, _is_bias(block, site.name), self._noise[site.name])
+        return self._marginal_at(site, state)
+
+    def _marginal_at(self, site: GuideSite, state: State) -> Distribution:
+        block, loc = self._block(site.name), state.loc
+        if block is None:
+            return dist.Delta(loc, event_dim=loc.dim())
+        root = self._root(block, loc)
+        if isinstance(block, Dense):
+            return FullRankNormal(loc, self._rows(block, site.name, loc))
+        if isinstance(block, Diagonal):
+            return gaussian(loc, root[site.name].log())
+        assert isinstance(block, Kronecker)
+        return bias_normal(loc, root) if _is_bias(block, site.name) else KroneckerNormal(loc, root)
+
+    def _marginal(self, site: GuideSite) -> Distribution:
+        return self._marginal_at(site, self._state(site))
+
+    def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
+        """Return the root of the blocks that the rows belong to."""
+        first = next(iter(rows.values()))
+        found = []
+        for block in self.curvature:
+            if not any(name in rows for name in block.shapes) or isinstance(block, Diagonal):
+                continue
+            whole = {name: rows.get(name, first.new_zeros(len(first), *shape)) for name, shape in block.shapes.items()}
+            root = self._root(block, first)
+            if isinstance(block, Kronecker):
+                found.append(root.root(block.matrix(whole).to(first)))
+            else:
+                found.append(block.flat(whole).to(first) @ root)
+        return torch.cat(found, -1)
+
+    def layer_covariance(self, features: Tensor, sites: Sequence[str]) -> Tensor:
+        """Return Cov[W φ + b] of a layer at N points, (N, outputs, outputs), from φ alone."""
+        block = self._block(sites[0])
+        if isinstance(block, Diagonal) or block is None or set(block.shapes) != set(sites):
+            return super().layer_covariance(features, sites)
+        with_bias = torch.cat([features, torch.ones_like(features[:, :1])], -1) if len(sites) == 2 else features
+        root = self._root(block, features)
+        if isinstance(block, Kronecker):
+            left = root.left.double()
+            # U diag_k(Σ_j (Tᵀφ)_j² s_kj²) Uᵀ
+            sizes = (with_bias @ root.right).square() @ root.widths.square().mT
+            rotated: Tensor = (left * sizes.double().unsqueeze(-2)) @ left.mT
+            return rotated
+        outputs = next(iter(block.shapes.values()))[0]
+        parts = root.split([shape.numel() for shape in block.shapes.values()])
+        by_output = torch.cat([part.reshape(outputs, -1, len(root)) for part in parts], 1)
+        found = []
+        for phi in with_bias.split(max(1, _NUMBERS // (outputs * len(root)))):
+            each = torch.einsum("ni,dip->ndp", phi, by_output).double()
+            found.append(each @ each.mT)
+        return torch.cat(found)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**super().__getstate__(), "_noise": {}, "_roots": ([], {})}  # left over from a draw
+
+
+def _log(name: str, value: float | Tensor) -> Tensor:
+    check_positive(name, value)
+    return torch.as_tensor(value, dtype=torch.float64).log()
+
+
+def _is_bias(block: Kronecker, name: str) -> bool:
+    return list(block.shapes).index(name) > 0

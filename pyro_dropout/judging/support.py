@@ -1,0 +1,311 @@
+"""Whether a row is like the rows that a model was trained on, or lies beyond them or in a hole between them.
+
+A network interpolates, and its posterior need not be in doubt where data are missing. So rows are compared with the
+training rows themselves, in three ways:
+
+- along each input: the training values next to the row's, one below and one above, leave an empty interval. If data
+  were as dense in it as beside it, E rows would lie in it, where E is the geometric mean of the rows in the two
+  intervals of the same width beside it. All rows in a hole share this interval, at its edges as in its middle;
+- along each input, among those training rows that are near the row in another input: holes of two inputs, and of an
+  input within a category; an unseen pair of categories too, with E from their shares;
+- in all inputs together: the mean distance to the five nearest training rows, in standard deviations.
+
+Each has a limit, which rows like the training rows seldom exceed. Where data are evenly dense, chance alone says how
+seldom: the interval about a row is two spacings wide, so P(E > e) = (1 + e) exp(-e). Inputs with spikes, ties and
+holes of their own exceed such limits more often, so training rows are left out one at a time, and limits are raised
+until few enough of them exceed. The score of a row is the largest of its figures in units of their limits.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
+from pyro_dropout.mathematics.errors import ShapeError
+from pyro_dropout.mathematics.shapes import Bool, Float
+
+_F64 = torch.float64
+_MOST_ROWS = 5000  # of the training rows, chosen at random
+_LEFT_OUT = 600  # training rows that are left out in turn
+_PAIRED = 12  # numbers, and as many categories, that are looked at two at a time
+_NEIGHBOURS = 5
+_FEWEST = 10
+_EDGES = 3  # rows that may exceed the limit along inputs if all are few: a hole in the training rows has two edges
+_SMALLEST = 1e-30  # of a limit
+_PIECE = 2**22
+
+
+@dataclass(frozen=True, eq=False)
+class Support:
+    """Which rows are unlike the training rows; made by ``Support.of``.
+
+    Attributes:
+        rows: training rows, at most 5,000 of them, (n, Q).
+        along: the limit of E for each input, (Q,).
+        among: the same among rows near in another input, (P, P), for P inputs.
+        paired: these P inputs.
+        limits: of the largest quotient along inputs, of that among neighbours, and of the distance.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.rand(1000, 6)
+        >>> x = x[(x[:, 2] < 0.4) | (x[:, 2] > 0.6)]  # a hole in one of six inputs
+        >>> support = pd.Support.of(x)
+        >>> row = torch.full((1, 6), 0.3)
+        >>> support.flag(row).tolist(), support.flag(row.index_fill(1, torch.tensor(2), 0.45)).tolist()
+        ([False], [True])
+    """
+
+    rows: Float[Tensor, "n Q"]
+    along: Float[Tensor, " Q"]
+    among: Float[Tensor, "P P"]
+    paired: tuple[int, ...]
+    limits: tuple[float, float, float]
+
+    @classmethod
+    def of(cls, x: Float[Tensor, "N Q"], rate: float = 0.03, seed: int = 0) -> "Support":
+        """Learn what training rows are like.
+
+        Args:
+            x: the inputs of the training rows, (N, Q), as the model takes them; at least ten rows.
+            rate: the share of rows like them that may be flagged; with fewer than 3/rate rows about three rows' share.
+            seed: of the choice of rows, where there are many.
+        """
+        check_finite("x", x)
+        check_level("rate", rate)
+        check_count("seed", seed, 0)
+        if x.dim() != 2 or len(x) < _FEWEST:
+            raise ShapeError(f"x must have shape (N, Q) with at least {_FEWEST} rows; got {tuple(x.shape)}.")
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        rows = x.detach().cpu()[order[:_MOST_ROWS]]
+        near = _Neighbourhoods(rows.to(_F64), _paired(rows))
+        own = torch.arange(min(len(rows), _LEFT_OUT))
+        along, among, distance = near.figures(rows[own].to(_F64), own)
+        chances = {"along": 0.45 * rate, "among": 0.45 * rate, "distance": 0.1 * rate}
+        alone = torch.quantile(along, 0.98, 0).clamp_min(_by_chance(chances["along"] / rows.shape[1]))
+        pairs = 2 * len(near.paired) ** 2
+        paired = torch.quantile(among, 0.97, 0).clamp_min(_by_chance(chances["among"] / pairs)) if pairs else among[0]
+        limits = (
+            max(1.0, _exceeded((along / alone).amax(1), max(chances["along"], _EDGES / len(own)))),
+            max(1.0, _exceeded(_top(among / paired), chances["among"])),
+            max(_SMALLEST, _exceeded(distance, chances["distance"])),
+        )
+        return cls(rows, alone, paired, near.paired, limits)
+
+    def score(self, x: Float[Tensor, "N Q"]) -> Float[Tensor, " N"]:
+        """Return how unlike the training rows each row is, (N,): above 1 it is flagged."""
+        return self._quotients(x).amax(1).to(x)
+
+    def flag(self, x: Float[Tensor, "N Q"]) -> Bool[Tensor, " N"]:
+        """Return which rows are unlike the training rows, (N,)."""
+        return (self._quotients(x).amax(1) > 1).to(x.device)
+
+    def inputs(self, x: Float[Tensor, "N Q"]) -> list[tuple[int, ...]]:
+        """Return for each row the inputs that set it apart most, one or two; () if it is not flagged, or if all do."""
+        best, which = self._quotients(x).max(1)
+        single, pairs = self.rows.shape[1], len(self.paired)
+        found: list[tuple[int, ...]] = []
+        for value, place in zip(best.tolist(), which.tolist(), strict=True):
+            if value <= 1 or place >= single + pairs**2:
+                found.append(())
+            elif place < single:
+                found.append((place,))
+            else:
+                found.append(tuple(sorted(self.paired[k] for k in divmod(place - single, pairs))))
+        return found
+
+    def state(self) -> dict[str, Tensor]:
+        """Return tensors for a file, the argument of ``from_state``."""
+        paired, limits = torch.tensor(self.paired, dtype=torch.int64), torch.tensor(self.limits, dtype=_F64)
+        return {"rows": self.rows, "along": self.along, "among": self.among, "paired": paired, "limits": limits}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor]) -> "Support":
+        """Return what ``state`` was made from; raise ``KeyError`` or ``TypeError`` if it is invalid.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> support = pd.Support.of(torch.rand(100, 3))
+            >>> x = 2 * torch.rand(10, 3)
+            >>> torch.equal(pd.Support.from_state(support.state()).score(x), support.score(x))
+            True
+        """
+        rows, along, among, paired, limits = (state[name] for name in ("rows", "along", "among", "paired", "limits"))
+        fits = [
+            rows.dim() == 2 and len(rows) >= _FEWEST and along.shape == rows.shape[1:],
+            paired.dim() == 1 and paired.dtype == torch.int64 and among.shape == (len(paired), len(paired)),
+            limits.shape == (3,),
+        ]
+        if not all(fits) or not bool(((paired >= 0) & (paired < rows.shape[1])).all()):
+            raise TypeError("what training rows are like")
+        for each in (rows, along, among, limits):
+            if (
+                not each.is_floating_point()
+                or not bool(each.isfinite().all())
+                or (each is not rows and bool((each <= 0).any()))
+            ):
+                raise TypeError("what training rows are like")
+        one, two, three = limits.tolist()
+        return cls(rows, along, among, tuple(paired.tolist()), (one, two, three))
+
+    # --- figures ------------------------------------------------------------------------------------------------------
+
+    def _quotients(self, x: Tensor) -> Tensor:
+        """Return every figure in units of its limit, (N, Q + P² + 1)."""
+        check_finite("x", x)
+        if x.dim() != 2 or x.shape[1] != self.rows.shape[1]:
+            raise ShapeError(f"x must have shape (N, {self.rows.shape[1]}), as in training; got {tuple(x.shape)}.")
+        near = _Neighbourhoods(self.rows.to(_F64), self.paired)
+        along, among, distance = near.figures(x.detach().cpu().to(_F64), None)
+        parts = (along / self.along, (among / self.among).flatten(1), distance.unsqueeze(1))
+        return torch.cat([part / limit for part, limit in zip(parts, self.limits, strict=True)], 1)
+
+
+def _paired(rows: Tensor) -> tuple[int, ...]:
+    """Return the inputs to look at two at a time: the numbers with the most values, the most even categories."""
+    distinct = torch.tensor([len(column.unique()) for column in rows.T])
+    uneven = ((rows == rows.amin(0)).to(_F64).mean(0) - 0.5).abs()
+    numbers = [k for k in distinct.argsort(descending=True, stable=True).tolist() if distinct[k] > 2]
+    flags = [k for k in uneven.argsort(stable=True).tolist() if distinct[k] == 2]
+    return tuple(sorted(numbers[:_PAIRED] + flags[:_PAIRED]))
+
+
+def _top(among: Tensor) -> Tensor:
+    """Return the largest of the pairs of each row, (N,); zero if there are no pairs."""
+    pairs = among.flatten(1)
+    return pairs.amax(1) if pairs.shape[1] else pairs.new_zeros(len(pairs))
+
+
+def _by_chance(rate: float) -> float:
+    """Return the E that the empty interval about a row exceeds with this probability, where data are evenly dense.
+
+    Its width in units of the mean spacing is that of two spacings, Gamma(2): P(E > e) = (1 + e) exp(-e).
+    """
+    e = 1.0
+    for _ in range(50):
+        e = math.log1p(e) - math.log(rate)
+    return e
+
+
+def _exceeded(values: Tensor, rate: float) -> float:
+    """Return the limit that a new value exceeds with at most this probability, or the largest if they are too few."""
+    place = min(math.ceil((len(values) + 1) * (1 - rate)), len(values))
+    return values.sort().values[place - 1].item()
+
+
+class _Neighbourhoods:
+    """Training rows in order along each input, and what lies about other rows."""
+
+    def __init__(self, rows: Tensor, paired: tuple[int, ...]) -> None:
+        self.rows, self.paired = rows, paired
+        self.ordered, self.order = rows.T.contiguous().sort(dim=1, stable=True)  # (Q, n)
+        self.flags = (self.ordered.diff(dim=1) > 0).sum(1) <= 1  # inputs with one value or two
+        self.window = min(len(rows), max(24, min(128, len(rows) // 8)))
+        spread = rows.std(0)
+        self.scale = torch.where(self.flags, 0.5**0.5, torch.where(spread > 0, 1 / spread, 1.0))
+
+    def figures(self, x: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return E along each input, (N, Q), and among neighbours, (N, P, P), and the distance, (N,).
+
+        Args:
+            x: the rows.
+            own: their places among the training rows, if they are left out of these in turn.
+        """
+        size = max(1, _PIECE // max(self.window * len(self.paired), len(self.rows)))
+        pieces = []
+        for start in range(0, max(len(x), 1), size):
+            some = slice(start, start + size)
+            pieces.append(self._piece(x[some], None if own is None else own[some]))
+        along, among, distance = zip(*pieces, strict=True)
+        return torch.cat(along), torch.cat(among), torch.cat(distance)
+
+    def _piece(self, x: Tensor, own: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        values = x.T.contiguous()
+        first, last = torch.searchsorted(self.ordered, values), self._after(values)
+        among = [self._among(x, k, first, last, own) for k in self.paired]
+        pairs = torch.stack(among, 1) if among else x.new_zeros(len(x), 0, 0)
+        return self._along(x, first, last, own), pairs, self._distance(x, own)
+
+    def _after(self, values: Tensor) -> Tensor:
+        return torch.searchsorted(self.ordered, values, right=True)
+
+    def _along(self, x: Tensor, first: Tensor, last: Tensor, own: Tensor | None) -> Tensor:
+        """Return E of each input among all rows, (N, Q)."""
+        values, n = self.ordered, len(self.rows)
+        seen = last - first > (0 if own is None else 1)
+        below, above = first > 0, last < n
+        left, right = values.gather(1, (first - 1).clamp_min(0)), values.gather(1, last.clamp_max(n - 1))
+        width = _width(x.T, left, right, below, above)
+        lower = first - torch.searchsorted(values, torch.where(below, left - width, left).contiguous())
+        upper = self._after(torch.where(above, right + width, right).contiguous()) - last
+        return _expected(lower, upper, below, above).masked_fill(seen, 0.0).T
+
+    def _among(self, x: Tensor, k: int, first: Tensor, last: Tensor, own: Tensor | None) -> Tensor:
+        """Return E of the paired inputs among the rows nearest in input k, below or above it, (N, P)."""
+        chosen, n = torch.tensor(self.paired), len(self.rows)
+        flags = self.flags[chosen]
+        best = x.new_zeros(len(x), len(chosen))
+        for start in (last[k] - self.window, first[k])[: 1 if self.flags[k] else 2]:
+            places = start.clamp(0, n - self.window).unsqueeze(1) + torch.arange(self.window)
+            near = self.order[k][places]
+            kept = torch.ones_like(near, dtype=torch.bool) if own is None else near != own.unsqueeze(1)
+            if bool(self.flags[k]):  # neighbours in a category are in it
+                kept &= self.ordered[k][places] == x[:, k : k + 1]
+            for kind, compute in ((chosen[~flags], _hole), (chosen[flags], _unseen)):
+                share = (last - first)[kind].T / n  # of the rows with the same value
+                found = compute(x[:, kind], self.rows[:, kind][near], kept.unsqueeze(2), share)
+                place = flags if compute is _unseen else ~flags
+                best[:, place] = torch.maximum(best[:, place], found)
+        return best.index_fill(1, (chosen == k).nonzero()[:, 0], 0.0)
+
+    def _distance(self, x: Tensor, own: Tensor | None) -> Tensor:
+        """Return the mean distance to the nearest rows, (N,)."""
+        apart = torch.cdist(x * self.scale, self.rows * self.scale)
+        if own is not None:
+            apart[torch.arange(len(x)), own] = math.inf
+        return apart.topk(min(_NEIGHBOURS, len(self.rows) - 1), largest=False).values.mean(1)
+
+
+def _hole(x: Tensor, near: Tensor, kept: Tensor, share: Tensor) -> Tensor:
+    """Return E of numbers among rows of each row's own, (N, m, P) of which some are kept."""
+    at = x.unsqueeze(1)
+    lower, upper = kept & (near <= at), kept & (near >= at)
+    left, right = near.masked_fill(~lower, -math.inf).amax(1), near.masked_fill(~upper, math.inf).amin(1)
+    below, above = left.isfinite(), right.isfinite()
+    width = _width(x, left, right, below, above)
+    found = _expected(
+        (lower & (near >= (left - width).unsqueeze(1))).sum(1),
+        (upper & (near <= (right + width).unsqueeze(1))).sum(1),
+        below,
+        above,
+    )
+    # A row that is nearer to the edge of a hole than the second row there is to the edge does not lie in it.
+    nearer, depth = x - left <= right - x, torch.minimum(x - left, right - x)
+    beside = torch.where(
+        nearer.unsqueeze(1),
+        lower & (near >= (left - depth).unsqueeze(1)),
+        upper & (near <= (right + depth).unsqueeze(1)),
+    )
+    return found.masked_fill((depth == 0) | (beside.sum(1) < 2), 0.0)
+
+
+def _unseen(x: Tensor, near: Tensor, kept: Tensor, share: Tensor) -> Tensor:
+    """Return how many rows of each row's own should have its category, (N, P), where none has it; otherwise zero."""
+    seen = (kept & (near == x.unsqueeze(1))).any(1)
+    return (share * kept.sum(1)).masked_fill(seen, 0.0)
+
+
+def _width(x: Tensor, left: Tensor, right: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """Return the width of the empty interval about x; beyond all rows, the distance to the first of them."""
+    width = torch.where(below & above, right - left, torch.where(below, x - left, right - x))
+    return torch.where(below | above, width, 0.0)
+
+
+def _expected(lower: Tensor, upper: Tensor, below: Tensor, above: Tensor) -> Tensor:
+    """Return how many rows the empty interval would hold if they were as dense in it as beside it."""
+    one, both = torch.where(below, lower, upper), lower * upper
+    return torch.where(below & above, both, torch.where(below | above, one, 0)).to(_F64).sqrt()

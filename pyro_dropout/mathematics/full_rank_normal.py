@@ -1,0 +1,199 @@
+"""Gaussians with a full covariance matrix: over one tensor, or over several tensors that are drawn together.
+
+The tensors of a block are laid end to end, w = m + Lε with a lower-triangular L. Tensor s has its rows of L, so it is
+drawn given the tensors before it: q(w) = Π q(w_s | w_<s). Both log q of a draw and the KL to a Gaussian prior without
+correlations are sums over tensors, exactly.
+"""
+
+import weakref
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Self
+
+import torch
+from pyro.distributions import TorchDistribution
+from pyro.distributions.util import sum_rightmost
+from torch import Size, Tensor
+from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
+
+from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
+from pyro_dropout.mathematics.shapes import Float
+
+
+class FullRankNormal(TorchDistribution):
+    """One Gaussian over all numbers of a tensor, w = m + Rε: its covariance is R Rᵀ.
+
+    Args:
+        loc: the mean, (*shape).
+        root: R, (K, columns) for K numbers in the tensor, laid out in its order; of rank K.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.mathematics.full_rank_normal import FullRankNormal
+        >>> q = FullRankNormal(torch.zeros(2, 1), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+        >>> q.variance.tolist(), q.sample((5,)).shape, q.covariance_matrix.tolist()
+        ([[1.0], [25.0]], torch.Size([5, 2, 1]), [[1.0, 3.0], [3.0, 25.0]])
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}  # noqa: RUF012 - torch reads a class attribute
+    has_rsample = True
+    joint = False  # whether a draw shares noise with the draws of other sites
+
+    def __init__(self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K columns"]) -> None:
+        if root.dim() != 2 or len(root) != loc.numel():
+            raise ShapeError(f"root must have a row for each of {loc.numel()} numbers; got {tuple(root.shape)}.")
+        self.loc, self.root = loc, root
+        super().__init__(Size(), loc.shape, validate_args=False)
+
+    @constraints.dependent_property(is_discrete=False)
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, len(self.event_shape))
+
+    @cached_property
+    def _cholesky(self) -> Tensor:
+        """A lower-triangular root of the covariance, by QR, which does not square what is small."""
+        triangle: Tensor = torch.linalg.qr(self.root.mT, mode="r").R
+        return triangle.mT
+
+    def half_log_det(self) -> Tensor:
+        """Return half the log-determinant of the covariance."""
+        return self._cholesky.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The covariance of all numbers, (K, K)."""
+        return self.root @ self.root.mT
+
+    @property
+    def mean(self) -> Tensor:
+        """E[w], (*batch_shape, *shape)."""
+        return self.loc.expand(self._extended_shape())
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[w] of each number, (*batch_shape, *shape)."""
+        return self.root.square().sum(-1).reshape(self.loc.shape).expand(self._extended_shape())
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """Return quantiles of each number by itself."""
+        found: Tensor = Normal(self.mean, self.variance.sqrt(), validate_args=False).icdf(value)
+        return found
+
+    def _noise(self, shape: Sequence[int]) -> Tensor:
+        return torch.randn((*shape, self.root.shape[-1]), dtype=self.loc.dtype, device=self.loc.device)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients, (*sample_shape, *batch_shape, *shape)."""
+        lead = (*sample_shape, *self.batch_shape)
+        return self.loc + (self._noise(lead) @ self.root.mT).reshape((*lead, *self.loc.shape))
+
+    def _from_mean(self, value: Tensor) -> Tensor:
+        """Return w - m with one dimension for all numbers, (..., K)."""
+        lead = value.dim() - self.loc.dim()
+        if lead < 0 or value.shape[lead:] != self.event_shape:
+            raise ShapeError(
+                f"value must end in the event's shape {tuple(self.event_shape)}; got {tuple(value.shape)}."
+            )
+        return (value - self.loc).reshape((*value.shape[:lead], -1))
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of ``value``, (*sample_shape, *batch_shape)."""
+        off = self._from_mean(value)
+        noise = torch.linalg.solve_triangular(self._cholesky, off.unsqueeze(-1), upper=False).squeeze(-1)
+        return self._log_density(noise)
+
+    def _log_density(self, noise: Tensor) -> Tensor:
+        """Return log q of draws made from independent noise, (..., K)."""
+        found = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
+        return found.expand(torch.broadcast_shapes(found.shape, self.batch_shape))
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = type(self).__new__(type(self)) if _instance is None else _instance
+        new.__dict__.update(self.__dict__)
+        new._batch_shape = Size(batch_shape)
+        return new
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(event_shape={tuple(self.event_shape)}, columns={self.root.shape[-1]})"
+
+
+class SharedNoise:
+    """The ε of one draw of a block: each tensor of the block takes the part that it needs.
+
+    Args:
+        size: how many numbers the block has.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._drawn: Tensor | None = None
+
+    def draw(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Return ε for ``shape`` draws, (*shape, size): the same for every tensor that asks."""
+        wanted = (*shape, self.size)
+        if self._drawn is None or self._drawn.shape != wanted:
+            self._drawn = torch.randn(wanted, dtype=like.dtype, device=like.device)
+        return self._drawn
+
+
+class FullRankBlock(FullRankNormal):
+    """One tensor of a block, drawn given the tensors before it.
+
+    Args:
+        loc: the mean, (*shape).
+        root: its rows of L, (K, end), up to the diagonal of its last row, so that end - K numbers come before it.
+        shared: the noise of the block.
+    """
+
+    joint = True
+
+    def __init__(self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K end"], shared: SharedNoise) -> None:
+        super().__init__(loc, root)
+        self._shared = shared
+        self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
+
+    def half_log_det(self) -> Tensor:
+        """Return this tensor's share of half the log-determinant: the sum of its part of log diag L."""
+        size, end = self.root.shape
+        return self.root.diagonal(end - size, dim1=-2, dim2=-1).log().sum(-1)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw this tensor's part of the block."""
+        lead, (size, end) = (*sample_shape, *self.batch_shape), self.root.shape
+        noise = self._shared.draw(lead, self.loc)[..., :end]
+        value = self.loc + (noise @ self.root.mT).reshape((*lead, *self.loc.shape))
+        self._last = weakref.ref(value), noise[..., end - size :]
+        return value
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return log q(w_s | w_<s) of the last draw; the sum over the tensors of a block is the joint density."""
+        if self._last is None or self._last[0]() is not value:
+            raise PyroDropoutError(
+                "a block of a full-covariance guide has a density for whole draws only; guide.posterior(name) has one"
+                " for each site."
+            )
+        return self._log_density(self._last[1])
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = super().expand(batch_shape, _instance)
+        new._last = None
+        return new
+
+
+def _to_gaussian(q: FullRankNormal, p: Distribution) -> Tensor:
+    """KL(q‖p) for independent Gaussians p: ½Σ[(R² + (m-μ)²)/s² - 1 + log s²] - ½ log det; a block's share of it."""
+    base = base_distribution(p)
+    if not isinstance(base, Normal) or p.batch_shape + p.event_shape != q.batch_shape + q.event_shape:
+        raise NotImplementedError
+    square = (q.variance + (q.mean - base.loc).square()) / base.scale.square()
+    each: Tensor = sum_rightmost(0.5 * (square - 1) + base.scale.log(), len(q.event_shape))
+    return each - q.half_log_det()
+
+
+register_kl(FullRankNormal, Independent)(_to_gaussian)
+register_kl(FullRankNormal, Normal)(_to_gaussian)

@@ -1,0 +1,109 @@
+"""Expectations of functions of one normal number, to rounding error, by the trapezoid rule.
+
+For a smooth function that falls off at both ends the rule's error is e^(-2πd/h): h is the step, and d the distance of
+the function's nearest pole from the real axis. All is in float64.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+_F64 = torch.float64
+_REACH = 10.0  # standard deviations beyond which a normal density is nothing
+_BELOW = 45.0  # e^-45 of the largest value is nothing, too
+_FARTHEST = 1e6
+_NODES, _ZOOMS = 513, 5
+
+
+def sigmoid_moments(mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return E s, Var s, E s(1 - s) and the mean entropy of a coin with the probability s = sigmoid(f), f normal.
+
+    Args:
+        mean: of f, (...).
+        std: of f, (...), from zero up.
+
+    Example:
+        >>> import torch
+        >>> p, spread, noise, entropy = sigmoid_moments(torch.tensor([0.0, 2.0]), torch.tensor([3.0, 0.0]))
+        >>> p[0].item(), torch.allclose(p[1], torch.tensor(2.0).sigmoid().double()), spread[1].item()
+        (0.5, True, 0.0)
+        >>> torch.allclose(spread + noise, p * (1 - p))
+        True
+    """
+    mean, std = mean.to(_F64), std.to(_F64)
+    narrow, wide = _narrow(mean, std.clamp_max(1)), _wide(mean, std.clamp_min(1))
+    p, spread, noise, entropy = (torch.where(std < 1, a, b) for a, b in zip(narrow, wide, strict=True))
+    return p, spread, noise, entropy
+
+
+def _narrow(mean: Tensor, std: Tensor) -> tuple[Tensor, ...]:
+    """For std up to 1, at nodes of the normal variable."""
+    z = torch.linspace(-_REACH, _REACH, 201, dtype=_F64, device=mean.device)
+    weights = torch.softmax(-0.5 * z.square(), 0)
+    s = torch.sigmoid(mean.unsqueeze(-1) + std.unsqueeze(-1) * z)
+    p = s @ weights
+    entropy = torch.special.entr(s) + torch.special.entr(1 - s)
+    return p, (s - p.unsqueeze(-1)).square() @ weights, (s * (1 - s)) @ weights, entropy @ weights
+
+
+def _wide(mean: Tensor, std: Tensor) -> tuple[Tensor, ...]:
+    """For std from 1 up, at nodes of f: sigmoid(f) is the probability that a logistic variable is less than f."""
+    u = torch.linspace(-40, 40, 321, dtype=_F64, device=mean.device)
+    step, s = 0.25, torch.sigmoid(u)
+    slope = torch.sigmoid(u) * torch.sigmoid(-u)
+    z = (mean.unsqueeze(-1) - u) / std.unsqueeze(-1)
+    density = torch.exp(-0.5 * z.square()) / (std.unsqueeze(-1) * math.sqrt(2 * math.pi))
+    p = torch.special.ndtr(z) @ slope * step
+    noise = density @ slope * step
+    entropy = density @ (torch.special.entr(s) + torch.special.entr(torch.sigmoid(-u))) * step
+    return p, (p * (1 - p) - noise).clamp_min(0), noise, entropy
+
+
+def log_mean_sigmoid(mean: Tensor, std: Tensor) -> Tensor:
+    """Return log E sigmoid(f) of a normal f, however small that is.
+
+    Example:
+        >>> import torch
+        >>> round(log_mean_sigmoid(torch.tensor(-200.0), torch.tensor(2.0)).item(), 9)  # e^f, where f is never near 0
+        -198.0
+    """
+    mean, std = mean.to(_F64), std.to(_F64)
+    near = sigmoid_moments(mean, std)[0]
+    far = log_expectation(torch.nn.functional.logsigmoid, mean, std, mean + std.square())
+    return torch.where((std >= 1) & (near > 1e-6), near.log(), far)
+
+
+def log_expectation(log_g: Callable[[Tensor], Tensor], mean: Tensor, std: Tensor, mode: Tensor) -> Tensor:
+    """Return log E g(f) for a normal f and a positive function g, which may be far narrower than the density of f.
+
+    A grid between the density's peak and that of g is narrowed, five times, to where their product is not negligible.
+
+    Args:
+        log_g: log g at nodes f, (nodes, ...).
+        mean: of f, (...).
+        std: of f, (...), from zero up.
+        mode: where g is largest, (...).
+
+    Example:
+        >>> import torch
+        >>> zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+        >>> log_expectation(lambda f: 2 * f, zero, one, one).item()  # E exp(2f) = exp(2)
+        2.0
+    """
+    mean, std = mean.to(_F64), std.to(_F64)
+    peak = ((mode.to(_F64) - mean) / std).nan_to_num(0.0).clamp(-_FARTHEST, _FARTHEST)
+    low, high = peak.clamp_max(0) - _REACH, peak.clamp_min(0) + _REACH
+    t = torch.linspace(0, 1, _NODES, dtype=_F64, device=mean.device).reshape(-1, *[1] * mean.dim())
+    for zoom in range(_ZOOMS + 1):
+        z = low + (high - low) * t
+        h = log_g(mean + std * z) - 0.5 * z.square()
+        if zoom < _ZOOMS:
+            large = (h > h.amax(0) - _BELOW).to(torch.uint8)
+            first = (large.argmax(0) - 1).clamp_min(0).unsqueeze(0)
+            last = (_NODES - large.flip(0).argmax(0)).clamp_max(_NODES - 1).unsqueeze(0)
+            low, high = z.gather(0, first).squeeze(0), z.gather(0, last).squeeze(0)
+    step = (high - low) / (_NODES - 1)
+    found: Tensor = torch.logsumexp(h, 0) + step.log() - 0.5 * math.log(2 * math.pi)
+    return found

@@ -1,0 +1,210 @@
+"""Linearised predictions: f(x, w) ≈ f(x, E w) + J(x)(w - E w), so that f is Gaussian with the covariance J Σ Jᵀ.
+
+Σ is the covariance of the guide's weights, and never formed: the guide gives a root of J Σ Jᵀ. For an ensemble, each
+member is linearised at its own mean.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import cast
+
+import torch
+from pyro.distributions import Delta
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dropout.generative.inputs import AnyInputs, copies, takes_all
+from pyro_dropout.generative.jacobians import Jacobians
+from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, likelihood_of
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.own_noise import silent
+from pyro_dropout.generative.single_points import check_single_points
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
+from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
+from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
+from pyro_dropout.prediction.moments import F64
+from pyro_dropout.prediction.predict_network import Request
+from pyro_dropout.prediction.snapshot import frozen
+from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
+
+_ON_CPU, _ON_GPU = 2**24, 2**28  # numbers of the Jacobians that are held at once
+_CPU_BYTES, _GPU_BYTES = 2**30, 2**33  # of the largest tensor in a pass
+_POINTS = 8192  # the most that run together
+_MOST = 2**30  # numbers in the Jacobian of one point, in all covariances, and in what all points share
+
+
+def predict_linearised(model: object, posterior: object, x: AnyInputs, asked: Request) -> LinearisedPrediction:
+    """Return the prediction of a linearised network at the points ``x``."""
+    check_linearised(model, posterior)
+    assert isinstance(model, Model)
+    check_single_points(model, x)
+    parts = []
+    with evaluating(model, posterior):
+        for guide in _members(posterior):
+            parts.append(_outputs(model, guide, x, asked))
+    mean, covariance = (torch.stack([part[k] for part in parts]) for k in range(2))
+    joint = torch.stack([part[2] for part in parts]) if asked.shared else None
+    return _made(frozen(likelihood_of(model)), mean, covariance, joint, asked)
+
+
+def joined(parts: Sequence[LinearisedPrediction], asked: Request) -> LinearisedPrediction:
+    """Return the prediction of all points of several predictions, in order; all with the same seed."""
+    if not parts:
+        raise PyroDropoutError("the DataLoader gave no batch.")
+    mean, covariance = (torch.cat(each, 1) for each in zip(*(part.outputs for part in parts), strict=True))
+    return _made(parts[0].likelihood, mean, covariance, None, asked)
+
+
+def _made(
+    likelihood: Likelihood, mean: Tensor, covariance: Tensor, joint: Tensor | None, asked: Request
+) -> LinearisedPrediction:
+    seed = int(torch.randint(2**62, ())) if asked.seed is None else asked.seed
+    keeps = asked.keeps(asked.samples * mean[0].numel())
+    return LinearisedPrediction(likelihood, mean, covariance, joint, samples=asked.samples, seed=seed, keeps=keeps)
+
+
+def check_linearised(model: object, posterior: object) -> None:
+    """Raise unless a network and its posterior can be linearised."""
+    if not isinstance(posterior, HasMoments | Ensemble):
+        raise PyroDropoutError(
+            "method='linearised' needs E[w] and Cov[w] of the posterior, by mean() and covariance_root(rows), as the"
+            f" guides of this package have them; {type(posterior).__name__} has none. Use method='mc'."
+        )
+    if not isinstance(model, Model):
+        raise PyroDropoutError(
+            "method='linearised' is for networks of this package, such as BayesianNet(net);"
+            f" {type(model).__name__} is none. Use method='mc'."
+        )
+
+
+def _members(posterior: object) -> Iterator[HasMoments]:
+    if not isinstance(posterior, Ensemble):
+        assert isinstance(posterior, HasMoments)
+        yield posterior
+        return
+    posterior.check_usable()
+    for member in range(posterior.members):
+        with posterior.as_member(member) as guide:
+            yield guide
+
+
+def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Return E[f], (N, D), Cov[f] of each point, (N, D, D), and of all points, if they share the draws."""
+    weights = guide.mean()
+    if set(weights) != set(model.sites):
+        raise PyroDropoutError(
+            f"the posterior has the sites {', '.join(weights)}, and the model {', '.join(model.sites)}: is it for this"
+            " model?"
+        )
+    points_of = getattr(guide, "posterior", lambda name: None)  # sites that are points need no derivative
+    free = [name for name in weights if not isinstance(points_of(name), Delta)]
+    near = Jacobians(model, weights, free, x)
+    count, width = len(x), near.width
+    whole = takes_all(model)
+    last = None if asked.shared else _last_layer(model, guide, weights, free, x if whole else x[:2])
+    _check_size(near, count, whole, last is not None)
+    mean, covariance = near.like.new_empty(count, width), near.like.new_zeros(count, width, width, dtype=F64)
+    roots: list[Tensor] = []
+
+    def run(block: Block) -> tuple[Tensor, Tensor]:
+        """Return E[f], and Cov[f] of each point or, if points are shared, the root of their covariance."""
+        found = None if last is None else last(x[block.points])
+        if found is not None:
+            return found
+        f, rows = near.rows(x[block.points])
+        if not rows:
+            return f, f.new_zeros(*f.shape, 0 if asked.shared else width)
+        root = guide.covariance_root({k: v.flatten(0, 1) for k, v in rows.items()}).unflatten(0, f.shape)
+        return f, root if asked.shared else _squared(root)
+
+    def receive(block: Block, found: tuple[Tensor, Tensor]) -> None:
+        mean[block.points] = found[0]
+        covariance[block.points] = _squared(found[1]) if asked.shared else found[1]
+        if asked.shared:
+            _check_shared(count * width, found[1].shape[-1])
+            roots.append(found[1].flatten(0, 1))
+        bar.update(len(found[0]))
+
+    size = count if whole else asked.chunk or _points_at_once(near, x, last is not None)
+    one = slice(0, 1)
+    blocks = [Block(one, one, points, whole) for points in cuts(count, size)]
+    with tqdm(total=count, disable=not asked.progress, unit="point", desc="predict") as bar:
+        run_blocks(blocks, run, receive)
+    return mean, covariance, _squared(torch.cat(roots)) if asked.shared else covariance[:0]
+
+
+def _points_at_once(near: Jacobians, x: AnyInputs, last: bool) -> int:
+    """Return how many points keep the Jacobian, and the largest tensors of the passes behind it, small."""
+    passes = 1 if last else 1 + near.width
+    numbers, memory = (_ON_GPU, _GPU_BYTES) if x.is_cuda else (_ON_CPU, _CPU_BYTES)
+    most = _POINTS if last else min(_POINTS, numbers // max(1, near.width * near.numbers))
+    if not has_small_rows(near.model, x[:1], memory // (_POINTS * passes)):
+        each = bytes_per_row(lambda rows: near.outputs(copies(x[:1], rows)))
+        most = min(most, memory // max(1, each * passes))
+    return max(1, most)
+
+
+def _squared(root: Tensor) -> Tensor:
+    root = root.to(F64)
+    return root @ root.mT
+
+
+def _last_layer(
+    model: Model, guide: HasMoments, weights: Weights, free: list[str], x: AnyInputs
+) -> Callable[[AnyInputs], tuple[Tensor, Tensor] | None] | None:
+    """Return a function of x that gives E[f] and Cov[f] from what enters the last layer, if only that is random.
+
+    It returns None where the outputs are not those of a linear layer; tried with some points ``x``.
+    """
+    outer = model if isinstance(model, Standardised) else None
+    net = model if outer is None else outer.model
+    if not isinstance(net, BayesianNet) or not free or not hasattr(guide, "layer_covariance"):
+        return None
+    # What these likelihoods make of standardised outputs is a shift and a factor of each; others may do anything.
+    scaled = outer is not None and net.likelihood.standardised_targets()  # type: ignore[attr-defined]
+    if scaled and type(net.likelihood) not in (Gaussian, HeteroscedasticGaussian):
+        return None
+
+    def outputs(x: AnyInputs) -> tuple[Tensor, Tensor] | None:
+        with silent():
+            found = last_layer(net, weights, x if outer is None else outer.standard_x(cast(Tensor, x)))
+        if found.features is None or not set(free) <= set(found.sites):
+            return None
+        covariance: Tensor = guide.layer_covariance(found.features, free)
+        if outer is None or not scaled:
+            return found.outputs, covariance
+        zero = torch.zeros_like(found.outputs[:1], dtype=F64)
+        factor = outer.raw(zero + 1) - outer.raw(zero)
+        return outer.raw(found.outputs), covariance * factor.mT * factor
+
+    try:
+        return None if outputs(x) is None else outputs
+    except PyroDropoutError:  # it is not known which layer is the last
+        return None
+
+
+def _check_size(near: Jacobians, count: int, whole: bool, last: bool) -> None:
+    once = (count if whole else 1) * near.width * near.numbers
+    if once > _MOST and not last:
+        raise PyroDropoutError(
+            f"the Jacobian of {near.width:,} outputs by {near.numbers:,} random weights has {once:,} numbers"
+            f"{' at all points, which this network takes at once' if whole else ' at each point'}. Make fewer weights"
+            " random, as in BayesianNet(net, only=...), or use method='mc'."
+        )
+    if count * near.width**2 > _MOST // 4:
+        raise PyroDropoutError(
+            f"the covariances of {near.width:,} outputs at {count:,} points are {count * near.width**2:,} numbers."
+            " Predict fewer points at a time, or use method='mc'."
+        )
+
+
+def _check_shared(outputs: int, columns: int) -> None:
+    if max(outputs, columns) * outputs > _MOST // 4:
+        raise PyroDropoutError(
+            f"shared=True takes all points together, and needs {max(outputs, columns) * outputs:,} numbers for"
+            f" {outputs:,} outputs at all points. Predict fewer points, or use shared=False."
+        )

@@ -1,0 +1,54 @@
+"""What a notebook shows of a prediction: its first points, and all of them in a picture."""
+
+from typing import TYPE_CHECKING
+
+from pyro_dropout.mathematics.notebook_card import picture, table
+from pyro_dropout.prediction.moments import is_class
+from pyro_dropout.prediction.plot_style import PALETTE
+from pyro_dropout.protocols import Axes
+
+if TYPE_CHECKING:
+    from pyro_dropout.prediction.prediction import Prediction
+
+_FIRST, _DRAWN = 5, 300  # rows of the table, and points of the picture
+
+
+def prediction_card(found: "Prediction") -> str:
+    """Return HTML; it needs moments only, which every prediction has, and recomputes no draws."""
+    one = found.mean.dim() == 2 and found.mean.shape[1] == 1
+    classes = is_class(found.target_distribution)
+    if found.mean.dim() > 2 or not (one or found.one_of_several):  # several targets
+        return f"<pre>{found!r}</pre>"
+    return f"<div><b>{found!r}</b>{_classes(found) if classes else _numbers(found)}</div>"
+
+
+def _numbers(found: "Prediction") -> str:
+    mean, std, doubt = (
+        value.detach().double().cpu()[:, 0] for value in (found.mean, found.std, found.epistemic.sqrt())
+    )
+    rows = [[k, *(f"{float(value[k]):.4g}" for value in (mean, std, doubt))] for k in range(min(_FIRST, len(mean)))]
+
+    def draw(ax: Axes) -> None:
+        order = mean.argsort()[:: max(1, len(mean) // _DRAWN)]
+        places = range(len(order))
+        low, high = (mean - 2 * std)[order], (mean + 2 * std)[order]
+        ax.fill_between(places, low, high, color=PALETTE[0], alpha=0.25, label="± 2 standard deviations")
+        ax.plot(places, mean[order], color=PALETTE[0], label="mean")
+        ax.set(xlabel="points, sorted by their mean", ylabel="y")
+        ax.legend(frameon=False, fontsize="small")
+
+    return table(["point", "mean", "std. of y", "of that, doubt about the mean"], rows) + picture(draw)
+
+
+def _classes(found: "Prediction") -> str:
+    probs = found.probs.detach().double().cpu()
+    rows = [[k, *(f"{float(p):.3f}" for p in probs[k, :8])] for k in range(min(_FIRST, len(probs)))]
+    top = probs.amax(1) if probs.shape[1] > 1 else probs[:, 0]
+
+    def draw(ax: Axes) -> None:
+        ax.hist(top.numpy(), bins=20, range=(0, 1), color=PALETTE[0])
+        what = "of the most probable class" if probs.shape[1] > 1 else "of class 1"
+        ax.set(xlabel=f"probability {what}", ylabel="points")
+
+    names = [f"class {k}" for k in range(min(8, probs.shape[1]))] if probs.shape[1] > 1 else ["class 1"]
+    return table(["point", *names], rows) + picture(draw)

@@ -1,0 +1,204 @@
+"""How probable it is that a target lies below or above a value, in logs; and the values at such tails, the quantiles.
+
+The mixture that the draws make is used whole, noise included. Logs keep tails apart that are too small for a
+probability: a target forty standard deviations away still says how far it is.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribution
+from torch.distributions.transforms import ComposeTransform, Transform
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.mixture_quantiles import mixture_tail_quantile
+from pyro_dropout.prediction.moments import F64, Points, base_of, normal_parts
+from pyro_dropout.protocols import Distribution
+
+if TYPE_CHECKING:
+    from pyro_dropout.prediction.prediction import Prediction
+
+Tails = tuple[Tensor, Tensor]
+
+_SUMMED = 1000  # counts up to here are added up
+_SMALL = math.log(1e-9)
+_ROUNDING = 1e-6  # of a log tail: a count whose tail is as large as asked for is not lost to rounding
+_DOUBLINGS = 200  # of a bracket, or halvings of it
+
+
+def is_whole(p: Distribution) -> bool:
+    """Whether targets are whole numbers."""
+    return bool(base_of(p).support.is_discrete)
+
+
+def behind(p: Distribution) -> tuple[Distribution, Transform] | None:
+    """Return the normal distribution of which targets are an increasing function, and the function; None if not so."""
+    base: Distribution = base_of(p)
+    steps: list[Transform] = []
+    while isinstance(base, TransformedDistribution):
+        base, steps = base_of(base.base_dist), [*base.transforms, *steps]
+    return (base, ComposeTransform(steps)) if isinstance(base, Normal) and all(map(_rises, steps)) else None
+
+
+def _rises(step: Transform) -> bool:
+    try:
+        return step.bijective and bool(torch.as_tensor(step.sign > 0).all())
+    except NotImplementedError:  # a function of several numbers
+        return False
+
+
+def log_tails(p: Distribution, y: Tensor) -> Tails:
+    """Return log P(Y ≤ y) and log P(Y ≥ y) of single targets, in float64.
+
+    A distribution may define ``log_tails(y)`` itself. Otherwise it must be a normal or an increasing function of one,
+    counts by Poisson, yes or no, or have a ``cdf``.
+    """
+    base, y = base_of(p), y.to(F64)
+    if hasattr(base, "log_tails"):
+        below, above = base.log_tails(y)
+        return below.to(F64), above.to(F64)
+    normal = behind(base)
+    if normal is not None:
+        return _normal_tails(*normal, y)
+    if isinstance(base, Bernoulli):
+        no, yes = (
+            torch.nn.functional.logsigmoid(-base.logits.to(F64)),
+            torch.nn.functional.logsigmoid(base.logits.to(F64)),
+        )
+        return _steps(y >= 1, y >= 0, no), _steps(y <= 0, y <= 1, yes)
+    if isinstance(base, Poisson):
+        rate, least, most = base.rate.to(F64), y.ceil(), y.floor()
+        rate, least, most = torch.broadcast_tensors(rate, least, most)
+        below = torch.special.gammaincc(most.clamp_min(0) + 1, rate).log()
+        above = torch.special.gammainc(least.clamp_min(1), rate).log()
+        return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
+    first, last = _bounds(base)
+    try:
+        below = base.cdf(y.clamp(first, last)).to(F64)
+        less = base.cdf((y.ceil() - 1).clamp(first, last)).to(F64) if is_whole(base) else below
+    except NotImplementedError:
+        raise PyroDropoutError(
+            f"{type(base).__name__} has no distribution function, so its tails and quantiles are not known. Define"
+            " cdf(value) in it, or log_tails(value): log P(Y ≤ value) and log P(Y ≥ value)."
+        ) from None
+    return _steps(y >= last, y >= first, below.log()), _steps(y <= first, y <= last, (1 - less).log())
+
+
+def _bounds(p: Distribution) -> tuple[float, float]:
+    """Return the least and the greatest possible target."""
+    low, high = getattr(p.support, "lower_bound", -math.inf), getattr(p.support, "upper_bound", math.inf)
+    return float(low), float(high)
+
+
+def _steps(sure: Tensor, possible: Tensor, log_prob: Tensor) -> Tensor:
+    """Return 0 where it is sure, otherwise a log probability where it is possible, and -inf elsewhere."""
+    return torch.where(sure, 0.0, torch.where(possible, log_prob, -math.inf))
+
+
+def _normal_tails(normal: Distribution, function: Transform, y: Tensor) -> Tails:
+    loc, scale = normal_parts(normal)
+    low, high = (function(loc.new_tensor(end)) for end in (-math.inf, math.inf))
+    inside = (y > low) & (y < high)
+    u = (function.inv(torch.where(inside, y, function(loc))) - loc) / scale
+    below, above = torch.special.log_ndtr(u), torch.special.log_ndtr(-u)
+    return (
+        torch.where(inside, below, torch.where(y >= high, 0.0, -math.inf)),
+        torch.where(inside, above, torch.where(y <= low, 0.0, -math.inf)),
+    )
+
+
+# --- of a prediction --------------------------------------------------------------------------------------------------
+
+
+def predicted_tails(prediction: "Prediction", y: Tensor) -> Tails:
+    """Return log P(Y ≤ y) and log P(Y ≥ y) of each target, under the mixture of the draws; samples must be kept."""
+    found = torch.empty((2, *prediction.mean.shape), dtype=F64, device=prediction.like.device)
+    y = y.to(found).expand(found[0].shape)
+    for points in prediction.pieces():
+        for side, each in zip(found, prediction.tails_at(points, y[points]), strict=True):
+            side[points] = torch.logsumexp(each, 0) - math.log(len(each))
+    return found[0], found[1]
+
+
+def tail_ends(prediction: "Prediction", log_tail: Tensor) -> Tails:
+    """Return the least y with log P(Y ≤ y) ≥ log_tail, and the greatest with log P(Y ≥ y) ≥ log_tail, in float64.
+
+    Args:
+        prediction: of numbers, samples kept.
+        log_tail: at most log ½; broadcast to the targets. At -inf the ends are those of all possible targets.
+    """
+    found = torch.empty((2, *prediction.mean.shape), dtype=F64, device=prediction.like.device)
+    tails = log_tail.to(found).expand(found[0].shape)
+    for points in prediction.pieces():
+        found[0][points], found[1][points] = _ends(prediction, points, tails[points])
+    return found[0], found[1]
+
+
+def _ends(prediction: "Prediction", points: Points, log_tail: Tensor) -> Tails:
+    kind, endless = prediction.target_distribution, log_tail.isneginf()
+    log_tail = torch.where(endless, math.log(0.5), log_tail)
+    normals = prediction.normals_at(points)
+    if normals is not None:
+        loc, scale, function = normals
+        low, high = mixture_tail_quantile(loc, scale, log_tail), -mixture_tail_quantile(-loc, scale, log_tail)
+        return function(torch.where(endless, -math.inf, low)), function(torch.where(endless, math.inf, high))
+
+    def tail(side: int, y: Tensor) -> Tensor:
+        each = prediction.tails_at(points, y)[side]
+        return torch.logsumexp(each, 0) - math.log(len(each))
+
+    first, last = _bounds(kind)
+    at, step = prediction.mean[points].to(F64), prediction.std[points].to(F64)
+    counts = prediction.counts_at(points) if bool((at < _SUMMED / 4).all() & (log_tail > _SMALL).all()) else None
+    ends = None if counts is None else _summed(counts, log_tail)
+    if ends is None:
+        whole = is_whole(kind)
+        limit = log_tail - (_ROUNDING if whole else 0.0)
+        below = _least(lambda y: tail(0, y) >= limit, at, step, whole)
+        ends = below, -_least(lambda y: tail(1, -y) >= limit, -at, step, whole)
+    low, high = ends
+    return torch.where(endless, first, low), torch.where(endless, last, high)
+
+
+def _summed(counts: Distribution, log_tail: Tensor) -> Tails | None:
+    """Return the ends of counts from 0 by adding up the probabilities of the mixture; None if it takes too many."""
+    tail = (log_tail - _ROUNDING).exp()
+    low, high, below = torch.zeros_like(tail), torch.zeros_like(tail), torch.zeros_like(tail)
+    for k in range(_SUMMED):
+        high = torch.where(1 - below >= tail, k, high)
+        below = below + counts.log_prob(torch.full_like(tail, k)).to(F64).exp().mean(0)
+        low = torch.where(below < tail, k + 1, low)
+        if bool(((1 - below < tail) & (below >= tail)).all()):
+            return low, high
+    return None
+
+
+def _least(holds: Callable[[Tensor], Tensor], at: Tensor, step: Tensor, whole: bool) -> Tensor:
+    """Return the least y for which a condition holds that holds for all greater ones; near ``at``, give or take."""
+    step = step.clamp_min(1.0).ceil() if whole else step.clamp_min(torch.finfo(F64).tiny)
+    low, high = at.floor() if whole else at, at.ceil() if whole else at
+    reach = step
+    for _ in range(_DOUBLINGS):
+        short = ~holds(high)
+        if not bool(short.any()):
+            break
+        low, high = torch.where(short, high, low), torch.where(short, high + reach, high)
+        reach = 2 * reach
+    reach = step
+    for _ in range(_DOUBLINGS):
+        far = holds(low)
+        if not bool(far.any()):
+            break
+        low, high = torch.where(far, low - reach, low), torch.where(far, low, high)
+        reach = 2 * reach
+    for _ in range(_DOUBLINGS):
+        middle = (low + high) / 2
+        middle = middle.floor() if whole else middle
+        if bool((high - low <= (1 if whole else 1e-9 * step)).all()):
+            break
+        good = holds(middle)
+        low, high = torch.where(good, low, middle), torch.where(good, middle, high)
+    return high

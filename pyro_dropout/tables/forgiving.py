@@ -1,0 +1,359 @@
+"""Learn how an ordinary table becomes numbers: what cannot be used is left out by name, and gaps become features.
+
+First, from all rows, the columns are chosen that can be used; then each is encoded, from the training rows only.
+Nothing is decided here about the target: it is recognised, or refused, as in ``learning``.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+from operator import not_
+
+import numpy as np
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
+from pyro_dropout.tables.column import CYCLES, Column
+from pyro_dropout.tables.encoding import Encoding, Remarks
+from pyro_dropout.tables.learning import MOST, Task, labels_in, number_column, outcome_column
+from pyro_dropout.tables.notation import PLAIN, Decimal, Notation, date_forms, is_number
+from pyro_dropout.tables.precision import Numbers, known_numbers, some_different
+from pyro_dropout.tables.recognition import (
+    Recognised,
+    TwoReadingsError,
+    UnrecognisedError,
+    as_range_errors,
+    marks_in,
+    quoted,
+    recognise,
+    settle,
+)
+from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.texts import Ints, blanked, distinct_in, missing_in, numbers_in
+
+_RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
+_TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
+# Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
+_IDENTIFIER = re.compile(
+    r"(?:.*[\W_])?(?:id|uid|uuid|guid|key)|id[\W_].*|index|row|row.?(?:id|num|number)|record|no\.?|nr\.?|#|unnamed.*",
+    re.IGNORECASE,
+)
+_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}(?: [0-9:]+)?")
+_CAMEL = re.compile(r".*[a-z]I[dD]")
+_TIME = re.compile(
+    r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The columns of a table that can be used.
+
+    Attributes:
+        table: the same table; in columns of numbers, words for a missing value are missing.
+        target: the column to predict.
+        found: how the target and each column to predict from is written, in the order of the table.
+        asked: columns that are used because somebody said so.
+        left_out: {name: why} of the columns that cannot be used.
+        remarks: which words were taken for missing values.
+    """
+
+    table: Table
+    target: str
+    found: dict[str, Recognised]
+    asked: frozenset[str]
+    left_out: dict[str, str]
+    remarks: Remarks
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to predict from."""
+        return [name for name in self.found if name != self.target]
+
+
+def choose_columns(
+    table: Table,
+    target: str,
+    task: Task = "auto",
+    categorical: Collection[str] = (),
+    drop: Collection[str] = (),
+    keep: Collection[str] = (),
+    decimal: Decimal | None = None,
+) -> Chosen:
+    """Return the columns that can be used, and why the others cannot.
+
+    Columns are left out if they have no values or one value, identify the rows, or hold free text. Those that are named
+    in ``categorical`` or ``keep`` are used or refused.
+
+    Args:
+        table: all rows, as they stand in the file.
+        target: the column to predict.
+        task: as for ``learn``.
+        categorical: columns to treat as categories.
+        drop: columns to leave out.
+        keep: columns to use although they look useless.
+        decimal: as for ``learn``.
+    """
+    asked = frozenset({*categorical, *keep})
+    for name in (target, *asked, *(name for name in drop if name not in table.unread)):
+        table.column(name)
+    for name in drop:
+        if name == target or name in asked:
+            raise PyroDropoutError(
+                f"the column {name!r} cannot be both {'the target' * (name == target) or 'used'} and left out."
+            )
+    left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in drop}
+    names = [name for name in table.columns if name not in (target, *drop)]
+    table, remarks = _blanked(table, [name for name in names if name not in categorical])
+    instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
+    instead[target] = "predict classes (--task classification)"
+    filled = [name for name in names if not missing_in(table.columns[name]).all()]
+    for name in names:
+        if name not in filled and name in asked:
+            raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
+    left |= {name: "no values" for name in names if name not in filled}
+    texts = [name for name in filled if name in categorical or _mixed(table.columns[name])]
+    texts += [target] if task == "classification" else []
+    with as_range_errors():
+        found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead)
+    left |= unknown
+    for name in [name for name in found if name != target and name not in asked]:
+        why = _useless(name, table.columns[name], found[name].notation)
+        if why:
+            del found[name]
+            left[name] = why
+    with as_range_errors():
+        settle(table, found, decimal, instead)
+    counting = [name for name in found if name not in (target, *asked) and _counts_rows(table, name, found[name])]
+    for name in counting if len(counting) < len(found.keys() - {target}) else counting[1:]:
+        del found[name]
+        left[name] = f"counts the rows; --keep {quoted(name)} uses it"
+    chosen = Chosen(table, target, found, asked, left, remarks)
+    if names:
+        outcome_column(table, target, task, found[target].notation)  # raises if there is nothing to predict
+    _check_some(chosen, chosen.names)
+    return chosen
+
+
+def learn_forgiving(
+    chosen: Chosen, table: Table, train: Ints, task: Task, fills: bool, indicates: bool
+) -> tuple[Encoding, dict[str, str]]:
+    """Return the encoding of chosen columns, and why some of them are left out after all.
+
+    Args:
+        chosen: the columns.
+        table: the rows that are used.
+        train: which of them are for training; rare categories and gaps are counted there.
+        task: as for ``learn``.
+        fills: whether gaps are filled in; if not, all categories stay, because they cannot become gaps.
+        indicates: whether gaps get a feature of their own.
+    """
+    training = table.only(train)
+    least = min(_RARE, math.ceil(_SHARE * len(train)))
+    left: dict[str, str] = {}
+    inputs: list[Column] = []
+    for name in chosen.names:
+        notation = chosen.found[name].notation
+        if notation is None or notation.kind == "boolean":
+            column = _categories(table, training if fills else table, name, notation or PLAIN, least if fills else 1)
+        else:
+            column = number_column(table, name, notation)
+        cells = training.columns[name]
+        missing = int(missing_in(cells).sum()) + (0 if column.other else int(column.strangers(cells).sum()))
+        column = replace(column, gaps=indicates and missing >= least)
+        if notation is not None and notation.kind == "date":
+            column = replace(column, cycles=_cycles(known_numbers(column.measured(training))))
+        why = _unlearned(column, training)
+        if why and name in chosen.asked:
+            raise RangeError(f"{table.file}, column {name!r}: {why}; leave the column out (--drop {quoted(name)}).")
+        if why:
+            left[name] = why
+        else:
+            inputs.append(column)
+    _check_some(replace(chosen, left_out=chosen.left_out | left), inputs)
+    outcome = outcome_column(table, chosen.target, task, chosen.found[chosen.target].notation)
+    made = Encoding(
+        tuple(inputs),
+        chosen.target,
+        outcome.categories or (),
+        target_notation=outcome.notation,
+        target_centre=outcome.centre,
+        forgiving=True,
+    )
+    return made, left
+
+
+# --- choosing columns -------------------------------------------------------------------------------------------------
+
+
+def _check_some(chosen: Chosen, left: Sequence[object]) -> None:
+    if not left:
+        why = "".join(f"; {name!r} is left out ({why})" for name, why in chosen.left_out.items())
+        raise ShapeError(f"{chosen.table.file}: no column is left to predict {chosen.target!r} from{why}.")
+
+
+def _blanked(table: Table, names: Collection[str]) -> tuple[Table, Remarks]:
+    """Return the table without words for missing values in columns whose other cells are numbers, dates or truths."""
+    columns, remarks = dict(table.columns), Remarks()
+    for name in names:
+        if numbers_in(columns[name]) is not None:
+            continue
+        distinct = distinct_in(columns[name])
+        blank = [is_blank(cell) for cell in distinct.cells]
+        if any(blank) and not all(blank) and all(map(_is_value, compress(distinct.cells, map(not_, blank)))):
+            for cell, count in compress(zip(distinct.cells, distinct.counts.tolist(), strict=True), blank):
+                remarks[f"{brief(cell)} read as missing", name] += count
+            columns[name] = blanked(columns[name], distinct.spread(blank))
+    return replace(table, columns=columns), remarks
+
+
+def _is_value(cell: Cell) -> bool:
+    if not isinstance(cell, str):
+        return True
+    written = is_number(cell) or as_moment(cell) is not None or _DATE.fullmatch(cell) is not None
+    return written or as_label(cell) in ("true", "false")
+
+
+def _recognised(
+    table: Table,
+    names: Sequence[str],
+    texts: Collection[str],
+    asked: Collection[str],
+    decimal: Decimal | None,
+    instead: dict[str, str],
+) -> tuple[dict[str, Recognised], dict[str, str]]:
+    """Return how columns are written, in their order, and why some cannot be recognised.
+
+    Where 1,200 may be large or small, the marks of the other columns decide; if they do not, the column is refused.
+    """
+    found: dict[str, Recognised] = {name: Recognised(None) for name in texts}
+    left: dict[str, str] = {}
+    unclear: dict[str, TwoReadingsError] = {}
+    for name in names:
+        if name in texts:
+            continue
+        try:
+            found[name] = recognise(table, name, decimal, instead[name])
+        except TwoReadingsError as cause:
+            unclear[name] = cause
+        except UnrecognisedError:
+            cells = distinct_in(table.columns[name]).cells
+            forms = date_forms(cells)
+            if len(forms) == 1 and name != names[-1]:
+                found[name] = Recognised(Notation("date", form=forms[0]))
+            elif name in asked or name == names[-1]:
+                raise
+            else:
+                what = "may begin with the day or the month" if forms else "is a number or a date in an unknown form"
+                left[name] = f"{brief(cells[0])} {what}; write it like 1234.5 or 2024-01-31"
+    points, commas = marks_in(found)
+    for name, doubt in unclear.items():
+        if points == commas:
+            raise doubt
+        found[name] = recognise(table, name, "point" if points else "comma", instead[name])
+    return {name: found[name] for name in names if name in found}, left
+
+
+def _mixed(cells: Sequence[Cell]) -> bool:
+    """Return whether a column holds texts some of which happen to be numbers, such as the numbers of tickets."""
+    if numbers_in(cells) is not None:
+        return False
+    distinct = distinct_in(cells)
+    texts: int = sum(compress(distinct.counts.tolist(), (not _is_value(cell) for cell in distinct.cells)))
+    known = int(distinct.counts.sum())
+    return _TEXTS * known < texts < known
+
+
+def _useless(name: str, cells: Sequence[Cell], notation: Notation | None) -> str:
+    """Return why a column cannot be used; "" if it can."""
+    named = notation is not None and (notation.padded or _IDENTIFIER.fullmatch(name) or _CAMEL.fullmatch(name))
+    numbers = numbers_in(cells)
+    if notation is not None and not named and numbers is not None and some_different(numbers) > 1:
+        return ""
+    found, different = int((~missing_in(cells)).sum()), _different(cells)
+    if different == 1:
+        return "constant" if found == len(cells) else ""
+    if notation is None and different == found:
+        return "text, all different"
+    if notation is None and 2 * different > found:
+        return f"free text, {different} different values"
+    if notation is None or different < found:
+        return ""
+    if named and len(_whole(notation, cells)):
+        return f"an identifier; --keep {quoted(name)} uses it"
+    return ""
+
+
+def _different(cells: Sequence[Cell]) -> int:
+    """Return how many different labels a column has."""
+    numbers = numbers_in(cells)
+    if numbers is not None:
+        known = known_numbers(numbers)
+        if len(np.unique(known)) == len(known):  # different numbers have different labels
+            return len(known)
+    return len({as_label(cell) for cell in distinct_in(cells).cells})
+
+
+def _whole(notation: Notation, cells: Sequence[Cell]) -> Numbers:
+    """Return the numbers in a column if all are whole and have no unit, else []."""
+    if notation.kind != "number" or notation.unit:
+        return []
+    numbers = numbers_in(cells) if notation.plain else None
+    if numbers is not None:
+        known = known_numbers(numbers)
+        return known if np.array_equal(known, np.floor(known)) else []
+    found = [cell for cell in cells if cell is not None]
+    values = [value for value in map(notation.value, found) if value is not None and math.isfinite(value)]
+    return values if len(values) == len(found) and all(value == int(value) for value in values) else []
+
+
+def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
+    """Return whether a column counts the rows of the file from 0 or 1, and its name says nothing of time."""
+    if found.notation is None or _TIME.fullmatch(name.lower()):
+        return False
+    values = _whole(found.notation, table.columns[name])
+    if len(values) < len(table) or values[0] not in (0, 1):
+        return False
+    return all(value == values[0] + row for row, value in enumerate(values))
+
+
+# --- encoding them ----------------------------------------------------------------------------------------------------
+
+
+def _categories(table: Table, training: Table, name: str, notation: Notation, least: int) -> Column:
+    """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
+    labels_in(table, name, notation)  # raises if a label has two meanings
+    counts: Counter[str] = Counter()
+    distinct = distinct_in(training.columns[name])
+    for cell, count in zip(distinct.cells, distinct.counts.tolist(), strict=True):
+        counts[notation.label(cell)] += count
+    common = tuple(sorted(label for label, count in counts.items() if count >= least))
+    rest = sum(count for count in counts.values() if count < least)
+    return Column(name, common, notation, other=rest >= least)
+
+
+def _cycles(found: Numbers) -> tuple[str, ...]:
+    """Return the cycles that dates go through at least twice, and of which they see more than one part."""
+    days = np.unique(np.array(found, np.float64)).tolist()
+    if not days:
+        return ()
+    whole = {cycle: each for cycle, each in CYCLES.items() if days[-1] - days[0] >= 2 * each}
+    return tuple(cycle for cycle, each in whole.items() if len({round(day % each, 4) for day in days}) > 1)
+
+
+def _unlearned(column: Column, training: Table) -> str:
+    """Return why a network can learn nothing from a column; "" if it can."""
+    if column.categories is None:
+        different = some_different(column.measured(training))
+        if not different:
+            return "no values in the training rows"
+    else:
+        different = len(column.categories) + column.other
+        if not column.categories:
+            return "no category is common enough to learn from"
+        if len(column.categories) > MOST:
+            return f"{len(column.categories)} different texts are too many for categories (at most {MOST})"
+    return "constant in the training rows" if different + column.gaps < 2 else ""

@@ -1,0 +1,286 @@
+"""Which recipe a table gets: its guide, the scale of its target and its noise, chosen on rows that are held back.
+
+The rule. Each candidate is trained on the other rows with a quarter of the steps. Its score is its mean log density of
+the held-back targets, in the units of the target. There are at most four, one after another, and each is compared with
+the best so far:
+
+1. the natural scale of the target with constant noise: "logit" if it lies strictly between 0 and 1, "count" if it has
+   whole numbers from 0 or 1 and a mean of at most 200, "log" if it is positive with a skewness above ½, else "plain";
+2. the plain scale, if the natural one is another;
+3. noise by input, on the better scale;
+4. for classes, a cold posterior: the KL counts for three tenths;
+5. an ensemble of points instead of mean field.
+
+A later candidate replaces an earlier one if it is better by more than two standard errors of the difference over the
+rows. Noise by input must be better by a fifth of a nat as well: in a short training it makes up for what the mean has
+not learned yet. What is given ("log", "constant", a guide) is not chosen. What is chosen is then trained on the other
+rows with all steps, so that the held-back rows calibrate a network like the final one. Together with that one, which
+is trained on all rows, the time is that of three trainings.
+"""
+
+import contextlib
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.mathematics.checks import check_choice
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.prediction.predict import predict
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.registry import guide_names, resolve_guide
+from pyro_dropout.tabular.recipe import Data, Noise, Recipe, Scale
+from pyro_dropout.training.fit import fit
+from pyro_dropout.training.history import DivergedError
+from pyro_dropout.training.loop import progress_bar, sharing_bar
+
+STEPS, LEARNING_RATE = 1200, 0.05  # of the final training; the rate falls to zero
+_MEMBERS, _COLD = 8, 0.3
+_LARGEST_MEAN = 200.0  # of counts; larger ones are as good as continuous
+_SKEWED = 0.5
+_NOISY = 0.2  # nats that noise by input must gain
+_WHOLE_BATCH, _BATCH = 2048, 1024
+_SAMPLES = 200
+_WORST = 1e6  # nats, instead of infinity
+MEAN_FIELD = Recipe("mean-field", activation="silu", prior="learned", decay=True)
+_GUIDE = {"fixed": "{}", "learned": "{} with a learned prior"}
+_REMEDY = "the loss is not finite after the last step of a candidate. Lower the learning rate."
+_NOISE = {"constant": "constant noise", "by-input": "noise by input"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a table, and why; returned by ``choose_recipe``.
+
+    Attributes:
+        recipe: what to train.
+        scores: the mean log density of a held-back target, in nats, by candidate, in the order of their training.
+        said: the choice in one line.
+        prediction: what the chosen recipe, trained without them, says about the held-back rows: for conformal
+            intervals.
+    """
+
+    recipe: Recipe
+    scores: dict[str, float]
+    said: str
+    prediction: Prediction
+
+
+def choose_recipe(
+    train: Data,
+    held: Data,
+    classes: tuple[str, ...] = (),
+    *,
+    guide: str = "auto",
+    scale: Scale | Literal["auto"] = "auto",
+    noise: Noise | Literal["auto"] = "auto",
+    width: int = 50,
+    members: int | None = None,
+    steps: int = STEPS,
+    lr: float = LEARNING_RATE,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    progress: bool = False,
+) -> Choice:
+    """Choose what to train on a table, by the rule at the head of this file; the same call gives the same choice.
+
+    Args:
+        train: the rows that candidates are trained on: x, (N, Q), and y, (N, 1), or the indices of classes, (N,).
+        held: the rows that they are scored on.
+        classes: names of the classes, where the target is one of several.
+        guide: name of a guide, or "auto": mean field with a learned prior, or an ensemble.
+        scale: of the target, or "auto".
+        noise: "constant", "by-input" or "auto".
+        width: hidden units.
+        members: of an ensemble.
+        steps: of the final training; candidates take a quarter as many.
+        lr: the learning rate of Adam.
+        batch_size: rows per step; by default all, up to 2,048, and otherwise 1,024.
+        seed: of everything random.
+        device: where to compute.
+        progress: whether to show a bar for all candidates.
+
+    Example:
+        >>> import torch
+        >>> x = torch.linspace(-1, 1, 80).unsqueeze(-1)
+        >>> y = torch.exp(2 * x + 0.1 * torch.sin(40 * x))
+        >>> train, held = (x[::2], y[::2]), (x[1::2], y[1::2])
+        >>> choice = choose_recipe(train, held, guide="mean-field", noise="constant", steps=100)
+        >>> choice.recipe.scale, choice.said
+        ('log', 'mean-field, log target, constant noise: chosen on 50 % held back; plain target would lose ... nats.')
+    """
+    check_choice("guide", guide, ("auto", *guide_names()))
+    check_choice("scale", scale, ("auto", "plain", "log", "logit", "count"))
+    check_choice("noise", noise, ("auto", "constant", "by-input"))
+    if not len(held[0]):
+        raise ShapeError("held has no rows, so that nothing can be chosen; hold some rows back.")
+    if classes and (scale not in ("auto", "plain") or noise == "by-input"):
+        raise PyroDropoutError(f"classes have no scale and no noise; got scale={scale!r} and noise={noise!r}.")
+    rows = batch_for(len(train[0]), batch_size)
+    few = max(1, steps // 4)
+    training = {"steps": few, "lr": lr, "batch_size": rows, "progress": False}
+    search = _Search(train, held, classes, seed, device, training)
+    chosen = MEAN_FIELD if guide == "auto" else Recipe(guide)
+    scaled: Scale = "plain"
+    if not classes:
+        scaled = natural_scale(torch.cat([train[1], held[1]])) if scale == "auto" else scale
+    chosen = replace(chosen, width=width, members=None if guide == "auto" else members)
+    chosen = replace(chosen, noise="constant" if noise == "auto" else noise, scale=scaled)
+    both, noisy = scale == "auto" and chosen.scale != "plain", noise == "auto" and not classes
+    count = 1 + both + noisy + (1 + bool(classes)) * (guide == "auto")
+    with progress_bar(count * few + steps, progress) as bar, sharing_bar(bar):
+        bar.set_description("choosing")
+        search.attempt(chosen)
+        if both:
+            search.attempt(replace(search.base, scale="plain"))
+        bends = search.base.scale != "count" or guide != "laplace"  # such counts have no curvature
+        if noisy and bends:
+            search.attempt(replace(search.base, noise="by-input"), _NOISY)
+        if guide == "auto" and classes:
+            search.attempt(replace(search.base, temperature=_COLD))
+        if guide == "auto":
+            several = replace(search.base, guide="ensemble", members=members or _MEMBERS)
+            search.attempt(replace(several, prior="fixed", temperature=1.0))
+        search.train_longer(steps)
+    return search.choice()
+
+
+class _Search:
+    """Candidates that are trained one after another, and the best so far."""
+
+    def __init__(
+        self, train: Data, held: Data, classes: tuple[str, ...], seed: int, device: Any, training: dict[str, Any]
+    ) -> None:
+        self.train, self.classes, self.seed, self.training = train, classes, seed, training
+        self.x, self.y = (part if device is None else part.to(device) for part in held)
+        self.device = device
+        self.tried: list[_Candidate] = []
+        self.best: _Candidate
+        self.answer: Prediction | None = None  # of the best, trained with all steps
+        self.lost: list[tuple[Recipe, DivergedError]] = []
+
+    def attempt(self, recipe: Recipe, least: float = 0.0) -> None:
+        """Train a candidate; it is the best one if it is better by more than two standard errors and ``least``."""
+        try:
+            mine = self._tried(recipe)
+        except DivergedError as cause:
+            self.lost.append((recipe, cause))
+            return
+        gain = mine.log_prob - self.best.log_prob if self.tried else torch.ones(1)
+        error = gain.std().item() / math.sqrt(len(gain)) if len(gain) > 1 else 0.0
+        if gain.mean().item() > max(2 * error, least):
+            self.best = mine
+        self.tried.append(mine)
+
+    def train_longer(self, steps: int) -> None:
+        """Train the best candidate anew, with all steps: what it then says about the held-back rows calibrates it."""
+        if self.tried:
+            with contextlib.suppress(DivergedError):  # as the final training may; the candidate's answers are there
+                self.answer = self._tried(self.best.recipe, steps).found
+
+    @property
+    def base(self) -> Recipe:
+        """The best recipe so far, from which the next one differs; the first one, if all have diverged."""
+        return self.best.recipe if self.tried else self.lost[0][0]
+
+    def _tried(self, recipe: Recipe, steps: int | None = None) -> "_Candidate":
+        longer = {} if steps is None else {"steps": steps}
+        how = {**self.training, **longer, "seed": self.seed, "device": self.device}
+        method: Any = resolve_guide(recipe.guide).method
+        with forked():
+            torch.manual_seed(self.seed)
+            model, posterior = recipe.build(self.train, self.classes)
+            fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
+            if isinstance(posterior, nn.Module) and not _finite(posterior):
+                raise DivergedError(_REMEDY)
+            ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": self.seed, "keep_samples": method == "mc"}
+            try:
+                found = predict(model, posterior, self.x, method=method, **ask)
+            except PyroDropoutError:
+                raise
+            except ValueError:  # what distributions say of parameters that are not finite
+                raise DivergedError(_REMEDY) from None
+        log_prob = found.log_prob(self.y).double().cpu().nan_to_num(nan=-_WORST, neginf=-_WORST)
+        return _Candidate(recipe, log_prob, found)
+
+    def choice(self) -> Choice:
+        """Return the best candidate, and what is to be said about it."""
+        if not self.tried:
+            raise self.lost[0][1]
+        if bool((self.best.log_prob <= -_WORST).all()):
+            raise DivergedError(_REMEDY)
+        best = self.best
+        scores = {self._named(each.recipe): each.log_prob.mean().item() for each in self.tried}
+        share = len(self.y) / (len(self.y) + len(self.train[1]))
+        others = [self._against(each) for each in self.tried if each is not best]
+        others += [f"{self._apart(recipe)} diverged" for recipe, _ in self.lost]
+        said = f"{self._named(best.recipe)}: chosen on {share:.0%} held back".replace("%", " %")
+        said += f"; {', '.join(others)}" if others else ""
+        return Choice(best.recipe, scores, f"{said}.", best.found if self.answer is None else self.answer)
+
+    def _named(self, recipe: Recipe) -> str:
+        parts = [_GUIDE[recipe.prior].format(recipe.guide) + (" (cold)" if recipe.temperature < 1 else "")]
+        return ", ".join(parts if self.classes else [*parts, f"{recipe.scale} target", _NOISE[recipe.noise]])
+
+    def _against(self, other: "_Candidate") -> str:
+        """Return what another candidate would have lost, named by what is different in it."""
+        loss = (self.best.log_prob - other.log_prob).mean().item()
+        what = f"would lose {loss:.2g} nats" if not loss < 0 else f"gains {-loss:.2g} nats, too few to count"
+        return f"{self._apart(other.recipe)} {what}"
+
+    def _apart(self, mine: Recipe) -> str:
+        """Return what is different in another recipe."""
+        best = self.best.recipe
+        parts = [mine.guide] if mine.guide != best.guide else []
+        if mine.guide == best.guide and mine.temperature != best.temperature:
+            parts += ["a cold posterior" if mine.temperature < 1 else "one that is not cold"]
+        parts += [f"{mine.scale} target"] if mine.scale != best.scale else []
+        parts += [_NOISE[mine.noise]] if mine.noise != best.noise else []
+        return " with ".join(parts)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A recipe, what it says about the held-back rows, and the log density of each target there."""
+
+    recipe: Recipe
+    log_prob: Tensor
+    found: Prediction
+
+
+def _finite(module: nn.Module) -> bool:
+    return all(bool(value.isfinite().all()) for value in module.parameters())
+
+
+def batch_for(rows: int, given: int | None = None) -> int | None:
+    """Return how many rows a step takes: those given, all rows of a small table, and 1,024 of a larger one.
+
+    Example:
+        >>> batch_for(500), batch_for(50_000), batch_for(50_000, given=64)
+        (None, 1024, 64)
+    """
+    return given if given is not None or rows <= _WHOLE_BATCH else _BATCH
+
+
+def natural_scale(y: Tensor) -> Scale:
+    """Return the scale that a target of numbers, (N, D), asks for by its values.
+
+    Example:
+        >>> import torch
+        >>> targets = [0.1, 0.5, 0.9], [0.0, 3.0, 7.0], [1.5, 2.0, 90.0], [-1.0, 0.0, 2.0]
+        >>> [natural_scale(torch.tensor(y).unsqueeze(-1)) for y in targets]
+        ['logit', 'count', 'log', 'plain']
+    """
+    y = y.double()
+    low, high = float(y.min()), float(y.max())
+    if low > 0 and high < 1:
+        return "logit"
+    if 0 <= low <= 1 < high and bool((y == y.floor()).all()) and float(y.mean(0).max()) <= _LARGEST_MEAN:
+        return "count"
+    apart = y - y.mean(0)
+    skewness = apart.pow(3).mean(0) / apart.square().mean(0).pow(1.5)
+    return "log" if low > 0 and bool((skewness > _SKEWED).any()) else "plain"

@@ -1,0 +1,191 @@
+"""Which columns of a table a prediction depends on: how much it changes when a column is shuffled.
+
+A column is shuffled as a whole, with all features that it became. What is compared is the prediction, with no need of
+targets: its mean, and its doubt, the standard deviation of y (for classes, the probabilities and their entropy).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.checks import check_count, check_finite
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.prediction.moments import is_class
+from pyro_dropout.prediction.plot_style import PALETTE, literal_text
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Axes, Figure, Record
+from pyro_dropout.tables.encoding import Encoding
+
+Predict = Callable[[Tensor], Prediction]  # of inputs, (N, Q), always with the same draws
+
+_SHOWN = 15  # columns in a chart
+
+
+def features_of(encoding: Encoding) -> dict[str, list[int]]:
+    """Return the places of each column's features among the inputs of the network."""
+    found: dict[str, list[int]] = {}
+    start = 0
+    for column in encoding.inputs:
+        found[column.name] = list(range(start, start + len(column.features)))
+        start += len(column.features)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """How much predictions depend on each column; made by ``explain``.
+
+    Attributes:
+        names: of the columns, the most important for the mean first.
+        mean: the mean absolute change of E[y] when the column is shuffled, in the units of y; for classes the share of
+            probability that moves to other classes.
+        mean_error: its standard error.
+        doubt: the same of the standard deviation of y; for classes, of the entropy in nats.
+        doubt_error: its standard error.
+        classes: whether targets are classes.
+    """
+
+    names: tuple[str, ...]
+    mean: Float[Tensor, " C"]
+    mean_error: Float[Tensor, " C"]
+    doubt: Float[Tensor, " C"]
+    doubt_error: Float[Tensor, " C"]
+    classes: bool = False
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{name} {value:.3g}" for name, value in zip(self.names, self.mean.tolist(), strict=True))
+        return f"Importance({listed})"
+
+    def as_json(self) -> list[Record]:
+        """Return a record for each column."""
+        parts = {name: getattr(self, name).tolist() for name in ("mean", "mean_error", "doubt", "doubt_error")}
+        return [
+            {"column": name} | {key: values[k] for key, values in parts.items()} for k, name in enumerate(self.names)
+        ]
+
+    @literal_text()
+    def plot(self, target: str = "y") -> Figure:
+        """Draw two bar charts, of the mean and of the doubt, with ±2 standard errors; return matplotlib's figure."""
+        import matplotlib.figure
+
+        shown = min(len(self.names), _SHOWN)
+        figure = matplotlib.figure.Figure(figsize=(9, 1.6 + 0.32 * shown), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        draw_importance(left, self, "mean", target)
+        draw_importance(right, self, "doubt", target)
+        more = f"; {shown} of {len(self.names)} columns" if shown < len(self.names) else ""
+        figure.suptitle(f"Change of the prediction when a column is shuffled{more}", fontsize=11)
+        return figure
+
+
+def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -> None:
+    """Draw one bar chart on some axes: of the "mean" or of the "doubt"."""
+    shown = min(len(importance.names), _SHOWN)
+    heights, errors = (getattr(importance, name)[:shown].tolist() for name in (which, f"{which}_error"))
+    colour = PALETTE[0] if which == "mean" else PALETTE[1]
+    places = range(shown)
+    ax.barh(places, heights, xerr=[2 * error for error in errors], color=colour, alpha=0.85, ecolor="0.3", height=0.7)
+    ax.set_yticks(places, [_short(name) for name in importance.names[:shown]])
+    ax.invert_yaxis()
+    said = {
+        (False, "mean"): f"change of the mean of {target}",
+        (False, "doubt"): f"change of the standard deviation of {target}",
+        (True, "mean"): "probability that moves to other classes",
+        (True, "doubt"): "change of the entropy (nats)",
+    }
+    ax.set(xlabel=said[importance.classes, which], xlim=(0, None))
+    ax.xaxis.set_major_locator(_few_ticks())
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _few_ticks() -> object:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(5)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 24 else f"{name[:23]}…"
+
+
+def explain(
+    predict: Predict,
+    x: Float[Tensor, "N Q"],
+    columns: Mapping[str, Sequence[int]],
+    *,
+    repeats: int = 3,
+    rows: int = 500,
+    seed: int = 0,
+) -> Importance:
+    """Return how much predictions change when each column is shuffled among the rows.
+
+    Columns that go together share what they are worth: if one is shuffled, the other still tells. Shuffled rows may be
+    unlike any real row.
+
+    Args:
+        predict: predicts inputs, (N, Q), with the same draws at each call: ``pd.predict(..., shared=True, seed=0)``.
+        x: inputs of real rows, at least two.
+        columns: the places of each column's features, as ``features_of(encoding)`` gives.
+        repeats: how often each column is shuffled.
+        rows: how many rows are used, at most; chosen at random.
+        seed: of the choice of rows and of the shuffles.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from pyro_dropout.tabular.explain import explain
+        >>> model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
+        >>> weights = lambda name, shape: torch.tensor([[3.0, 0.0]])
+        >>> guide = pd.AutoDropout(model, keep=1.0, init=weights)
+        >>> found = explain(lambda x: pd.predict(model, guide, x, samples=2), torch.randn(50, 2), {"a": [0], "b": [1]})
+        >>> found.names, found.mean[1].item()
+        (('a', 'b'), 0.0)
+    """
+    check_finite("x", x)
+    check_count("repeats", repeats)
+    check_count("rows", rows, 2)
+    if len(x) < 2:
+        raise RangeError(f"x must have at least 2 rows to shuffle; got {len(x)}.")
+    generator = torch.Generator().manual_seed(seed)
+    x = x[torch.randperm(len(x), generator=generator)[:rows]]
+    first = predict(x)
+    base, classes = _said(first), is_class(first.target_distribution)
+    if not all(
+        torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+        for one, other in zip(base, _said(predict(x)), strict=True)
+    ):
+        raise PyroDropoutError("predict must use the same draws at each call; give it a seed, as in seed=0.")
+    found = []
+    for places in columns.values():
+        changes = torch.zeros(2, len(x), dtype=torch.float64)
+        for _ in range(repeats):
+            other = x.clone()
+            other[:, list(places)] = x[torch.randperm(len(x), generator=generator)][:, list(places)]
+            now = _said(predict(other))
+            changes += torch.stack([(new - old).abs().sum(-1) for new, old in zip(now, base, strict=True)])
+        found.append(changes / repeats)
+    each = torch.stack(found, 1)  # (mean and doubt, columns, rows)
+    each[0] /= 2 if classes else 1  # what one class loses another gains
+    middle, error = each.mean(-1), each.std(-1) / len(x) ** 0.5
+    order = middle[0].argsort(descending=True, stable=True)
+    names = tuple(columns)
+    return Importance(
+        tuple(names[k] for k in order.tolist()),
+        middle[0][order],
+        error[0][order],
+        middle[1][order],
+        error[1][order],
+        classes,
+    )
+
+
+def _said(prediction: Prediction) -> tuple[Tensor, Tensor]:
+    """Return the mean and the doubt of each row, (N, D), on the CPU in float64."""
+    classes = is_class(prediction.target_distribution)
+    doubt = prediction.entropy.reshape(len(prediction.mean), -1) if classes else prediction.std
+    mean = prediction.mean
+    if classes and not prediction.one_of_several:
+        mean = torch.cat([1 - mean, mean], -1)
+    return mean.to("cpu", torch.float64), doubt.to("cpu", torch.float64)

@@ -1,0 +1,212 @@
+"""``fit_table``: from a raw table to predictions with intervals, in one call."""
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.tables.dataset import Dataset
+from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tables.reading import Reading
+from pyro_dropout.tables.table import Table
+from pyro_dropout.tabular.calibration import calibrate
+from pyro_dropout.tabular.choice import LEARNING_RATE, MEAN_FIELD, STEPS, batch_for, choose_recipe, natural_scale
+from pyro_dropout.tabular.fitted import FittedTable, finished, group_labels
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.tabular.run_folder import Run, Training, sha256_of
+from pyro_dropout.training.fit import fit
+
+IN_MEMORY = "(a table in memory)"
+
+
+def fit_table(
+    data: object,
+    target: str | None = None,
+    *,
+    guide: str = "auto",
+    scale: str = "auto",
+    noise: str = "auto",
+    held_back: float = 0.2,
+    conformal: bool = True,
+    groups: str | None = None,
+    width: int = 50,
+    members: int | None = None,
+    steps: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    compile: bool | Literal["auto"] = "auto",
+    progress: bool = True,
+    **reading: Any,
+) -> FittedTable:
+    """Fit a posterior to a raw table, and calibrate it on rows that are held back.
+
+    Texts, gaps, dates, identifiers and constants are dealt with as ``pyro-dropout fit`` does. Guide, scale of the
+    target and noise are chosen on the held-back rows, unless they are given.
+
+    Args:
+        data: a data frame, or the path of a file.
+        target: the column to predict; the last one by default.
+        guide: a guide by its name, or "auto".
+        scale: of a numeric target: "plain", "log", "logit", "count", or "auto".
+        noise: of a numeric target: "constant", "by-input", or "auto".
+        held_back: the share of rows that is not trained on; 0 chooses and calibrates nothing.
+        conformal: whether intervals are calibrated on the held-back rows.
+        groups: a column of categories, within each of which intervals are to hold.
+        width: hidden units.
+        members: of an ensemble.
+        steps: of training; by default 1200, and 2000 for a guide that is given.
+        lr: learning rate; by default 0.05, falling to zero, and 0.01 for a guide that is given.
+        batch_size: rows in a step; by default all, up to 2,048, and otherwise 1,024.
+        seed: of the split, the training and the calibration.
+        device: where to compute.
+        compile: as in ``fit``.
+        progress: whether to show a bar.
+        reading: further arguments of ``read_table``, such as drop=["id"] or strict=True.
+
+    Example:
+        >>> import pandas, pyro_dropout as pd
+        >>> frame = pandas.DataFrame({"age": range(40), "kind": ["oak", "elm"] * 20})
+        >>> frame["height"] = 2.0 + 0.1 * frame["age"] + (frame["kind"] == "oak")
+        >>> fitted = pd.fit_table(frame, "height", guide="mean-field", steps=50, compile=False, progress=False)
+        >>> fitted.predict(frame.head(3))[["mean", "lower", "upper", "unfamiliar"]].shape
+        (3, 4)
+    """
+    how = Reading(target, held_back=held_back, seed=seed, **{k: _frozen(v) for k, v in reading.items()})
+    table, file, digest = _opened(data, how)
+    dataset = how.read(table)
+    wanted = Wanted(guide, scale, noise, width, members)
+    training = wanted.training(steps, lr, batch_size, seed, compile, conformal, groups)
+    run, said, held = plan_table(dataset, file, digest, how, training, wanted, device=device, progress=progress)
+    model, posterior = run.build(dataset)
+    options = run.training.options() | run.recipe.how(run.training.steps)
+    fit(model, posterior, *run.rows_of(dataset), **options, device=device, progress=progress)
+    return finished(run, model, posterior, dataset, said, held)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be trained on a table; "auto" is chosen on the held-back rows.
+
+    Attributes:
+        guide: by its name.
+        scale: of a numeric target.
+        noise: of a numeric target.
+        width: hidden units.
+        members: of an ensemble; None for its default.
+    """
+
+    guide: str = "auto"
+    scale: str = "auto"
+    noise: str = "auto"
+    width: int = 50
+    members: int | None = None
+
+    def training(
+        self,
+        steps: int | None,
+        lr: float | None,
+        batch_size: int | None,
+        seed: int,
+        compile: bool | Literal["auto"],
+        conformal: bool,
+        groups: str | None,
+    ) -> Training:
+        """Return how to train; steps and rate that are not given are those that suit the guide."""
+        auto = self.guide == "auto"
+        steps = (STEPS if auto else 2000) if steps is None else steps
+        lr = (LEARNING_RATE if auto else 0.01) if lr is None else lr
+        return Training(steps, lr, batch_size, seed, compile, conformal, groups)
+
+
+def plan_table(
+    data: Dataset,
+    file: str,
+    digest: str,
+    reading: Reading,
+    training: Training,
+    wanted: Wanted,
+    *,
+    device: torch.device | str | None = None,
+    progress: bool = True,
+) -> tuple[Run, str, Prediction | None]:
+    """Return an untrained run on all rows of a table, how it was chosen, and its prediction of the held-back rows.
+
+    Args:
+        data: the table.
+        file: its path.
+        digest: its SHA-256.
+        reading: how it was read.
+        training: how to train.
+        wanted: what to train.
+        device: where to compute.
+        progress: whether to show bars.
+    """
+    assert data.encoding is not None
+    x = data.rows[0]
+    training = replace(training, batch_size=batch_for(len(x), training.batch_size))
+    encoding = data.encoding.seen(x)
+    if training.groups is not None:
+        group_labels(encoding, x[:1], training.groups)  # raises before the work, and not after it
+    _check_scale(encoding, wanted.scale)
+    if not len(data.test[0]):
+        if training.groups is not None:
+            raise PyroDropoutError("groups are for held-back rows, and none are held back.")
+        return Run.of(file, digest, reading, encoding, _unchosen(data, wanted), training), "", None
+    how = {"steps": training.steps, "lr": training.lr, "batch_size": training.batch_size, "seed": training.seed}
+    settings: Any = asdict(wanted) | how | {"device": device, "progress": progress}
+    if encoding.target_centre and wanted.scale == "auto":
+        settings["scale"] = "plain"
+    choice = choose_recipe(data.train, data.test, data.classes, **settings)
+    labels = None if training.groups is None else group_labels(encoding, data.test[0], training.groups)
+    split: Any = {"intervals": training.conformal, "column": training.groups, "groups": labels}
+    held = calibrate(choice.prediction, data.test, data.train, data.classes, **split)
+    run = Run.of(file, digest, reading, encoding, choice.recipe, training, held.as_json())
+    return run, choice.said, choice.prediction
+
+
+def _unchosen(data: Dataset, wanted: Wanted) -> Recipe:
+    """Return what is trained where no rows are held back: as given, and else the first candidate of a choice."""
+    start = MEAN_FIELD if wanted.guide == "auto" else Recipe(wanted.guide)
+    scale: Any = "plain" if data.classes else wanted.scale
+    assert data.encoding is not None
+    if scale == "auto":
+        scale = "plain" if data.encoding.target_centre else natural_scale(data.train[1])
+    noise: Any = "constant" if wanted.noise == "auto" else wanted.noise
+    members = wanted.members if wanted.guide != "auto" else None
+    return replace(start, width=wanted.width, members=members, scale=scale, noise=noise)
+
+
+def _check_scale(encoding: Encoding, scale: str) -> None:
+    """Raise if a target that is centred for single precision is to be taken on another scale."""
+    if encoding.target_centre and scale not in ("auto", "plain"):
+        raise PyroDropoutError(
+            f"scale={scale!r} cannot be used: the values of {encoding.target!r} differ too little for their size, and"
+            f" are counted from {encoding.target_centre}. Use scale='plain'."
+        )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _opened(data: object, how: Reading) -> tuple[Table, str, str]:
+    """Return a table, the path of its file and its SHA-256."""
+    from pyro_dropout.tables.files import read_file
+    from pyro_dropout.tables.frame import table_of
+
+    if isinstance(data, str | Path):
+        table = read_file(data, encoding=how.encoding, separator=how.separator)
+        path = Path(data).resolve()
+        return table, str(path), sha256_of(path)
+    frame: Any = data
+    table = data if isinstance(data, Table) else table_of(frame)
+    if not len(table):
+        raise PyroDropoutError("the table has no rows.")
+    digest = hashlib.sha256(repr((table.columns, table.rows)).encode()).hexdigest()
+    return replace(table, file=table.file or IN_MEMORY), IN_MEMORY, digest

@@ -1,0 +1,138 @@
+"""What is trained on a table: the guide, the scale of the target, the noise and the network, as plain settings.
+
+A recipe is made of JSON values; it is the section "model" of a run's record. ``build`` makes the model and its guide.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.comparison.standard_models import standard_guide
+from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.target_scales import Counts, Transformed
+from pyro_dropout.protocols import Record
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.loss.temperature import warm_up
+from pyro_dropout.training.optimisers import cosine_decay
+
+Data = tuple[Tensor, Tensor]
+Noise = Literal["constant", "by-input"]
+Scale = Literal["plain", "log", "logit", "count"]
+Activation = Literal["relu", "silu"]
+Widths = Literal["fixed", "learned"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what is trained on a table.
+
+    Attributes:
+        guide: name of the guide, as on the command line.
+        width: hidden units.
+        members: of an ensemble; None for its default, and for any other guide.
+        noise: "constant", or "by-input": the network also gives the precision of the noise at each input.
+        scale: of the target: "plain"; "log" for positive numbers, "logit" for proportions between 0 and 1, and "count"
+            for whole numbers from 0. Classes have none.
+        activation: of the hidden units: "relu", or "silu", which is smooth.
+        prior: "fixed", or "learned": the prior of the first layer has a width for each input, and that of the last
+            layer one, learned with the guide, so that inputs which say nothing are left out of account. For guides that
+            have a density, such as "mean-field".
+        temperature: factor on the KL; below 1 the posterior is narrower than Bayes' rule makes it.
+        decay: whether the learning rate falls to zero along half a cosine, instead of staying as it is.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(30, 2)
+        >>> model, guide = Recipe("mean-field", width=20, noise="by-input").build((x, x[:, :1].exp()))
+        >>> model.model.net[-1].out_features
+        2
+        >>> Recipe.from_json(Recipe("mean-field").as_json()) == Recipe("mean-field")
+        True
+    """
+
+    guide: str
+    width: int = 50
+    members: int | None = None
+    noise: Noise = "constant"
+    scale: Scale = "plain"
+    activation: Activation = "relu"
+    prior: Widths = "fixed"
+    temperature: float = 1.0
+    decay: bool = False
+
+    def build(self, train: Data, classes: tuple[str, ...] = ()) -> tuple[Standardised, nn.Module]:
+        """Return the untrained model, in the units of the data, and its guide.
+
+        Args:
+            train: the rows to train on: x, (N, Q), and y, (N, D), or the indices of classes, (N,).
+            classes: names of the classes, where the target is one of several.
+        """
+        x, y = train
+        outputs = len(classes) or y.shape[1] * (1 if self.noise == "constant" else 2)
+        hidden = nn.ReLU() if self.activation == "relu" else nn.SiLU()
+        net = nn.Sequential(nn.Linear(x.shape[1], self.width), hidden, nn.Linear(self.width, outputs))
+        prior = Prior() if self.prior == "fixed" else Prior(torch.ones(x.shape[1]), learn="*.weight")
+        model = Standardised(BayesianNet(net, prior, self._likelihood(y, bool(classes))), x, y)
+        options = {} if self.members is None else {"members": self.members}
+        guide = standard_guide(self.guide, **options)(model)
+        assert isinstance(guide, nn.Module)
+        return model, guide
+
+    def _likelihood(self, y: Tensor, classes: bool) -> Likelihood:
+        """Return p(y | f) on standardised targets; classes have neither noise nor scale."""
+        constant = self.noise == "constant"
+        if classes:
+            return Categorical()
+        if self.scale == "count":
+            return Counts(10.0, learn=constant, by_input=not constant, offset=y.mean(0).clamp_min(1e-3).log())
+        normal = Gaussian(10.0, learn=True) if constant else HeteroscedasticGaussian()
+        return normal if self.scale == "plain" else Transformed(normal, self.scale)
+
+    @property
+    def depends_on_steps(self) -> bool:
+        """Whether the schedule or the loss of a training depends on how many steps it has."""
+        return self.decay or self.prior == "learned"
+
+    def how(self, steps: int) -> dict[str, Any]:
+        """Return the loss and the schedule of ``fit`` for a training of so many steps."""
+        return {"loss": self._loss(steps), "schedule": cosine_decay(steps) if self.decay else None}
+
+    def _loss(self, steps: int) -> ELBO | None:
+        """Return the loss for a training of so many steps; None for the default of ``fit``.
+
+        With a learned prior, the KL grows to its weight over the first half. At once it would narrow the priors before
+        the weights have found the data, and they would stay at zero.
+        """
+        if self.prior == "fixed":
+            return None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
+        rise, highest = warm_up(max(1, steps // 2)), self.temperature
+        return ELBO(per_example="auto", temperature=lambda done: highest * rise(done))
+
+    def as_json(self) -> Record:
+        """Return the settings as they are recorded; those at their defaults that earlier versions lacked are left out.
+
+        So a record of an earlier version keeps its identity.
+        """
+        plain = {field: value for field, value in asdict(Recipe("", 0)).items() if field not in ("guide", "width")}
+        return {field: value for field, value in asdict(self).items() if field not in plain or value != plain[field]}
+
+    @classmethod
+    def from_json(cls, record: Record) -> Self:
+        """Return the recipe that was recorded."""
+        return cls(**record)
+
+
+def table_model(train: Data, classes: tuple[str, ...], width: int) -> Standardised:
+    """Return the network that guides are compared on: one hidden layer of ReLU, in the units of a table.
+
+    Example:
+        >>> import torch
+        >>> table_model((torch.randn(9, 2), torch.arange(9) % 3), ("a", "b", "c"), 20).model.net[-1].out_features
+        3
+    """
+    return Recipe("dropout", width).build(train, classes)[0]

@@ -1,0 +1,116 @@
+"""A recorded step without the operations that do nothing: fewer to replay one by one, and fewer to compile.
+
+What Pyro, autograd and distributions leave in a recorded step is often said twice, a view of a view that is the tensor
+itself, or a product with ones. To leave it out changes no number.
+"""
+
+import operator
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+_aten = torch.ops.aten
+_VIEWS = {
+    *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten._unsafe_view.default, _aten.expand.default),
+    *(_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
+    *(_aten.t.default, _aten.transpose.int, _aten.permute.default),
+}
+_ONES = {_aten.ones.default, _aten.ones_like.default}
+
+
+def make_lighter(graph: fx.Graph) -> None:
+    """Leave out of a recorded step what changes nothing.
+
+    Example:
+        >>> from torch.fx.experimental.proxy_tensor import make_fx
+        >>> twice = lambda x: (x[None].squeeze(0) * torch.ones(3)).exp() + (x * torch.ones(3)).exp()
+        >>> made = make_fx(twice)(torch.zeros(3))
+        >>> before = len(made.graph.nodes)
+        >>> make_lighter(made.graph)
+        >>> _ = made.recompile()
+        >>> before, len(made.graph.nodes), made(torch.zeros(3))
+        (11, 4, tensor([2., 2., 2.]))
+    """
+    *nodes, output = graph.nodes
+    written = {_owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
+    returned = {_owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
+    ones: set[fx.Node] = set()
+    known: dict[object, fx.Node] = {}
+    for node in nodes:
+        if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
+            ones.add(node)
+        same = _original(node) if node.target in _VIEWS else None
+        if same is None and _owner(node) not in written | returned and not _random(node):
+            same = _factor(node, ones, written) or _said_before(node, known, written)
+        if same is not None and same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+    graph.eliminate_dead_code()
+
+
+def _mutable(node: fx.Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def _random(node: fx.Node) -> bool:
+    """Whether an operation gives something else each time."""
+    operation = node.target
+    if not isinstance(operation, OpOverload):
+        return False
+    return torch.Tag.nondeterministic_seeded in operation.tags or "empty" in operation.__name__
+
+
+def _pure(node: fx.Node) -> bool:
+    """Whether this is an operation of torch itself; one of a user may draw without saying so."""
+    if isinstance(node.target, OpOverload):
+        return node.target.namespace == "aten"
+    return node.target is operator.getitem
+
+
+def _owner(node: fx.Node) -> fx.Node:
+    """Return the tensor whose memory a view shows, or an operation has written into."""
+    while _shares(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _shares(node: fx.Node) -> bool:
+    """Whether the result lies in the memory of the first argument."""
+    if isinstance(node.target, OpOverload):
+        aliases = any(each.alias_info is not None for each in node.target._schema.returns)
+        return aliases or node.target in _VIEWS
+    return node.target is operator.getitem
+
+
+def _original(view: fx.Node) -> fx.Node | None:
+    """Return the tensor of which this view of a view shows everything in the same form; None if there is none."""
+    node = view
+    while node.target in _VIEWS:
+        node = node.all_input_nodes[0]
+        if _layout(node) == _layout(view):
+            return node
+    return None
+
+
+def _factor(node: fx.Node, ones: set[fx.Node], written: set[fx.Node]) -> fx.Node | None:
+    """Return the factor of a product that is the product, because the other one is 1 everywhere."""
+    if node.target is not _aten.mul.Tensor:
+        return None
+    left, right = node.args
+    for one, other in ((left, right), (right, left)):
+        if one in ones and isinstance(other, fx.Node) and _layout(other) == _layout(node):
+            return None if _owner(other) in written else other
+    return None
+
+
+def _said_before(node: fx.Node, known: dict[object, fx.Node], written: set[fx.Node]) -> fx.Node | None:
+    """Return the node that computes the same from the same tensors, which nothing writes into."""
+    if not _pure(node) or any(_owner(each) in written for each in node.all_input_nodes):
+        return None
+    return known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
+
+
+def _layout(node: fx.Node) -> object:
+    value = node.meta.get("val")
+    return (value.shape, value.stride(), value.dtype, value.device) if isinstance(value, Tensor) else node

@@ -1,0 +1,1 @@
+"""Laplace approximations: the curvature of a log-likelihood at a trained point."""

@@ -1,0 +1,74 @@
+"""Curvature where training ends: ``fit`` and ``Fleet.fit`` train the point of an ``AutoLaplace`` and then finish it."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from pyro_dropout.generative.inputs import inputs_of
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.guides.laplace import AutoLaplace
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import PyroModel, Record
+from pyro_dropout.training.history import History
+from pyro_dropout.training.laplace.kronecker import layers_of
+from pyro_dropout.training.laplace.laplace import batches_of, finish, network_in
+from pyro_dropout.training.loader import Target
+
+Finished = Callable[[History], History]
+
+
+def start_from_points(model: PyroModel, guide: object, loss: object) -> None:
+    """Make an ``AutoLaplace`` points again, and raise if its structure does not describe the model."""
+    if not isinstance(guide, AutoLaplace):
+        return
+    temperature = getattr(loss, "temperature", 1.0)
+    if not callable(temperature) and temperature != 1.0:
+        raise PyroDropoutError(
+            f"AutoLaplace is a Gaussian at the maximum of the posterior, and with ELBO(temperature={temperature:g}) the"
+            " maximum is elsewhere. Leave temperature out, or give a schedule that ends at 1, such as warm_up(1000)."
+        )
+    if not all(hasattr(model, name) for name in ("evaluate", "prior_of", "likelihood")):
+        raise PyroDropoutError(
+            f"AutoLaplace needs the BayesianNet that it was made with; got {type(model).__name__}, whose curvature is"
+            " not known."
+        )
+    if guide.structure == "kron":
+        net = network_in(model)
+        layers_of(net, list(net.sites))
+    guide.set_curvature(None)
+
+
+def finish_on(
+    guide: object, call: ModelCall, loader: DataLoader[Any] | None, target: Target, batch_size: int | None
+) -> None:
+    """Add the curvature of a model call's data, or of all batches of a loader, to an ``AutoLaplace``."""
+    if not isinstance(guide, AutoLaplace):
+        return
+    x, y, *number = call.args
+    batches = batches_of(call.model, x, y) if loader is None else batches_of(call.model, loader, None, target)
+    number = number or [call.kwargs.get("num_data")]
+    finish(guide, call.model, batches, batch_size=batch_size, num_data=number[0])
+
+
+@contextlib.contextmanager
+def curvature_after(replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, options: Record) -> Iterator[Finished]:
+    """Yield what finishes the replicas of a fleet that have not diverged, each on its own rows of the data."""
+    pairs = list(replicas)
+    for model, guide in pairs:
+        start_from_points(model, guide, options.get("loss"))
+
+    def finished(history: History) -> History:
+        inputs = inputs_of(x)
+        rows = options.get("indices")
+        for k, (model, guide) in enumerate(pairs):
+            if isinstance(guide, AutoLaplace) and not bool(history.diverged[k]):
+                own = slice(None) if rows is None else rows[k].to(y.device)
+                finish(guide, model, [(inputs[own], y[own])], batch_size=options.get("batch_size"))
+        return history
+
+    if options.get("anchors") is not None and any(isinstance(guide, AutoLaplace) for _, guide in pairs):
+        raise PyroDropoutError("an anchored point is no maximum of the posterior, so AutoLaplace takes no anchors.")
+    yield finished

@@ -1,0 +1,151 @@
+"""Generalised Gauss-Newton curvature from Jacobians: H = Σ_n J_nᵀ C_n J_n, over batches of data.
+
+J_n is the slope of the outputs at one point in the weights, (D, weights), and C_n how the likelihood bends in these
+outputs (``Likelihood.curvature``). With C = R Rᵀ, the rows of Rᵀ J are a root of H, so that H is never negative.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Size, Tensor
+
+from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.jacobians import Jacobians
+from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.mathematics.curvature import Block, Dense, Diagonal
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Weights
+
+F64 = torch.float64
+ASKER = "a Laplace approximation"
+_NUMBERS = 2**24  # of a Jacobian that is held at once
+_POINTS = 256  # the most that run together, so that a large network's activations fit
+_OUTPUTS = 4096  # the most outputs at a point: the likelihood's curvature has a row and a column for each
+
+
+class Sums(ABC):
+    """What is added up over the data, for the curvature of a network at a point.
+
+    Args:
+        net: a ``BayesianNet``, in evaluation mode.
+        weights: a value for every site.
+        sites: those whose curvature is wanted.
+
+    Attributes:
+        count: how many points there have been.
+        gradient: of log p(y | w) in the weights of these sites.
+    """
+
+    def __init__(self, net: Any, weights: Weights, sites: Sequence[str]) -> None:
+        self.net, self.sites = net, list(sites)
+        self.fixed = {name: value.detach() for name, value in weights.items() if name not in self.sites}
+        self.free = {name: weights[name].detach() for name in self.sites}
+        self.shapes: dict[str, Size] = {name: value.shape for name, value in self.free.items()}
+        self.count = 0
+        self.gradient = {name: torch.zeros_like(value, dtype=F64) for name, value in self.free.items()}
+
+    @abstractmethod
+    def add(self, x: AnyInputs, y: Tensor) -> Tensor:
+        """Add some points, and return the outputs at them, (N, D)."""
+
+    @abstractmethod
+    def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
+        """Return the curvature, times ``scale``, with the prior's precisions by site."""
+
+    def points(self, outputs: int) -> int:
+        """Return how many points can be added at once."""
+        return min(_POINTS, max(1, _NUMBERS // outputs**2))
+
+    def _slope(self, f: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ∂ log p(y | f)/∂f, (N, D), and the root of the likelihood's curvature, (N, D, D)."""
+        likelihood = self.net.likelihood
+        root_of = getattr(likelihood, "curvature_root", None)
+        if root_of is None:
+            raise PyroDropoutError(
+                f"likelihood {type(likelihood).__name__} does not say how its log density bends in the outputs. Derive"
+                " it from pyro_dropout.Likelihood, and define curvature_root(self, f, y=None)."
+            )
+        if f.shape[-1] > _OUTPUTS:
+            raise PyroDropoutError(
+                f"the network has {f.shape[-1]:,} outputs at a point, and a Laplace approximation holds a matrix with a"
+                f" row and a column for each; the most is {_OUTPUTS:,}."
+            )
+        f = f.detach().requires_grad_()
+        target = likelihood.checked(f, y)
+        (slope,) = torch.autograd.grad(likelihood.distribution(f).log_prob(target).sum(), f)
+        with torch.no_grad():
+            return slope, root_of(f.detach(), target)
+
+
+class JacobianSums(Sums):
+    """Curvature from Jacobians, for groups of sites: a matrix for each group, or its diagonal.
+
+    Args:
+        net: a ``BayesianNet``, in evaluation mode.
+        weights: a value for every site.
+        groups: sites that are correlated with each other.
+        x: some data.
+        diagonal: whether only the diagonal is wanted.
+        last: whether the sites are those of a last layer f = W φ(x) + b, whose Jacobian is known.
+    """
+
+    def __init__(
+        self,
+        net: Any,
+        weights: Weights,
+        groups: Sequence[Sequence[str]],
+        x: AnyInputs,
+        *,
+        diagonal: bool = False,
+        last: bool = False,
+    ) -> None:
+        super().__init__(net, weights, [name for group in groups for name in group])
+        self.groups, self.diagonal = [list(group) for group in groups], diagonal
+        self._rows = self._of_last_layer if last else Jacobians(net, weights, self.sites, x, ASKER).rows
+        sizes = [sum(self.shapes[name].numel() for name in group) for group in self.groups]
+        like = next(iter(self.free.values()))
+        self._sums = [
+            torch.zeros((size,) if diagonal else (size, size), dtype=F64, device=like.device) for size in sizes
+        ]
+
+    def points(self, outputs: int) -> int:
+        """Return how many points can be added at once: all, if the network takes them together."""
+        size = sum(shape.numel() for shape in self.shapes.values())
+        return min(super().points(outputs), max(1, _NUMBERS // (outputs * size)))
+
+    def _of_last_layer(self, x: AnyInputs) -> tuple[Tensor, Weights]:
+        """Return f and ∂f_d/∂W = e_d φᵀ, ∂f_d/∂b = e_d."""
+        with torch.no_grad():
+            found = last_layer(self.net, {**self.fixed, **self.free}, x)
+            if found.features is None or set(found.sites) != set(self.free):
+                raise PyroDropoutError("the network's last layer is not the same for all data; use another structure.")
+            eye = torch.eye(found.outputs.shape[-1]).to(found.outputs)
+            phi = found.features.to(eye)
+            each = {
+                name: eye.expand(len(phi), -1, -1) if value.dim() == 1 else torch.einsum("de,ni->ndei", eye, phi)
+                for name, value in self.free.items()
+            }
+        return found.outputs, each
+
+    def add(self, x: AnyInputs, y: Tensor) -> Tensor:
+        """Add some points, and return the outputs at them."""
+        f, slopes = self._rows(x)
+        slope, root = self._slope(f, y)
+        for name, value in slopes.items():
+            self.gradient[name] += torch.einsum("nd,nd...->...", slope.to(F64), value.to(F64))
+        for group, total in zip(self.groups, self._sums, strict=True):
+            rows = torch.cat([slopes[name].flatten(2) for name in group], -1)
+            rows = (root.mT @ rows.to(root)).flatten(0, 1).to(F64)
+            total += rows.square().sum(0) if self.diagonal else rows.mT @ rows
+        self.count += len(f)
+        return f
+
+    def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
+        """Return a block for each group."""
+        shapes = [{name: self.shapes[name] for name in group} for group in self.groups]
+        pairs = zip(shapes, self._sums, strict=True)
+        if self.diagonal:
+            return [Diagonal(shape, priors, diagonal=scale * total) for shape, total in pairs]
+        return [Dense(shape, priors, hessian=scale * total) for shape, total in pairs]

@@ -1,0 +1,275 @@
+"""Noise and prior widths without cross-validation: those under which the data are most probable (MacKay 1992).
+
+Rounds alternate: train the point with the present settings, measure the curvature there, and move τ and the width of
+each site's prior along the slope of the evidence.
+"""
+
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
+from pyro_dropout.guides.points import Points
+from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.evidence import NOISE
+from pyro_dropout.protocols import Weights
+from pyro_dropout.training.compile.decision import Compile
+from pyro_dropout.training.fit import fit
+from pyro_dropout.training.laplace.evidence_slope import evidence_slope, uphill
+from pyro_dropout.training.laplace.laplace import batches_of, laplace, network_in, weights_at
+from pyro_dropout.training.laplace.most_probable import can_climb, most_probable
+from pyro_dropout.training.optimisers import cosine_decay
+
+Tuned = Literal["tau", "length_scales"]
+_PATIENCE = 4  # rounds in succession without a gain
+_SHORTEST = 0.5  # part of a step
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What ``maximise_evidence`` found.
+
+    Attributes:
+        guide: the Laplace approximation with the best settings.
+        log_evidence: its log p(D).
+        tau: the precision of the noise, as ``Gaussian`` takes it; None without Gaussian noise.
+        length_scales: l of the prior N(0, l⁻²) of each Gaussian site, as ``Prior`` takes it.
+        trace: the log evidence of every round.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=1.0))
+        >>> found = pd.maximise_evidence(model, x, x + 0.1 * torch.sin(40 * x), tune=["tau"], progress=False)
+        >>> sorted(found.length_scales), found.log_evidence == max(found.trace)
+        (['bias', 'weight'], True)
+    """
+
+    guide: AutoLaplace
+    log_evidence: float
+    tau: float | Tensor | None
+    length_scales: dict[str, float | Tensor]
+    trace: tuple[float, ...]
+
+    def __repr__(self) -> str:
+        lengths = ", ".join(f"{name}: {_short(value)}" for name, value in self.length_scales.items())
+        noise = "" if self.tau is None else f"tau {_short(self.tau)}, "
+        return (
+            f"Evidence(log p(D) = {self.log_evidence:.2f} after {len(self.trace)} rounds, {noise}length-scales"
+            f" {{{lengths}}})"
+        )
+
+
+@dataclass(frozen=True)
+class _Round:
+    """A round: the settings that it was trained with, and what came of it."""
+
+    log_evidence: float
+    guide: AutoLaplace
+    tau: Any
+    state: dict[str, Tensor]
+    said: list[warnings.WarningMessage]
+
+
+@one_at_a_time
+def maximise_evidence(
+    model: BayesianNet | Standardised,
+    x: object,
+    y: Tensor | None = None,
+    structure: Structure | None = None,
+    *,
+    tune: Sequence[Tuned] | None = None,
+    rounds: int = 30,
+    steps: int = 200,
+    first_steps: int = 1000,
+    batch_size: int | None = None,
+    lr: float = 0.01,
+    tolerance: float = 0.5,
+    compile: Compile = False,
+    progress: bool = True,
+    seed: int | None = None,
+) -> Evidence:
+    """Find the noise precision τ and the width of each site's prior under which the data are most probable.
+
+    No data are held back. Each round trains the point, measures the curvature there, and moves τ and the precisions of
+    the priors along the slope of the evidence, each by less than a factor of e. The slope counts that the point and its
+    curvature move too. Steps are half as long after a round that does not raise the evidence, and four such rounds in
+    succession end the search. The best round counts.
+
+    The model has the best settings afterwards, so that ``predict(model, result.guide, x)`` needs nothing else. To
+    ``load`` a file into a new model, make that with ``Gaussian(result.tau)``.
+
+    Args:
+        model: a ``BayesianNet``, or one inside ``Standardised``. Its τ and widths are where the search starts; they are
+            set whether or not they were meant to be learned.
+        x: the training inputs, (N, ...); or a ``DataLoader`` of batches (x, y).
+        y: the training targets.
+        structure: of the curvature, as in ``AutoLaplace``; by default "full" up to 4,096 weights and "kron" above. The
+            structure "last" would have other layers as points, which fit the noise and raise its evidence.
+        tune: what to set: "tau", "length_scales", or both, which is the default; models without ``Gaussian`` noise have
+            no τ. If it has one number for each output, all change by the same factor.
+        rounds: the most rounds.
+        steps: the most steps of training in a round. All data at once are trained on by L-BFGS, which needs few;
+            mini-batches, and networks with ordinary parameters too, by Adam, with a learning rate that falls to zero.
+        first_steps: the same in the first round.
+        batch_size: points in a mini-batch; by default all of them.
+        lr: Adam's learning rate at the start of each round.
+        tolerance: the least gain of log p(D) that counts, in nats.
+        compile: of Adam's steps, as in ``fit``; eager steps are faster for small networks.
+        progress: whether to show the rounds.
+        seed: for mini-batches, as in ``fit``.
+
+    Returns:
+        The guide, the settings, and the evidence of every round.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> _ = torch.manual_seed(0)
+        >>> x = torch.linspace(-1, 1, 60).unsqueeze(-1)
+        >>> y = 2 * x + 0.2 * torch.randn(60, 1)  # noise of precision 25
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=1.0))
+        >>> found = pd.maximise_evidence(model, x, y, progress=False)
+        >>> bool(15 < found.tau < 40), abs(model.likelihood.tau.item() / found.tau - 1) < 1e-6
+        (True, True)
+    """
+    net = network_in(model)
+    if not isinstance(net, BayesianNet):
+        raise PyroDropoutError(f"model must be a BayesianNet, or one inside Standardised; got {type(model).__name__}.")
+    for name, value in (("rounds", rounds), ("steps", steps), ("first_steps", first_steps)):
+        check_count(name, value)
+    check_positive("tolerance", tolerance)
+    check_seed(seed)
+    structure = _checked_structure(structure, net)
+    noise, widths = _chosen(tune, net)
+    batches_of(model, x, y)  # raises unless they are data
+
+    def trained(weights: Weights, number: int) -> Weights:
+        most = steps if number else first_steps
+        if y is not None and batch_size is None and can_climb(model):
+            return most_probable(model, x, y, weights, most)
+        point = Points(model, init=lambda name, shape: weights[name])
+        own = None if seed is None else seed + number
+        options: Any = {"lr": lr, "schedule": cosine_decay(most), "compile": compile, "progress": False, "seed": own}
+        fit(model, point, *((x,) if y is None else (x, y)), steps=most, batch_size=batch_size, **options)
+        return point.mean()
+
+    weights, tau = weights_at(model, model), _tau(net)
+    best: _Round | None = None
+    trace, idle, way = list[float](), 0, 1.0
+    with _settings_held(net), tqdm(total=rounds, disable=not progress, unit="round") as bar:
+        for number in range(rounds):
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                weights = trained(weights, number)
+                guide = laplace(model, weights, x, y, structure)
+            trace.append(guide.log_evidence().item())
+            bar.update()
+            bar.set_postfix_str(f"log evidence {trace[-1]:.1f}")
+            gain = trace[-1] - (-math.inf if best is None else best.log_evidence)
+            if best is None or gain > 0:
+                best = _Round(trace[-1], guide, tau, _copied(net.state_dict()), said)
+            idle, way = (0, min(1.0, 2 * way)) if gain >= tolerance else (idle + 1, max(_SHORTEST, way / 2))
+            if idle == _PATIENCE or number == rounds - 1:
+                break
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of points beside the maximum
+                slope = evidence_slope(model, guide, x, y, [NOISE] * noise + sites_of(guide) * widths)
+            tau = _changed(net, tau, {name: way * step for name, step in uphill(guide, slope).items()})
+        assert best is not None
+        net.load_state_dict(best.state)
+    for each in best.said:
+        warnings.warn(each.message, each.category, stacklevel=3)
+    if idle < _PATIENCE:
+        warnings.warn(f"log p(D) may rise further: the search ended after {rounds} rounds. Give more.", stacklevel=3)
+    lengths = {name: _number(1 / net.prior_scale(name).to(torch.float64)) for name in sites_of(best.guide)}
+    return Evidence(best.guide, best.log_evidence, best.tau, lengths, tuple(trace))
+
+
+def _checked_structure(structure: Structure | None, net: BayesianNet) -> Structure:
+    if structure == "last":
+        raise PyroDropoutError(
+            "structure='last' has points in all layers but one, and points fit the noise: their evidence grows with"
+            " tau. Use 'kron', or freeze the other layers with BayesianNet(net, only=...)."
+        )
+    size = sum(net.prior_of(name).event_shape.numel() for name in net.sites)
+    return ("full" if size <= MOST else "kron") if structure is None else structure
+
+
+def _chosen(tune: Sequence[Tuned] | None, net: BayesianNet) -> tuple[bool, bool]:
+    """Return whether to set the noise, and whether to set the widths."""
+    gaussian = isinstance(net.likelihood, Gaussian)
+    if tune is None:
+        return gaussian, True
+    wanted = {tune} if isinstance(tune, str) else set(tune)
+    if not wanted or not wanted <= {"tau", "length_scales"}:
+        raise PyroDropoutError(f"tune must hold 'tau', 'length_scales' or both; got {tune!r}.")
+    if "tau" in wanted and not gaussian:
+        raise PyroDropoutError(
+            f"tune names 'tau', which {type(net.likelihood).__name__} does not have; tune ['length_scales']."
+        )
+    return "tau" in wanted, "length_scales" in wanted
+
+
+@contextmanager
+def _settings_held(net: BayesianNet) -> Iterator[None]:
+    """Within this context training moves neither τ nor the widths of priors; an error leaves the model as it was."""
+    learned, net.learned = net.learned, []
+    likelihood, start = net.likelihood, _copied(net.state_dict())
+    learns = isinstance(likelihood, Gaussian) and likelihood.log_tau.requires_grad
+    try:
+        if isinstance(likelihood, Gaussian):
+            likelihood.log_tau.requires_grad_(False)
+        yield
+    except BaseException:
+        net.load_state_dict(start)
+        raise
+    finally:
+        net.learned = learned
+        if isinstance(likelihood, Gaussian):
+            likelihood.log_tau.requires_grad_(learns)
+
+
+def _changed(net: BayesianNet, tau: Any, logs: dict[str, float]) -> Any:
+    """Change the log precisions of the noise and of priors by this much, and return the new τ."""
+    with torch.no_grad():
+        if isinstance(net.likelihood, Gaussian) and NOISE in logs:
+            tau = tau * math.exp(logs[NOISE])
+            net.likelihood.log_tau.copy_(Gaussian(tau).log_tau)  # as it is in a model that is made with this τ
+        scales = {name: net.prior_scale(name) * math.exp(-0.5 * log) for name, log in logs.items() if name != NOISE}
+        net.set_prior_scales(scales)
+    return tau
+
+
+def sites_of(guide: AutoLaplace) -> list[str]:
+    """Return the sites that have a Gaussian."""
+    return [name for block in guide.curvature for name in block.shapes]
+
+
+def _copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in state.items()}
+
+
+def _tau(net: BayesianNet) -> Any:
+    """Return the precision of Gaussian noise; None without it."""
+    return _number(net.likelihood.tau.detach()) if isinstance(net.likelihood, Gaussian) else None
+
+
+def _number(value: Any) -> Any:
+    """Return a float for a tensor of one number; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _short(value: float | Tensor) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else f"{value.numel()} numbers"

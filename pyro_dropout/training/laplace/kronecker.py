@@ -1,0 +1,210 @@
+"""Kronecker factors of the Gauss-Newton curvature of each layer: H ≈ B ⊗ A (K-FAC; Martens and Grosse 2015).
+
+With a the inputs of a layer (and 1 for its bias) and g the slopes of the outputs' roots in what the layer gives, the
+exact block is Σ_n g gᵀ ⊗ a aᵀ. The factors are A = Σ a aᵀ / rows and B = Σ g gᵀ; a convolution has a row for each
+position of each point (Grosse and Martens 2016). The expectation over targets is exact: all columns of the likelihood's
+root are propagated back, none is sampled.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pyro_dropout.generative.inputs import AnyInputs, takes_all
+from pyro_dropout.mathematics.curvature import Block, Kronecker
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Weights
+from pyro_dropout.training.laplace.curvature import F64, Sums
+
+_NUMBERS = 2**22  # of patches that are held at once
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_INSTEAD = (
+    "Use structure='last', 'diagonal' or 'layer', or make other parameters random with BayesianNet(net, only=...)."
+)
+
+
+@dataclass
+class Layer:
+    """A layer, and the sums over the data of its two factors."""
+
+    path: str
+    module: nn.Module
+    sites: tuple[str, ...]
+    inputs: Tensor
+    outputs: Tensor
+    rows: int = 0
+    seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # inputs and outputs in one pass
+
+
+class KroneckerSums(Sums):
+    """Curvature with two Kronecker factors for each layer: Linear and convolutions, each used once at a point.
+
+    Args:
+        net: a ``BayesianNet``, in evaluation mode.
+        weights: a value for every site.
+        sites: those whose curvature is wanted.
+    """
+
+    def __init__(self, net: Any, weights: Weights, sites: Sequence[str]) -> None:
+        super().__init__(net, weights, sites)
+        if takes_all(net):
+            raise PyroDropoutError(
+                "structure='kron' needs a network whose output at one point does not depend on the others; this one"
+                " takes all points at once (whole_batch=True). Use structure='full', 'layer' or 'diagonal'."
+            )
+        self.layers = layers_of(net, sites)
+        self._checked = False
+
+    def add(self, x: AnyInputs, y: Tensor) -> Tensor:
+        """Add some points, and return the outputs at them."""
+        leaves = {name: value.clone().requires_grad_() for name, value in self.free.items()}
+        with self._watched():
+            f = self.net.evaluate({**self.fixed, **leaves}, x)
+        slope, root = self._slope(f, y)
+        outputs = [layer.seen[0][1] for layer in self.layers]
+        if not self._checked:
+            self._check_layers(f, leaves)
+            self._checked = True
+        found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
+        for total, value in zip(self.gradient.values(), found, strict=True):
+            total += 0.0 if value is None else value.to(F64)
+        for column in root.unbind(-1):
+            slopes = torch.autograd.grad(f, outputs, column, retain_graph=True, allow_unused=True)
+            for layer, g in zip(self.layers, slopes, strict=True):
+                if g is not None:
+                    rows = _rows_out(layer.module, g).to(F64)
+                    layer.outputs += rows.mT @ rows
+        for layer in self.layers:
+            for rows in self._rows_in(layer):
+                layer.inputs += rows.to(F64).mT @ rows.to(F64)
+                layer.rows += len(rows)
+            layer.seen = []
+        self.count += len(f)
+        outputs_at: Tensor = f.detach()
+        return outputs_at
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Within this context layers note their inputs and outputs."""
+
+        def note(layer: Layer) -> Callable[..., Tensor]:
+            def hook(module: nn.Module, args: tuple[Tensor, ...], named: Weights, output: Tensor) -> Tensor:
+                layer.seen.append(((args[0] if args else named["input"]).detach().clone(), output))
+                return output.clone()  # what comes next may change it in place
+
+            return hook
+
+        handles = [layer.module.register_forward_hook(note(layer), with_kwargs=True) for layer in self.layers]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        for layer in self.layers:
+            if len(layer.seen) != 1:
+                times = f"runs {len(layer.seen)} times" if layer.seen else "does not run as a module"
+                raise PyroDropoutError(
+                    f"structure='kron' needs layers that run once at a point, and {layer.path!r} {times}. {_INSTEAD}"
+                )
+
+    def _rows_in(self, layer: Layer) -> Iterator[Tensor]:
+        """Yield the inputs of a layer, one row for each product with the weight, and 1 for a random bias."""
+        x = layer.seen[0][0]
+        # The patches of a convolution overlap: they are many times as large as its input.
+        size = (
+            len(x) if isinstance(layer.module, nn.Linear) else max(1, _NUMBERS // _patches(layer.module, x[:1]).numel())
+        )
+        for part in x.split(max(1, size)):
+            rows = _patches(layer.module, part)
+            yield torch.cat([rows, torch.ones_like(rows[:, :1])], -1) if len(layer.sites) > 1 else rows
+
+    def _check_layers(self, f: Tensor, leaves: Weights) -> None:
+        """Raise unless the slopes of the outputs in each weight are those that inputs and outputs of its layer give.
+
+        They are not if the weight is used anywhere else, or changed before it is used.
+        """
+        seed = torch.cos(torch.arange(f.numel(), dtype=f.dtype, device=f.device)).reshape(f.shape)
+        outputs = [layer.seen[0][1] for layer in self.layers]
+        both = torch.autograd.grad(f, [*leaves.values(), *outputs], seed, retain_graph=True, allow_unused=True)
+        by_site, by_layer = dict(zip(leaves, both, strict=False)), both[len(leaves) :]
+        for layer, g in zip(self.layers, by_layer, strict=True):
+            parts = [by_site[name] for name in layer.sites]
+            whole = [torch.zeros_like(leaves[n]) if p is None else p for n, p in zip(layer.sites, parts, strict=True)]
+            direct = torch.cat([part.reshape(len(part), -1) for part in whole], -1)
+            made = (
+                torch.zeros_like(direct)
+                if g is None
+                else _rows_out(layer.module, g).mT @ torch.cat([*self._rows_in(layer)])
+            )
+            if not bool((direct - made).norm() <= 1e-3 * (direct.norm() + made.norm())):
+                raise PyroDropoutError(
+                    f"structure='kron' needs a layer whose weight is used there and nowhere else, as it is, and"
+                    f" {layer.path!r} is not one. {_INSTEAD}"
+                )
+
+    def blocks(self, priors: Mapping[str, Tensor], scale: float) -> list[Block]:
+        """Return a block for each layer."""
+        found: list[Block] = []
+        for layer in self.layers:
+            shapes = {name: self.shapes[name] for name in layer.sites}
+            factors = {"inputs": layer.inputs / layer.rows, "outputs": scale * layer.outputs}
+            found.append(Kronecker(shapes, priors, **factors))
+        return found
+
+
+def layers_of(net: Any, sites: Sequence[str]) -> list[Layer]:
+    """Return the layers that some sites belong to; raise if Kronecker factors do not describe one of them."""
+    found: dict[str, list[str]] = {}
+    for name in sites:
+        found.setdefault(name.rpartition(".")[0], []).append(name)
+    layers = []
+    for path, names in found.items():
+        module = net.net.get_submodule(path)
+        weight, bias = (f"{path}.{own}" if path else own for own in ("weight", "bias"))
+        plain = isinstance(module, _LAYERS) and getattr(module, "groups", 1) == 1 and set(names) <= {weight, bias}
+        tied = any(net.sites[name].uses > 1 for name in names)
+        if not plain or weight not in names or tied:
+            why = f"{type(module).__name__} {path!r}" + (
+                f" with groups={module.groups}" if hasattr(module, "groups") else ""
+            )
+            why += ", whose weight is shared" if tied else ""
+            raise PyroDropoutError(
+                "structure='kron' is for the weights and biases of Linear and ConvNd layers, each used once; got"
+                f" {', '.join(map(repr, names))} of {why}. {_INSTEAD}"
+            )
+        value = net.net.get_parameter(weight)
+        inputs, outputs = value[0].numel() + (bias in names), len(value)
+        own = (weight, bias) if bias in names else (weight,)
+        sums = (torch.zeros(size, size, dtype=F64, device=value.device) for size in (inputs, outputs))
+        layers.append(Layer(path, module, own, next(sums), next(sums)))
+    return layers
+
+
+def _patches(module: nn.Module, x: Tensor) -> Tensor:
+    """Return what a layer multiplies with its weight: (rows, inputs), a row for each position of each point."""
+    if isinstance(module, nn.Linear):
+        return x.reshape(-1, x.shape[-1])
+    assert isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    positions = len(module.kernel_size)
+    x = x if x.dim() == positions + 2 else x.unsqueeze(0)
+    for k, (size, stride, dilation) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True), start=2
+    ):
+        x = x.unfold(k, (size - 1) * dilation + 1, stride)[..., ::dilation]
+    return x.movedim(1, positions + 1).flatten(positions + 1).flatten(0, positions)
+
+
+def _rows_out(module: nn.Module, g: Tensor) -> Tensor:
+    """Return slopes in what a layer gives, (rows, outputs), in the order of ``_patches``."""
+    if isinstance(module, nn.Linear):
+        return g.reshape(-1, g.shape[-1])
+    positions = len(module.kernel_size)  # type: ignore[arg-type]
+    g = g if g.dim() == positions + 2 else g.unsqueeze(0)
+    return g.movedim(1, -1).flatten(0, positions)

@@ -1,0 +1,293 @@
+"""A Gaussian posterior at a point that is already trained (MacKay 1992; Daxberger et al. 2021)."""
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
+from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.own_noise import check_no_noise
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.generative.turns import modules_stay, one_at_a_time
+from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
+from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.checks import check_count, describe
+from pyro_dropout.mathematics.curvature import Curvature
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.protocols import HasMean, PyroModel, Weights
+from pyro_dropout.training.laplace.curvature import ASKER, F64, JacobianSums, Sums
+from pyro_dropout.training.laplace.kronecker import KroneckerSums
+from pyro_dropout.training.loader import divided, number_of_data
+
+Pair = tuple[object, Tensor]  # x and y of a batch
+_LARGEST = 16_384  # weights with one matrix: 2 GB in float64
+
+
+@one_at_a_time
+@modules_stay
+def laplace(
+    model: PyroModel,
+    point: object,
+    x: object,
+    y: Tensor | None = None,
+    structure: Structure | None = None,
+    *,
+    batch_size: int | None = None,
+    num_data: int | None = None,
+    target: str | int | None = None,
+) -> AutoLaplace:
+    """Return the Laplace approximation at a point: a Gaussian guide with the curvature of the posterior there.
+
+    The curvature is the generalised Gauss-Newton matrix of the log-likelihood plus the prior's precisions. It is
+    that of the network in evaluation mode: normalisation layers use their running statistics, and dropout layers do
+    nothing.
+    Warns if the point is not near a maximum of the posterior: the Gaussian is then around the wrong place.
+
+    Args:
+        model: a ``BayesianNet``, or one inside ``Standardised``.
+        point: where: a guide, at the mean of its weights; a dict of weights by site; or the model or its network, at
+            the values of its own parameters.
+        x: the training inputs, (N, ...); or a ``DataLoader`` of batches (x, y), once through.
+        y: the training targets.
+        structure: which weights are correlated, as in ``AutoLaplace``.
+        batch_size: the most points to compute with at once; by default as many as fit into a few hundred megabytes.
+        num_data: the number of data that x and y stand for, to which the curvature is scaled up; by default how many
+            there are, or the length of the loader's dataset.
+        target: of a ``DataLoader``'s batches, as in ``fit``.
+
+    Returns:
+        The guide. ``guide.curvature`` holds the curvature, the log-likelihood at the point and the number of data.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 20).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=100.0))
+        >>> exact = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
+        >>> guide = pd.laplace(model, exact, x, 2 * x)
+        >>> precision = 1 + 100 * x.square().sum()  # of the prior, and of the data
+        >>> bool(torch.isclose(guide.posterior("weight").variance, 1 / precision).item())
+        True
+    """
+    if isinstance(x, DataLoader) and not isinstance(x.dataset, IterableDataset):
+        num_data = number_of_data(x, num_data)  # an epoch may leave some out, or hold some twice
+    weights = weights_at(model, point)
+    guide = AutoLaplace(model, structure, init=lambda name, shape: weights[name])
+    finish(guide, model, batches_of(model, x, y, target), batch_size=batch_size, num_data=num_data)
+    return guide
+
+
+def weights_at(model: Any, point: object) -> Weights:
+    """Return the weights that a point stands for: the mean of a guide, a dict, or a network's own parameters."""
+    sites = getattr(model, "sites", {})
+    if isinstance(point, Mapping):
+        found = dict(point)
+    elif point is model or point is network_in(model):
+        found = {name: network_in(model).net.get_parameter(name) for name in sites}
+    elif isinstance(point, HasMean):
+        found = point.mean()
+    elif isinstance(point, nn.Module) and set(sites) <= {name for name, _ in point.named_parameters()}:
+        found = {name: point.get_parameter(name) for name in sites}
+    else:
+        raise PyroDropoutError(
+            "point must be a guide, a dict of weights by site, or the model, for its network as it is; got"
+            f" {describe(point)}."
+        )
+    missing = [name for name in sites if not isinstance(found.get(name), Tensor)]
+    if missing:
+        raise PyroDropoutError(f"point has no value for {missing[0]!r}; the sites are {', '.join(sites)}.")
+    return {name: found[name].detach() for name in sites}
+
+
+def batches_of(model: object, x: object, y: Tensor | None, target: str | int | None = None) -> Iterable[Pair]:
+    """Return the data in batches: one, or those of a loader."""
+    if isinstance(x, DataLoader):
+        if y is not None:
+            raise PyroDropoutError("a DataLoader takes the place of x and y; leave y out.")
+        if takes_all(model):
+            raise PyroDropoutError("the network takes all its points at once (whole_batch=True); give x and y.")
+        return (divided(batch, target) for batch in x)
+    if target is not None:
+        raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x and y.")
+    if not isinstance(y, Tensor):
+        raise ShapeError(f"y must be a tensor of targets; got {type(y).__name__}.")
+    return [(x, y)]
+
+
+def finish(
+    guide: AutoLaplace,
+    model: Any,
+    batches: Iterable[Pair],
+    *,
+    batch_size: int | None = None,
+    num_data: int | None = None,
+) -> None:
+    """Add the curvature to a guide whose point is trained, and warn if it is not.
+
+    Args:
+        guide: the guide.
+        model: its model.
+        batches: pairs (x, y), all data once.
+        batch_size: the most points to compute with at once.
+        num_data: the number of data that these stand for.
+    """
+    for name, value in (("batch_size", batch_size), ("num_data", num_data)):
+        if value is not None:
+            check_count(name, value)
+    guide.set_curvature(None)
+    weights = guide.point()
+    sums: Sums | None = None
+    log_likelihood = torch.zeros((), dtype=F64, device=next(iter(weights.values())).device)
+    with forked(), evaluating(model), torch.enable_grad(), _whole_products():
+        for x, y in batches:
+            inputs, targets = checked_batch(model, weights, x, y)
+            net, own, own_targets = inside(model, inputs, targets)
+            if sums is None:
+                sums = _sums(guide.structure, net, weights, own)
+            f = net.evaluate(weights, own if takes_all(net) else own[:1]).detach()
+            net.likelihood.check_values(f[:1], net.likelihood.checked(f[:1].expand(len(targets), -1), own_targets))
+            size = len(targets) if takes_all(net) else min(batch_size or len(targets), sums.points(f.shape[-1]))
+            for start in range(0, len(targets), size):
+                part = slice(start, start + size)
+                f = sums.add(own if takes_all(net) else own[part], own_targets[part])
+                log_likelihood += _log_likelihood(model, f, targets[part])
+    if sums is None:
+        raise ShapeError("a Laplace approximation needs at least one data point; the DataLoader gave none.")
+    scale = 1.0 if num_data is None else num_data / sums.count
+    # Sites that stay points may be most of a large network; nothing is made of their priors.
+    priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
+    precisions = {name: prior.scale.to(F64).pow(-2) for name, prior in priors.items()}
+    gradient = {
+        name: scale * slope - (weights[name] - priors[name].loc).to(F64) * precisions[name]
+        for name, slope in sums.gradient.items()
+    }
+    if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):
+        raise RangeError(
+            f"log p(y | w) at the point, {log_likelihood.item():.4g}, and its gradient must be finite; are the weights?"
+        )
+    noise = _noise(model, scale * log_likelihood, scale * sums.count * f.shape[-1])
+    curvature = Curvature(sums.blocks(precisions, scale), scale * log_likelihood, num_data or sums.count, noise)
+    guide.set_curvature(curvature)
+    _warn_unless_trained(curvature, gradient)
+
+
+@contextmanager
+def _whole_products() -> Iterator[None]:
+    """Within this context products on a GPU have all digits of float32: curvature is a sum of many."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:
+    """Return the inputs and targets of a batch, on the device of the weights."""
+    place = next(iter(weights.values())).device
+    inputs = check_inputs(x, whole=takes_all(model))
+    check_pairs("x and y", inputs, y)
+    return inputs.to(place), y.to(place)
+
+
+def network_in(model: Any) -> Any:
+    """Return the network of a model that may standardise its data."""
+    return model.model if isinstance(model, Standardised) else model
+
+
+def inside(model: Any, x: AnyInputs, y: Tensor) -> tuple[Any, AnyInputs, Tensor]:
+    """Return the network, and the data as it sees them."""
+    if isinstance(model, Standardised):
+        assert isinstance(x, Tensor)
+        return model.model, model.standard_x(x), model.standard_y(y)
+    return model, x, y
+
+
+def _log_likelihood(model: Any, f: Tensor, y: Tensor) -> Tensor:
+    """Return log p(y | f) of the targets as they are given."""
+    with torch.no_grad():
+        f = model.raw(f) if isinstance(model, Standardised) else f
+        target = model.likelihood.checked(f, y)
+        total: Tensor = model.likelihood.distribution(f).log_prob(target).to(F64).sum()
+    return total
+
+
+def _noise(model: Any, log_likelihood: Tensor, numbers: float) -> dict[str, Tensor]:
+    """Return the precision of Gaussian noise, how many numbers the targets have, and Σ τ(y - f)²; {} without it."""
+    if not isinstance(model.likelihood, Gaussian):
+        return {}
+    # log p(y | f) = ½ Σ (log τ - log 2π - τ(y - f)²), with τ in the units of y
+    constant = numbers * (model.likelihood.log_tau.detach().to(log_likelihood).mean() - math.log(2 * math.pi))
+    squares = (constant - 2 * log_likelihood).clamp_min(0)
+    return {"tau": network_in(model).likelihood.tau, "numbers": torch.tensor(numbers), "squares": squares}
+
+
+def _sums(structure: Structure, net: Any, weights: Weights, x: AnyInputs) -> Sums:
+    """Return what adds up the curvature of a structure; ``x`` are some data."""
+    net.look_at(x)
+    check_no_noise(net, ASKER)
+    _check_outputs(net, weights, x)
+    sites = list(weights)
+    if structure == "last":
+        with torch.no_grad():
+            found = last_layer(net, weights, x if takes_all(net) else x[:2])
+        sites = list(found.sites)
+        if sum(weights[name].numel() for name in sites) > MOST:
+            return KroneckerSums(net, weights, sites)
+        return JacobianSums(net, weights, [sites], x, last=found.linear)
+    if structure == "kron":
+        return KroneckerSums(net, weights, sites)
+    groups = [sites]
+    if structure == "layer":
+        layers: dict[str, list[str]] = {}
+        for name in sites:
+            layers.setdefault(name.rpartition(".")[0], []).append(name)
+        groups = list(layers.values())
+    for group in groups if structure != "diagonal" else []:
+        size = sum(weights[name].numel() for name in group)
+        if size > _LARGEST:
+            raise PyroDropoutError(
+                f"structure={structure!r} needs a matrix over {size:,} weights ({', '.join(group[:3])}, ...), of"
+                f" {8 * size**2 / 1e9:,.0f} GB; the most is {_LARGEST:,}. Use structure='kron' or 'last'."
+            )
+    return JacobianSums(net, weights, groups, x, diagonal=structure == "diagonal")
+
+
+def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:
+    """Raise if outputs are random, or if those at one point depend on others in a network that does not say so."""
+    trial = x if takes_all(net) else x[:32]
+    with torch.no_grad():
+        many, again = (net.evaluate(weights, trial) for _ in range(2))
+        one, two = (many if takes_all(net) else net.evaluate(weights, x[:k])[:1] for k in (1, 2))
+    if not torch.equal(many, again):
+        raise PyroDropoutError(
+            f"{ASKER} needs a network that gives the same output for the same weights, but two runs of this one differ:"
+            " it draws random numbers, in evaluation mode too. Use a network without them."
+        )
+    if not torch.allclose(one, two, rtol=1e-3, atol=1e-3 * float(one.abs().max())):
+        raise PyroDropoutError(
+            "a Laplace approximation needs a network whose output at one point does not depend on the others, and this"
+            " one's does, in evaluation mode too. Write BayesianNet(net, whole_batch=True)."
+        )
+
+
+def _warn_unless_trained(curvature: Curvature, gradient: Mapping[str, Tensor]) -> None:
+    """Warn if a Newton step would take the point far, in posterior standard deviations."""
+    squared = torch.stack([block.squared_length(gradient) for block in curvature]).sum().item()
+    size = sum(block.size() for block in curvature)
+    if squared > max(4.0, 0.1 * size):  # two nats, or a third of a standard deviation each
+        warnings.warn(
+            "the point of this Laplace approximation is not a maximum of the posterior: a Newton step from it would"
+            f" move the weights by {(squared / size) ** 0.5:.2g} posterior standard deviations (root mean square) and"
+            f" raise log p(y, w) by about {squared / 2:.3g}. Train it for longer, with a smaller learning rate at the"
+            " end.",
+            stacklevel=3,
+        )

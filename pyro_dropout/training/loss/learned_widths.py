@@ -1,0 +1,119 @@
+"""Prior widths that are learned (``Prior(learn=...)``): the best one for the guide, in closed form at every step.
+
+The KL to a prior N(0, σ²) depends on σ only through n log σ + Σ E_q[w²]/(2σ²), for any q and any form of the KL, so the
+best width is σ² = Σ E_q[w²]/n. At its minimum a KL has no slope in σ: the width is a constant of each step, and the
+gradient is still that of the minimised KL.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+
+import torch
+from pyro import poutine
+from pyro.distributions import Delta, Normal
+from torch import Size, Tensor
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.priors import LearnedNormal
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.trial_run import modules_of
+from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Distribution, Message, PyroModel
+from pyro_dropout.training.history import DivergedError
+
+_PURE: ContextVar[bool] = ContextVar("whether losses leave the model's widths as they are", default=False)
+
+
+@contextmanager
+def widths_kept() -> Iterator[None]:
+    """Within this context a loss computes with the best widths, and leaves those of the model as they are."""
+    before = _PURE.get()
+    try:  # Ctrl-C may come as soon as the variable is set
+        _PURE.set(True)
+        yield
+    finally:
+        _PURE.set(before)
+
+
+def best_width(name: str, q: Distribution, shape: Size) -> Tensor:
+    """Return the width of the prior N(0, σ²) that is nearest to q: σ² = E[w²], averaged over the numbers of a site.
+
+    Widths of a shape that broadcasts to the site, such as one per column, are each averaged over their own numbers.
+    """
+    mean = None
+    if not isinstance(q, Delta) and not getattr(q, "singular", False):
+        try:
+            mean, variance = q.mean.detach(), q.variance.detach()
+        except NotImplementedError:
+            mean = None
+    if mean is None:
+        raise PyroDropoutError(
+            f"the prior width of {name!r} cannot be learned: the guide has a point there, or no moments that are known."
+            " The best prior of a point is a spike at it, whatever the data. Give the guide a width there (scale > 0,"
+            " bias='gaussian'), or leave the site out: Prior(learn='*.weight') learns the widths of weights alone. For"
+            " points, maximise_evidence finds widths by a Laplace approximation."
+        )
+    squares = mean.square() + variance
+    if shape.numel() == 1:
+        width: Tensor = squares.mean().sqrt()
+        return width
+    means: Tensor = squares.sum_to_size(shape) * (shape.numel() / squares.numel())
+    return means.sqrt()
+
+
+def with_best_width(q_site: Message, p_site: Message) -> Message:
+    """Return a site of the model, with the best prior for the guide's if its width is learned.
+
+    A loss that trains writes the width to the model.
+    """
+    p, trains = p_site["fn"], torch.is_grad_enabled()
+    prior = base_distribution(p)
+    if not isinstance(prior, LearnedNormal):
+        return p_site
+    with torch.no_grad():
+        width = best_width(p_site["name"], q_site["fn"], prior.place.shape)
+        if trains and not _PURE.get():
+            prior.place.copy_(width.reshape(prior.place.shape))
+    best = Normal(torch.zeros_like(width), width, validate_args=False).expand(p.shape()).to_event(p.event_dim)
+    return {**p_site, "fn": best}
+
+
+def learned_sites(model: object) -> list[str]:
+    """Return the sites of a model whose prior width is learned."""
+    return [name for module in modules_of(model) if isinstance(module, BayesianNet) for name in module.learned]
+
+
+@contextmanager
+def best_widths_after(model: PyroModel, guide: PyroModel, call: ModelCall) -> Iterator[None]:
+    """Set the learned widths of a model on leaving the context, also by an error or an interruption."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):  # the error that ended the training is the one to see
+            set_best_widths(model, guide, call.args, call.kwargs)
+        raise
+    set_best_widths(model, guide, call.args, call.kwargs)
+
+
+def set_best_widths(
+    model: object, guide: PyroModel, args: Sequence[object], kwargs: Mapping[str, object] | None = None
+) -> None:
+    """Set the learned widths of a model to the best ones for its guide, as it is now; a draw is made and not used."""
+    if not learned_sites(model):
+        return
+    with torch.no_grad(), forked(), poutine.block():
+        drawn = poutine.trace(guide).get_trace(*args, **(kwargs or {}))
+        for module in modules_of(model):
+            if isinstance(module, BayesianNet):
+                found = {name: drawn.nodes[name]["fn"] for name in module.learned}
+                widths = {name: best_width(name, q, module.prior_scale(name).shape) for name, q in found.items()}
+                bad = next((name for name, width in widths.items() if not bool(width.isfinite().all())), None)
+                if bad is not None:
+                    raise DivergedError(
+                        f"the learned prior width of {bad} is not finite after the last step. Lower the learning rate,"
+                        " or clip gradients (clip_norm=...)."
+                    )
+                module.set_prior_scales(widths)

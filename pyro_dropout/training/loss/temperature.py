@@ -1,0 +1,79 @@
+"""The temperature of the KL in a loss: a number, or a function of the number of steps done.
+
+A schedule needs the number of the step, which Pyro's losses are not told. Whoever takes a step announces its number
+here, as a tensor: in a compiled program it is an input, so the factor is computed anew at every step.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from numbers import Real
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.mathematics.checks import check_count, check_keep, check_non_negative, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError
+
+Temperature = float | Callable[[Tensor], Tensor]
+
+_STEP: ContextVar[Tensor | None] = ContextVar("the number of the step that is being taken, from 1", default=None)
+
+
+@contextmanager
+def at_step(t: Tensor) -> Iterator[None]:
+    """Announce the number of the step that is taken in this context, counted from 1."""
+    before = _STEP.get()
+    try:  # Ctrl-C may come as soon as the variable is set
+        _STEP.set(t)
+        yield
+    finally:
+        _STEP.set(before)
+
+
+def current_step() -> Tensor | None:
+    """Return the number of the step that is being taken, from 1; None if nobody has announced one."""
+    return _STEP.get()
+
+
+def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor]:
+    """A temperature that rises to 1 at step number ``steps``, and stays there.
+
+    The likelihood leads at first, so that means find the data before the prior pulls them towards zero.
+
+    Args:
+        steps: the number of the step from which on the loss is the ELBO.
+        start: the temperature before the first step, in (0, 1], from which it rises by equal factors. Where weights far
+            outnumber the data, take about the ratio of data to weights: the KL is a sum over weights. None: it rises
+            from 0 in equal parts.
+
+    Returns:
+        A function of the number of steps done, for ``ELBO(temperature=...)``.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> pd.warm_up(4)(torch.arange(6.0))
+        tensor([0.2500, 0.5000, 0.7500, 1.0000, 1.0000, 1.0000])
+        >>> pd.warm_up(2, start=0.01)(torch.arange(3.0))
+        tensor([0.1000, 1.0000, 1.0000])
+    """
+    check_count("steps", steps)
+    if start is None:
+        return lambda done: ((done + 1) / steps).clamp(max=1.0)
+    check_keep("start", start)
+    return lambda done: float(start) ** (1 - (done + 1) / steps).clamp(min=0.0)
+
+
+def check_temperature(temperature: object) -> None:
+    """Raise an error unless this is a number of at least 0, or a schedule of such numbers; it is called at step 0."""
+    if not callable(temperature) or isinstance(temperature, Tensor):
+        check_non_negative("temperature", temperature)
+        if isinstance(temperature, Tensor) and temperature.numel() != 1:
+            raise PyroDropoutError(f"temperature must be one number; got shape {tuple(temperature.shape)}.")
+        return
+    found = temperature(torch.zeros(()))
+    if not (found.numel() == 1 if isinstance(found, Tensor) else isinstance(found, Real)):
+        raise PyroDropoutError(
+            f"temperature must return one number to multiply the KL with, as warm_up(1000) does; got {describe(found)}."
+        )
+    check_non_negative("temperature at step 0", found)

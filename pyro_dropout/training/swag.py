@@ -1,0 +1,185 @@
+"""SWAG: a low-rank Gaussian from the trajectory of SGD (Maddox et al. 2019).
+
+Mini-batches keep SGD at a constant rate moving around an optimum. The mean of the weights at the ends of its epochs is
+the mean of q; half of the covariance is their variances, and half the last R deviations D from that mean:
+Σ = ½ diag Var[w] + D Dᵀ / (2(R - 1)).
+"""
+
+from collections import deque
+from typing import Any
+
+import pyro
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.model_call import call_of, is_network
+from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.guides.low_rank import AutoLowRank
+from pyro_dropout.guides.nearest import set_state
+from pyro_dropout.guides.points import Points
+from pyro_dropout.mathematics.checks import check_count, check_positive
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.protocols import PyroModel
+from pyro_dropout.training.compile.decision import Compile
+from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.loop import loop, progress_bar
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.loss.temperature import at_step
+from pyro_dropout.training.optimisers import named
+from pyro_dropout.training.preflight import check_data, check_how
+from pyro_dropout.training.svi import check_compile
+from pyro_dropout.training.training_task import TrainingTask
+
+_NARROWEST = 1e-6  # a variance, beside the largest of its site: SGD does not move every weight
+
+
+@one_at_a_time
+def swag(
+    model: PyroModel,
+    point: Any,
+    x: object,
+    y: Tensor,
+    *,
+    rank: int = 20,
+    steps: int,
+    lr: float,
+    batch_size: int,
+    every: int | None = None,
+    compile: Compile = "auto",
+    progress: bool = True,
+    seed: int | None = None,
+) -> AutoLowRank:
+    """Return the Gaussian that SGD draws around a trained point: its mean, its variances and R of its deviations.
+
+    The loss is that of ``fit`` for points, -log p(y, w), a sum over all data, so ``lr`` is far smaller than for a mean.
+    The larger it is, the wider the posterior: choose the largest at which the loss does not rise. Ordinary parameters
+    of the model, such as normalisation layers, end at their mean too.
+
+    Equation: swag.
+
+    Args:
+        model: a network.
+        point: where to start: a fitted guide (at its mean), or a dict of weights.
+        x: inputs, as in ``fit``.
+        y: targets.
+        rank: R, the number of deviations.
+        steps: how many steps of SGD (momentum 0.9) to take.
+        lr: their constant rate.
+        batch_size: points in a mini-batch, fewer than there are: the noise of the batches makes the posterior.
+        every: steps between the weights that count; by default an epoch.
+        compile: as in ``fit``.
+        progress: show a progress bar.
+        seed: for mini-batches.
+
+    Returns:
+        A guide to use as it is, or to train further.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> x = torch.linspace(-1, 1, 40).unsqueeze(-1)
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), likelihood=pd.Gaussian(tau=4.0))
+        >>> weights = {"weight": torch.tensor([[2.0]]), "bias": torch.tensor([0.0])}
+        >>> y = 2 * x + 0.5 * torch.randn(40, 1, generator=torch.Generator().manual_seed(0))
+        >>> how = {"steps": 800, "lr": 5e-4, "batch_size": 10, "compile": False, "progress": False, "seed": 0}
+        >>> guide = pd.swag(model, weights, x, y, rank=5, **how)
+        >>> bool((guide.mean()["weight"] - 2).abs() < 0.3), bool(guide.posterior("weight").stddev > 0.01)
+        (True, True)
+    """
+    check_count("rank", rank, least=2)
+    check_count("steps", steps)
+    check_compile(compile)
+    check_positive("lr", lr)
+    check_how(None, seed, None, lr=lr)
+    if not is_network(model):
+        raise PyroDropoutError(f"swag is for networks, such as BayesianNet; got {type(model).__name__}.")
+    _check_statistics(model)
+    call = check_data(call_of(swag, model, (x, y), {}), batch_size)
+    count = call.count or 1
+    if batch_size >= count:
+        raise RangeError(
+            f"batch_size must be less than the {count} points: with all of them at every step SGD has no noise; got"
+            f" {batch_size}."
+        )
+    every = max(1, count // batch_size) if every is None else every
+    check_count("every", every)
+    if steps // every < rank:
+        raise RangeError(
+            f"steps must be at least {rank * every}: {rank} deviations need as many weights, one every {every} steps;"
+            f" got {steps}."
+        )
+    if seed is not None:
+        pyro.set_rng_seed(seed)
+    guide = Points(model, init=point)
+    task = TrainingTask(guide, ELBO(per_example=False), call.trainable().to(place_of([model, guide], call)))
+    track = _Track(guide, model, rank)
+    with at_step(torch.ones(())), progress_bar(steps, progress) as bar:
+        run = task.start(named("sgd", lr), batch_size, compile)
+        for _ in range(steps // every):
+            loop(run, every, False, blame=task.blame)
+            track.note()
+            bar.update(every)
+    return track.gaussian()
+
+
+class _Track:
+    """The moments of the weights along a trajectory, and the last ones themselves.
+
+    Args:
+        guide: the points that SGD moves.
+        model: the model, whose ordinary parameters move too.
+        rank: how many weights to keep.
+    """
+
+    def __init__(self, guide: Points, model: PyroModel, rank: int) -> None:
+        self._guide, self._model, self._rank = guide, model, rank
+        self._last: deque[dict[str, Tensor]] = deque(maxlen=rank)
+        self._mean: dict[str, Tensor] = {}
+        self._square: dict[str, Tensor] = {}  # Σ (w - mean)²
+        self._seen = 0
+
+    def _now(self) -> dict[str, Tensor]:
+        own = {f"guide {name}": self._guide._state(site).loc for name, site in self._guide._sites.items()}
+        modules = self._model.named_parameters() if isinstance(self._model, nn.Module) else ()
+        return own | {f"model {name}": value for name, value in modules if value.requires_grad}
+
+    def note(self) -> None:
+        """Add the current weights."""
+        now = {name: value.detach().double() for name, value in self._now().items()}
+        self._seen += 1
+        for name, value in now.items():  # Welford's sums, which do not cancel
+            before = self._mean.setdefault(name, torch.zeros_like(value))
+            apart = value - before
+            self._mean[name] = before + apart / self._seen
+            self._square[name] = self._square.get(name, 0.0) + apart * (value - self._mean[name])
+        self._last.append({name: value.clone() for name, value in now.items() if name.startswith("guide ")})
+
+    def gaussian(self) -> AutoLowRank:
+        """Return the low-rank Gaussian, and set the model's ordinary parameters to their means."""
+        widths, factors, means = {}, {}, {}
+        for name in self._guide._sites:
+            key = f"guide {name}"
+            variance = self._square[key] / max(1, self._seen - 1)
+            if not bool(variance.max() > 0):
+                raise PyroDropoutError(f"SGD has not moved {name!r}, so its variance is not known: give a larger lr.")
+            diagonal = 0.5 * variance.clamp_min(_NARROWEST * float(variance.max()))
+            apart = torch.stack([each[key] - self._mean[key] for each in self._last], -1).flatten(0, -2)
+            means[name], widths[name] = self._mean[key], diagonal.sqrt()
+            factors[name] = apart / (2 * (self._rank - 1)) ** 0.5 / widths[name].reshape(-1, 1)
+        with torch.no_grad():
+            for name, value in self._now().items():
+                if name.startswith("model "):
+                    value.copy_(self._mean[name])
+        made = AutoLowRank(self._model, self._rank, "net", init=means)
+        set_state(made, log_scale={name: width.log() for name, width in widths.items()}, factor=factors)
+        return made
+
+
+def _check_statistics(model: Any) -> None:
+    """Raise if running statistics would move: the mean weights need statistics of their own."""
+    inner = getattr(model, "model", model)  # Standardised
+    moving = [path for path in inner._moving() if inner.net.get_submodule(path).training]
+    if moving:
+        raise PyroDropoutError(
+            f"the running statistics of {moving[0]!r} move with the weights, and those of the mean weights are others."
+            " Call model.eval() first, or freeze them with BayesianNet(frozen_statistics='all')."
+        )

@@ -1,0 +1,165 @@
+"""A Laplace approximation as a guide among others: fleets, estimators, comparisons, ArviZ, the command line."""
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import MultivariateNormal
+
+import pyro_dropout as pd
+
+QUIET: dict[str, Any] = {"compile": False, "progress": False}
+pytestmark = pytest.mark.filterwarnings("ignore:the point of this Laplace")
+
+
+def problem(seed: int = 0) -> tuple[pd.BayesianNet, Tensor, Tensor]:
+    torch.manual_seed(seed)
+    x = torch.randn(40, 2)
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))
+    return pd.BayesianNet(net, likelihood=pd.Gaussian(tau=20.0)), x, torch.sin(x[:, :1])
+
+
+def test_a_guide_is_points_until_it_is_finished() -> None:
+    model, x, y = problem()
+    guide = pd.AutoLaplace(model, "kron")
+    assert "a point so far" in repr(guide)
+    assert not guide.finished
+    draws = guide.sample_weights(2)
+    assert all(torch.equal(value[0], guide.mean()[name]) for name, value in draws.items())
+    pd.fit(model, guide, x, y, steps=3, **QUIET)
+    assert guide.finished
+    assert "blocks: Kronecker" in repr(guide)
+    large = pd.BayesianNet(nn.Sequential(nn.Linear(60, 70), nn.Linear(70, 1)))
+    assert (pd.AutoLaplace(model).structure, pd.AutoLaplace(large).structure) == ("full", "last")
+
+
+def test_replicas_of_a_fleet_are_finished_on_their_own_rows() -> None:
+    _, x, y = problem()
+
+    def build(seed: int) -> tuple[Any, Any]:
+        model = problem(seed)[0]
+        return model, pd.AutoLaplace(model)
+
+    fleet = pd.Fleet(build, {"seed": [0, 1]})
+    rows = torch.stack([torch.arange(30), torch.arange(10, 40)])
+    for _ in range(2):  # the second time from points again
+        fleet.fit(x, y, indices=rows, steps=3, seed=0, **QUIET)
+    for k, (model, guide) in enumerate(fleet):
+        again = pd.laplace(model, guide, x[rows[k]], y[rows[k]])
+        for ours, theirs in zip(guide.curvature.buffers(), again.curvature.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+        assert guide.curvature.num_data == 30
+    with pytest.raises(pd.PyroDropoutError, match="takes no anchors"):
+        fleet.fit(x, y, anchors=[0, 1], steps=1, **QUIET)
+
+
+def test_what_kron_cannot_describe_is_refused_before_training() -> None:
+    net = nn.GRU(2, 3)
+    model = pd.BayesianNet(nn.Sequential(net), output=0)
+    guide = pd.AutoLaplace(model, "kron")
+    with pytest.raises(pd.PyroDropoutError, match="GRU '0'"):
+        pd.fit(model, guide, torch.zeros(2, 2), torch.zeros(2, 3), steps=10**9, **QUIET)
+
+
+def test_a_cold_posterior_has_its_maximum_elsewhere() -> None:
+    model, x, y = problem()
+    guide = pd.AutoLaplace(model)
+    with pytest.raises(pd.PyroDropoutError, match=r"temperature=0\.5"):
+        pd.fit(model, guide, x, y, steps=3, loss=pd.ELBO(temperature=0.5), **QUIET)
+    pd.fit(model, guide, x, y, steps=3, batch_size=9, loss=pd.ELBO(temperature=pd.warm_up(2)), **QUIET)
+    assert guide.curvature.num_data == 40
+
+
+def test_learned_prior_widths_need_a_density_while_training() -> None:
+    _, x, y = problem()
+    model = pd.BayesianNet(nn.Linear(2, 1), pd.Prior(learn=True))
+    with pytest.raises(pd.PyroDropoutError, match="learn"):
+        pd.fit(model, pd.AutoLaplace(model), x, y, steps=3, **QUIET)
+
+
+def test_arviz_has_the_density_of_every_draw() -> None:
+    model, x, y = problem()
+    for structure in ("full", "kron"):
+        guide = pd.laplace(model, model, x, y, structure=structure)  # type: ignore[arg-type]
+        data = pd.to_arviz(model, guide, x, y, samples=6, seed=0)
+        sites = list(guide.mean())
+        drawn = [torch.as_tensor(data["posterior"][name].values)[0].double() for name in sites]
+        flat = torch.cat([value.flatten(1) for value in drawn], -1)
+        eye = torch.eye(flat.shape[-1])
+        parts = eye.split([value[0].numel() for value in drawn], -1)
+        rows = {name: part.reshape(-1, *guide.mean()[name].shape) for name, part in zip(sites, parts, strict=True)}
+        root = guide.covariance_root(rows).double()
+        mean = torch.cat([value.flatten() for value in guide.mean().values()]).double()
+        expected = MultivariateNormal(mean, root @ root.mT).log_prob(flat)
+        found = torch.as_tensor(data["sample_stats"]["log_q"].values)[0].double()
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-2)
+        assert math.isfinite(pd.khat(model, guide, x, y, samples=100, seed=0))
+
+
+def test_comparisons_take_it_as_any_guide() -> None:
+    model, x, y = problem()
+    guides = {"laplace": lambda m: pd.AutoLaplace(m, "last")}
+    found = pd.compare(model, guides, (x, y), (x[:9], y[:9]), steps=9, samples=5, seeds=2, reference=None, **QUIET)
+    assert [row.name for row in found.rows] == ["laplace"]
+    assert math.isfinite(found.rows[0].scores["crps"].mean)
+    assert [guide.curvature.num_data.item() for _, guide in found.rows[0].trained] == [40, 40]  # type: ignore[attr-defined]
+
+
+def test_an_estimator_has_the_curvature_of_its_refit() -> None:
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    regressor = pd.DropoutRegressor((5,), guide="laplace", max_steps=60, samples=20, random_state=0, compile=False)
+    regressor.fit(x, np.sin(x[:, 0]))
+    _, guide = regressor.model_and_guide()
+    assert guide.finished
+    assert guide.curvature.num_data == 40
+    mean, spread = regressor.predict(x, return_std=True)
+    assert (spread > regressor.tau_**-0.5).all()
+    answer = pd.predict(*regressor.model_and_guide(), torch.as_tensor(x), method="linearised")
+    np.testing.assert_allclose(spread, answer.std.squeeze(-1).numpy(), rtol=1e-6)
+    # Draws are functions: at two points that are next to each other they differ by the noise alone.
+    twice = np.concatenate([x[:1], x[:1] + 1e-6])
+    drawn = regressor.sample_y(twice, n_samples=4000, random_state=0)
+    noise = (drawn[0] - drawn[1]).var() / 2  # a standard error of 2 %
+    assert noise == pytest.approx(1 / regressor.tau_, rel=0.12)
+    assert np.abs(drawn.mean(-1) - mean[0]).max() < 5 * spread[0] / 4000**0.5
+
+
+@pytest.mark.deep
+def test_the_command_line_fits_and_predicts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pyro_dropout.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    rows = "\n".join(f"{k / 10},{(k % 7) - 0.3 * k}" for k in range(40))
+    Path("table.csv").write_text(f"x,y\n{rows}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        words = ["fit", "table.csv", "--guide", "laplace", "--out", "run", "--steps", "30", "--quiet", "--no-compile"]
+        assert main(words) in (0, None)
+        assert main(["predict", "run", "table.csv", "--out", "predicted.csv", "--quiet"]) in (0, None)
+    assert len(Path("predicted.csv").read_text().splitlines()) == 41
+
+
+def test_products_have_all_digits_while_curvature_is_added_up() -> None:
+    """With those of TF32, a layer's slopes do not agree with what its inputs and outputs give."""
+    seen = []
+
+    class Noted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(torch.get_float32_matmul_precision())
+            return super().forward(x)
+
+    model = pd.BayesianNet(Noted(2, 1))
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            pd.laplace(model, model, torch.randn(5, 2), torch.randn(5, 1), "kron")
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert seen[-1] == "highest"

@@ -1,0 +1,98 @@
+"""The covariance of every guide's weights: against the variances of its sites, and against its draws."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout import AutoLowRank, AutoMeanField, BayesianNet, PyroDropoutError
+from tests.contracts.guides import GUIDES
+
+F64 = torch.float64
+DRAWS = 20_000
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).to(F64)
+
+
+def unit_rows(shapes: dict[str, torch.Size]) -> dict[str, Tensor]:
+    """One row for each weight of all sites, so that their root is one of Σ itself."""
+    sizes = [shape.numel() for shape in shapes.values()]
+    blocks = torch.eye(sum(sizes), dtype=F64).split(sizes, -1)
+    return {name: block.unflatten(-1, shape) for (name, shape), block in zip(shapes.items(), blocks, strict=True)}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_root_is_that_of_the_covariance(name: str) -> None:
+    """Every entry against that of draws, at 6 standard errors: wrong in one of 5e6 runs; the diagonal to 1e-12."""
+    torch.manual_seed(0)
+    guide = GUIDES[name](BayesianNet(net()))
+    with torch.no_grad():
+        for value in guide.parameters():
+            value += 0.3 * torch.randn_like(value)
+    mean = guide.mean()
+    root = guide.covariance_root(unit_rows({site: value.shape for site, value in mean.items()}))
+    found = root @ root.T
+    variances = torch.cat([guide.posterior(site).variance.flatten() for site in mean])
+    assert torch.allclose(found.diagonal(), variances, rtol=1e-12, atol=0)
+    apart = torch.cat([(draws - mean[site]).flatten(1) for site, draws in guide.sample_weights(DRAWS).items()], -1)
+    products = apart.unsqueeze(-1) * apart.unsqueeze(-2)
+    error = products.std(0) / DRAWS**0.5
+    assert bool(((products.mean(0) - found).abs() <= 6 * error + 1e-14).all())
+    assert float((found - found.diagonal().diag()).abs().max()) > 0 or "weight" in name or name == "mean-field"
+
+
+def test_roots_of_the_same_sites_can_be_stacked() -> None:
+    guide = AutoLowRank(BayesianNet(net()), rank=2, per="net")
+    rows = {name: torch.randn(5, *value.shape, dtype=F64) for name, value in guide.mean().items()}
+    whole = guide.covariance_root(rows)
+    parts = [guide.covariance_root({k: v[some] for k, v in rows.items()}) for some in (slice(2), slice(2, 5))]
+    assert torch.allclose(torch.cat(parts), whole, atol=1e-15)
+    some = guide.covariance_root({"0.weight": rows["0.weight"]})
+    zeros = {name: value * (name == "0.weight") for name, value in rows.items()}
+    left = guide.covariance_root(zeros)
+    assert torch.allclose(some @ some.T, left @ left.T, atol=1e-15)
+
+
+def test_any_distribution_with_known_moments_will_do() -> None:
+    class Own(AutoMeanField):
+        def weight_distribution(self, site, state):  # type: ignore[no-untyped-def]
+            if site.name == "0.weight":
+                return dist.Laplace(state.loc, state.log_scale.exp()).to_event(2)
+            return dist.Cauchy(state.loc, state.log_scale.exp()).to_event(2)
+
+        def bias_distribution(self, site, state):  # type: ignore[no-untyped-def]
+            tril = torch.eye(len(state.loc), dtype=F64) + 0.5 * torch.ones(len(state.loc), len(state.loc)).tril(-1)
+            return dist.MultivariateNormal(state.loc, scale_tril=tril)
+
+    guide = Own(BayesianNet(net()))
+    for site in ("0.weight", "0.bias"):
+        q = guide.posterior(site)
+        root = guide.covariance_root(unit_rows({site: q.mean.shape}))
+        expected = q.covariance_matrix if site == "0.bias" else q.variance.flatten().diag()
+        assert torch.allclose(root @ root.T, expected)
+    with pytest.raises(PyroDropoutError, match=r"covariance of site '2.weight' is not known.* Cauchy"):
+        guide.covariance_root({"2.weight": torch.ones(1, 1, 3, dtype=F64)})
+
+
+def test_rows_must_fit() -> None:
+    guide = AutoMeanField(BayesianNet(net()))
+    with pytest.raises(PyroDropoutError, match=r"rows must be of sites of this guide, 0.weight.*got 'w'"):
+        guide.covariance_root({"w": torch.ones(1, 2)})
+    with pytest.raises(PyroDropoutError, match=r"rows of '0.bias' must have shape \(B, \*site\)"):
+        guide.covariance_root({"0.bias": torch.ones(1, 2)})
+
+
+def test_constrained_sites_and_plates_are_refused() -> None:
+    def model(x: Tensor) -> None:
+        pyro.sample("width", dist.HalfNormal(1.0))
+        with pyro.plate("groups", 3):
+            pyro.sample("effect", dist.Normal(0.0, 1.0))
+
+    guide = AutoMeanField(model)
+    guide(torch.zeros(1))
+    for name, shape, why in (("width", (1,), "constrained"), ("effect", (1, 3), "in a plate")):
+        with pytest.raises(PyroDropoutError, match=f"site '{name}' is not known: it is {why}"):
+            guide.covariance_root({name: torch.ones(shape)})

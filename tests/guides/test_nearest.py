@@ -1,0 +1,74 @@
+"""The Gaussian of a simple family that is nearest to another: the least KL(q‖p), and what cannot have one."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+F64 = torch.float64
+
+
+def laplace(structure: Any = "full") -> Any:
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 12, dtype=F64).unsqueeze(-1)
+    net = nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=9.0))
+    with pytest.warns(UserWarning, match="maximum"):  # not trained: any point has a curvature
+        return pd.laplace(model, model, x, x, structure)
+
+
+def covariance(guide: Any) -> Tensor:
+    means = guide.mean()
+    sizes = [mean.numel() for mean in means.values()]
+    parts = torch.eye(sum(sizes), dtype=F64).split(sizes, -1)
+    root = guide.covariance_root({n: p.reshape(-1, *means[n].shape) for n, p in zip(means, parts, strict=True)})
+    return root @ root.mT
+
+
+def kl(q: Tensor, p: Tensor) -> float:
+    return 0.5 * (torch.trace(torch.linalg.solve(p, q)) - len(p) + p.logdet() - q.logdet()).item()
+
+
+def test_no_other_diagonal_and_no_other_directions_are_nearer() -> None:
+    target = laplace()
+    p = covariance(target)
+    mean_field, low_rank = pd.AutoMeanField.nearest(target), pd.AutoLowRank.nearest(target, 3)
+    for guide in (mean_field, low_rank):
+        assert all(torch.equal(value, target.mean()[name]) for name, value in guide.mean().items())
+    least, with_directions = (kl(covariance(guide), p) for guide in (mean_field, low_rank))
+    assert with_directions < least - 0.1
+    torch.manual_seed(1)
+    for _ in range(20):  # small steps from the minimum, in all directions
+        change = 1 + 0.05 * torch.randn(len(p), dtype=F64)
+        assert kl(torch.diag(covariance(mean_field).diagonal() * change.square()), p) > least
+        width = torch.cat([low_rank._state(site).log_scale.exp().flatten() for site in low_rank._sites.values()])
+        factor = torch.cat([low_rank._state(site).factor for site in low_rank._sites.values()]).detach()
+        moved = factor + 0.05 * torch.randn_like(factor)
+        other = width.unsqueeze(-1) * (torch.eye(len(p), dtype=F64) + moved @ moved.mT) * width
+        assert kl(other, p) > with_directions
+
+
+def test_what_the_family_holds_is_reproduced() -> None:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Linear(3, 2).double())
+    wide = pd.AutoMeanField(model, init_scale=0.3)
+    for near in (pd.AutoMeanField.nearest(wide), pd.AutoLowRank.nearest(wide, 2)):
+        assert torch.allclose(covariance(near), covariance(wide), atol=1e-9)
+    other = pd.BayesianNet(model.net, pd.Prior(learn=True))
+    assert pd.AutoLowRank.nearest(wide, 20, model=other).model is other  # more directions than weights
+
+
+def test_a_guide_without_a_whole_covariance_is_refused() -> None:
+    with pytest.raises(pd.PyroDropoutError, match=r"site '0\.weight' is a point in AutoLaplace"):
+        pd.AutoLowRank.nearest(laplace("last"))
+    model = pd.BayesianNet(nn.Linear(3, 2, bias=False))
+    with pytest.raises(pd.PyroDropoutError, match="some weights follow from others"):
+        pd.AutoLowRank.nearest(pd.AutoDropout(model, keep=0.5))
+    with pytest.raises(pd.PyroDropoutError, match=r"all 10,000 weights; the most is 8,192.*swag"):
+        pd.AutoMeanField.nearest(pd.AutoMeanField(pd.BayesianNet(nn.Linear(100, 100, bias=False))))
+    for wrong in (None, 3.0, {"weight": torch.ones(2, 3)}):
+        with pytest.raises(pd.PyroDropoutError, match="guide must be a fitted guide"):
+            pd.AutoLowRank.nearest(wrong)  # type: ignore[arg-type]

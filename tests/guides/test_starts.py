@@ -1,0 +1,164 @@
+"""Where guides start: at weights that were found before, and with widths whose noise is a small share of the signal."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+
+QUIET: Any = {"compile": False, "progress": False}
+GUIDES: dict[str, Callable[..., Any]] = {
+    "mean field": pd.AutoMeanField,
+    "low rank": lambda model, **how: pd.AutoLowRank(model, rank=2, **how),
+    "low rank, net": lambda model, **how: pd.AutoLowRank(model, rank=2, per="net", **how),
+    "full rank": pd.AutoFullRank,
+    "row mixture": lambda model, **how: pd.AutoRowMixture(model, spread=0.0, bias="gaussian", **how),
+    "multiplicative": lambda model, **how: pd.AutoMultiplicative(model, alpha=0.1, **how),
+    "concrete": pd.AutoConcreteDropout,
+    "dropout": lambda model, **how: pd.AutoDropout(model, keep=0.8, **how),
+    "Laplace": pd.AutoLaplace,
+}
+
+
+def mlp(width: int = 8) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_mean_starts_at_that_of_a_fitted_guide_and_at_given_weights(name: str) -> None:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(mlp())
+    point = pd.AutoDropout(model, keep=1.0)
+    x = torch.randn(10, 3)
+    pd.fit(model, point, x, x[:, :2], steps=3, lr=0.1, **QUIET)
+    wanted = point.mean()
+    for init in (point, wanted):
+        found = GUIDES[name](model, init=init).mean()
+        for site, value in wanted.items():
+            assert torch.allclose(found[site], value, rtol=1e-5, atol=1e-7)
+            assert found[site].data_ptr() != value.data_ptr()  # a copy: training must not move the point
+
+
+def test_weights_of_some_sites_are_enough() -> None:
+    model = pd.BayesianNet(mlp())
+    found = pd.AutoMeanField(model, init={"2.bias": torch.tensor([3.0, 4.0])}).mean()
+    assert found["2.bias"].tolist() == [3.0, 4.0]
+    assert torch.equal(found["0.weight"], model.net[0].weight.detach())
+
+
+def test_a_constrained_site_starts_at_its_own_value() -> None:
+    def model() -> None:
+        pyro.sample("rate", pyro.distributions.Gamma(2.0, 1.0))
+
+    guide = pd.AutoMeanField(model, init={"rate": torch.tensor(2.5)})
+    guide()
+    assert guide.mean()["rate"].item() == pytest.approx(2.5)
+
+
+def test_a_start_that_is_none_is_refused() -> None:
+    torch.manual_seed(0)
+    model, other = pd.BayesianNet(mlp()), pd.BayesianNet(mlp(9))
+    for wrong, words in (
+        ({"1.weight": torch.ones(1)}, "init names '1.weight', which is not a site; the sites are 0.weight"),
+        ({"0.bias": torch.ones(3)}, r"init has shape \(3,\) for '0.bias'; it needs \(8,\)"),
+        ({"0.bias": torch.full((8,), float("nan"))}, "init\\['0.bias'\\]"),
+        ({"0.bias": 3.0}, "must hold a tensor for each site"),
+        (pd.AutoMeanField(other), "init has shape"),
+        (pd.Ensemble(model, members=2), "mean of an Ensemble"),
+        ("MAP", "init must be"),
+    ):
+        with pytest.raises(pd.PyroDropoutError, match=words):
+            pd.AutoMeanField(model, init=wrong)  # type: ignore[arg-type]
+    with pytest.raises(pd.PyroDropoutError, match="give init or init_loc_fn, not both"):
+        pd.AutoMeanField(model, init={}, init_loc_fn=pyro.infer.autoguide.init_to_median)
+    start = pd.AutoMeanField(model).mean()
+    with pytest.raises(pd.PyroDropoutError, match="leave out init"):
+        pd.Ensemble(model, lambda m: pd.AutoMeanField(m, init=start), members=2)
+    for wrong in ("wide", 0.0, -1.0):
+        with pytest.raises(pd.PyroDropoutError, match="init_scale must be"):
+            pd.AutoMeanField(model, init_scale=wrong)  # type: ignore[arg-type]
+
+
+def test_a_guide_of_another_network_is_refused_where_it_would_be_another_function() -> None:
+    def build() -> pd.BayesianNet:
+        return pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+
+    model, other = build(), build()
+    guide = pd.AutoMeanField(model)
+    pd.AutoMeanField(other, init=guide)  # the layers besides the sites are equal
+    with torch.no_grad():
+        model.net[1].running_mean.add_(1.0)
+    pd.AutoMeanField(model, init=guide)
+    with pytest.raises(pd.PyroDropoutError, match=r"another network, whose '1\.running_mean'"):
+        pd.AutoMeanField(other, init=guide)
+
+
+# --- how wide ---------------------------------------------------------------------------------------------------------
+
+
+def shares(guide: Any, x: Tensor) -> list[float]:
+    """For each layer of a network of linear layers, the noise of its outputs beside its inputs' root mean square."""
+    torch.manual_seed(1)
+    found, h = [], x
+    for path, layer in guide.model.net.named_children():
+        if isinstance(layer, nn.Linear):
+            draws = guide.sample_weights(200)[f"{path}.weight"]
+            out = torch.einsum("soi,ni->sno", draws, h)
+            found.append((out.std(0).square().mean().sqrt() / h.square().mean().sqrt()).item())
+        h = layer(h)
+    return found
+
+
+@pytest.mark.parametrize("name", ["mean field", "low rank", "low rank, net", "full rank", "row mixture"])
+def test_the_noise_of_a_layer_does_not_depend_on_its_width(name: str) -> None:
+    torch.manual_seed(0)
+    widths = (4, 40) if name == "full rank" else (4, 400)
+    for width in widths:
+        guide = GUIDES[name](pd.BayesianNet(mlp(width)))
+        assert shares(guide, torch.randn(50, 3)) == pytest.approx([0.1, 0.1], rel=0.25)
+        assert guide.posterior("0.bias").stddev[0].item() == pytest.approx(0.1, rel=1e-3)
+        fixed = GUIDES[name](pd.BayesianNet(mlp(width)), init_scale=0.1)
+        assert fixed.posterior("2.weight").stddev[0, 0].item() == pytest.approx(0.1, rel=1e-3)  # as it always was
+
+
+def test_a_convolution_has_the_fan_in_of_its_kernel() -> None:
+    guide = pd.AutoMeanField(pd.BayesianNet(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6, 2))))
+    assert guide.posterior("0.weight").stddev[0, 0, 0, 0].item() == pytest.approx(0.1 / 36**0.5)
+
+
+class Block(nn.Module):
+    """A residual block, as in a ResNet."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        first, second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
+        self.layers = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(), second, nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.layers(x))
+
+
+def test_a_deep_residual_network_does_not_start_lost() -> None:
+    torch.manual_seed(0)
+    width = 32
+    blocks = [Block(width) for _ in range(8)]
+    head = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    net = nn.Sequential(*head, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+    model = pd.BayesianNet(net, likelihood=pd.Categorical())
+    x, y = torch.randn(8, 3, 8, 8), torch.randint(10, (8,))
+    for _ in range(20):
+        net(x)  # running statistics
+    net.eval()
+
+    def nll(**how: Any) -> float:
+        elbo = pd.ELBO(per_example=False, num_particles=4)
+        return elbo.parts(model, pd.AutoMeanField(model, **how), x, y)["nll"].item() / len(x)
+
+    with torch.no_grad():
+        start = nn.functional.cross_entropy(net(x), y).item()
+        assert nll() < start + 0.5
+        assert nll(init_scale=0.1) > start + 5  # what one number for all layers costs

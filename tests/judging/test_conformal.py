@@ -1,0 +1,223 @@
+"""Conformal intervals and sets: exact counts when each row is left out in turn, coverage against theory, refusals."""
+
+import itertools
+import json
+import math
+from fractions import Fraction
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.protocols import Distribution
+from tests.oracles.made_predictions import drawn_targets, made, narrower, regression
+
+
+class Prices(pd.Gaussian):
+    """Positive targets whose log is normal."""
+
+    def distribution(self, f: Tensor) -> Distribution:
+        return dist.LogNormal(f, 0.1).to_event(1)
+
+
+def rows(prediction: pd.Prediction, chosen: list[int]) -> pd.Prediction:
+    return made(prediction.samples[:, chosen], prediction.likelihood)
+
+
+def place(n: int, level: str) -> int:
+    return math.ceil((n + 1) * Fraction(level))
+
+
+def held(prediction: pd.Prediction, y: Tensor, level: float) -> list[bool]:
+    """Whether each row is inside when it is left out of the calibration."""
+    found = []
+    for k in range(len(y)):
+        others = [row for row in range(len(y)) if row != k]
+        calibrated = pd.conformal(rows(prediction, others), y[others])
+        if calibrated.classes:
+            found.append(bool(calibrated.sets(rows(prediction, [k]), level)[0, y[k]]))
+        else:
+            low, high = calibrated.interval(rows(prediction, [k]), level)
+            found.append(bool((low <= y[k]) & (y[k] <= high)))
+    return found
+
+
+# --- the guarantee ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["calibrated", "too narrow", "another place", "positive", "learned noise"])
+@pytest.mark.parametrize("level", ["0.5", "0.55", "0.8", "0.95"])
+def test_of_all_rows_left_out_in_turn_exactly_k_are_inside(kind: str, level: str) -> None:
+    # Scores that differ have k of n + 1 at most at the k-th of the others: no chance is left in this.
+    prediction = regression(20, draws=8)
+    y = drawn_targets(prediction)
+    if kind == "too narrow":
+        prediction = made(prediction.samples.mean(0, keepdim=True), pd.Gaussian(900.0))
+    elif kind == "another place":
+        y = 5 * y + 40
+    elif kind == "positive":
+        prediction, y = made(prediction.samples, Prices()), y.exp()
+    elif kind == "learned noise":
+        wide = torch.cat([prediction.samples, torch.randn_like(prediction.samples)], -1)
+        prediction = made(wide, pd.HeteroscedasticGaussian())
+    assert sum(held(prediction, y, float(level))) == place(19, level)
+
+
+def test_whole_numbers_are_inside_at_least_as_often() -> None:
+    log_rate = torch.randn(8, 40, 1, dtype=torch.float64) + 1
+    y = torch.poisson(3 * log_rate.mean(0).exp())
+    inside = sum(held(made(log_rate, pd.Poisson()), y, 0.8))
+    assert place(39, "0.8") <= inside < 40
+
+
+def test_classes_are_in_their_sets_at_least_as_often_and_no_set_is_empty() -> None:
+    logits = 2 * torch.randn(6, 40, 4, dtype=torch.float64)
+    prediction = made(logits, pd.Categorical())
+    y = torch.distributions.Categorical(probs=(prediction.probs + 0.1)).sample()
+    for level in ("0.5", "0.9"):
+        assert sum(held(prediction, y, float(level))) >= place(39, level)
+    best = prediction.probs.argmax(-1)  # always right: the set of a low level is the top class, even if it is doubtful
+    assert torch.equal(
+        pd.conformal(prediction, best).sets(prediction, 0.1), torch.nn.functional.one_hot(best, 4).bool()
+    )
+
+
+def test_coverage_over_many_calibrations_has_the_mean_and_spread_of_theory() -> None:
+    # Given the calibration, coverage is Beta(k, n + 1 - k): k = 36 of n = 39. Fails on correct code once in 10⁴ runs.
+    n, tests, times = 39, 200, 150
+    k = place(n, "0.9")
+    found = []
+    for _ in range(times):
+        truth = regression(n + tests, draws=5)
+        y = drawn_targets(truth)
+        wrong = narrower(truth)  # half the variance
+        first, rest = list(range(n)), list(range(n, n + tests))
+        low, high = pd.conformal(rows(wrong, first), y[first]).interval(rows(wrong, rest), 0.9)
+        found.append(((low <= y[rest]) & (y[rest] <= high)).double().mean().item())
+    shares = torch.tensor(found, dtype=torch.float64)
+    mean, beta = k / (n + 1), k * (n + 1 - k) / ((n + 1) ** 2 * (n + 2))
+    variance = beta + (mean * (1 - mean) - beta) / tests  # and that of counting
+    assert abs(shares.mean().item() - mean) < 4 * math.sqrt(variance / times)
+    assert abs(shares.var().item() / variance - 1) < 5 * math.sqrt(2 / times) * 1.3
+
+
+def test_within_each_group_the_level_holds() -> None:
+    noisy = torch.arange(400) % 4 == 0
+    prediction = made(torch.zeros(1, 400, 1), pd.Gaussian(1.0))
+    y = torch.randn(400, 1) * torch.where(noisy, 10.0, 1.0).unsqueeze(-1)
+    groups = ["loud" if each else "quiet" for each in noisy.tolist()]
+    low, high = pd.conformal(prediction, y, groups).interval(prediction, 0.9, groups)
+    together = pd.conformal(prediction, y).interval(prediction, 0.9)[1]
+    inside = ((low <= y) & (y <= high)).squeeze(-1)
+    # of the rows that it was calibrated on, k of n are inside
+    assert inside[noisy].sum() == place(100, "0.9")
+    assert inside[~noisy].sum() == place(300, "0.9")
+    assert high[noisy].min() > together.min() > high[~noisy].max()
+
+
+# --- what the intervals are -------------------------------------------------------------------------------------------
+
+
+def test_an_interval_is_the_posteriors_own_of_another_level() -> None:
+    prediction = regression(60)
+    calibrated = pd.conformal(prediction, 2 * drawn_targets(prediction))
+    own = calibrated.posterior_level(0.9).item()
+    for ours, theirs in zip(calibrated.interval(prediction, 0.9), prediction.interval(own), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+def test_intervals_and_sets_grow_with_the_level() -> None:
+    prediction = regression(60)
+    calibrated = pd.conformal(prediction, drawn_targets(prediction))
+    ends = [calibrated.interval(prediction, level) for level in (0.1, 0.5, 0.9, 0.98)]
+    for (low, high), (lower, higher) in itertools.pairwise(ends):
+        assert bool(((lower <= low) & (high <= higher)).all())
+    classes = made(torch.randn(3, 60, 5), pd.Categorical())
+    calibrated = pd.conformal(classes, torch.randint(5, (60,)))
+    sets = [calibrated.sets(classes, level) for level in (0.1, 0.5, 0.9, 0.98)]
+    assert all(bool((small <= large).all()) for small, large in itertools.pairwise(sets))
+
+
+def test_targets_a_hundred_deviations_away_are_reached() -> None:
+    prediction = made(torch.zeros(1, 40, 1), pd.Gaussian(1.0))
+    y = torch.linspace(60, 99, 40).unsqueeze(-1)
+    low, high = pd.conformal(prediction, y).interval(prediction, 0.95)
+    assert high[0].item() == pytest.approx(y[place(40, "0.95") - 1].item(), rel=1e-5)
+    assert low[0].item() == -high[0].item()
+
+
+def test_a_price_is_not_negative() -> None:
+    prediction = made(torch.randn(10, 50, 1), Prices())
+    y = (3 * torch.randn(50, 1)).exp()
+    low, high = pd.conformal(prediction, y).interval(prediction, 0.95)
+    assert low.min() > 0
+    assert bool((high > low).all())
+
+
+def test_several_targets_have_limits_of_their_own() -> None:
+    prediction = made(torch.zeros(1, 99, 2, dtype=torch.float64), pd.Gaussian(1.0))
+    y = torch.randn(99, 2, dtype=torch.float64) * torch.tensor([1.0, 7.0])
+    _, high = pd.conformal(prediction, y).interval(prediction, 0.9)
+    wanted = y.abs().sort(0).values[place(99, "0.9") - 1]
+    torch.testing.assert_close(high[0], wanted, rtol=1e-6, atol=0)
+
+
+def test_yes_and_no_are_sets_of_two() -> None:
+    prediction = made(torch.tensor([4.0, 0.0, -4.0]).repeat(20)[None, :, None], pd.Bernoulli())
+    y = torch.tensor([1.0, 0.0, 0.0] * 10 + [1.0, 1.0, 0.0] * 10)
+    sets = pd.conformal(prediction, y).sets(prediction, 0.9)
+    assert sets[:3].tolist() == [[[False, True]], [[True, True]], [[True, False]]]
+
+
+def test_it_passes_through_json_unchanged() -> None:
+    prediction = made(torch.zeros(1, 30, 1), pd.Poisson())
+    y = torch.poisson(torch.ones(30, 1))
+    y[3] = 1e4  # its tail cannot be told from zero: an infinite score
+    calibrated = pd.conformal(prediction, y, groups=[1, 2] * 15)
+    again = pd.Conformal.from_json(json.loads(json.dumps(calibrated.as_json(), allow_nan=False)))
+    assert repr(again) == repr(calibrated) == "Conformal(30 rows in 2 groups, Poisson; levels up to 0.9375)"
+    groups = torch.tensor([1, 2] * 15)
+    for level in (0.5, 0.9375):
+        ends = zip(
+            calibrated.interval(prediction, level, groups), again.interval(prediction, level, groups), strict=True
+        )
+        assert all(torch.equal(one, other) for one, other in ends)
+    low, high = calibrated.interval(prediction, 0.9375, groups)
+    assert (low[1].item(), high[1].item()) == (0.0, math.inf)
+    assert high[0].item() < 20
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"scores": {"": []}},
+        {"scores": {"": [[2.0], [1.0]]}},
+        {"scores": {"": [["1"]]}},
+        {"scores": {"a": [[1.0]]}},
+        {"scores": {"": [[1.0], [1.0, 2.0]]}},
+        {"scores": {}},
+        {"family": 3},
+        {"grouped": "no"},
+    ],
+)
+def test_a_damaged_record_is_refused(change: dict[str, object]) -> None:
+    whole = pd.conformal(made(torch.zeros(1, 5, 1), pd.Gaussian(1.0)), torch.randn(5, 1)).as_json()
+    with pytest.raises(TypeError):
+        pd.Conformal.from_json(whole | change)
+
+
+@pytest.mark.parametrize(
+    ("n", "level", "fits"), [(19, 0.95, True), (18, 0.95, False), (99, 0.55, True), (9, 0.9, True)]
+)
+def test_a_level_is_refused_exactly_where_the_rows_do_not_support_it(n: int, level: float, fits: bool) -> None:
+    prediction = made(torch.zeros(1, n, 1), pd.Gaussian(1.0))
+    calibrated = pd.conformal(prediction, torch.randn(n, 1))
+    assert (level <= calibrated.highest_level) == fits
+    if fits:
+        inside = [low <= 0 <= high for low, high in zip(*calibrated.interval(prediction, level), strict=True)]
+        assert all(inside)
+    else:
+        with pytest.raises(pd.RangeError, match=r"at most 0\.9474 with 18 .* needs 19\. Hold back more"):
+            calibrated.interval(prediction, level)

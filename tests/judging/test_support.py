@@ -1,0 +1,130 @@
+"""Rows beyond the training rows and in holes between them are flagged, in tables of many columns; others are not."""
+
+import math
+
+import pytest
+import scipy.stats
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.judging.support import _by_chance
+
+
+def table(rows: int) -> Tensor:
+    """Twelve columns: even, skewed, whole numbers, two that go together, spikes, categories, a constant."""
+    even, skewed = torch.rand(rows, 3), torch.distributions.LogNormal(4.8, 0.6).sample((rows, 1))
+    rooms = (skewed / 40 + torch.randn(rows, 1)).round().clamp(1, 9)
+    kind = torch.nn.functional.one_hot(torch.randint(3, (rows,)), 3).float()
+    yes = (torch.rand(rows, 1) < 0.3).float()
+    spikes = torch.where(torch.rand(rows, 1) < 0.4, 50.0, 1000 * torch.rand(rows, 1))  # as gaps filled with a mean
+    return torch.cat(
+        [even, skewed, rooms, skewed.log() + 0.1 * torch.randn(rows, 1), spikes, kind, yes, 0 * yes + 3], 1
+    )
+
+
+def between(column: Tensor, low: float, high: float) -> Tensor:
+    first, last = torch.quantile(column, torch.tensor([low, high]))
+    return (column > first) & (column < last)
+
+
+HOLES = {
+    "along an even column": lambda x: between(x[:, 1], 0.4, 0.6),
+    "along a skewed column": lambda x: between(x[:, 3], 0.6, 0.8),
+    "of a whole number": lambda x: x[:, 4] == 4,
+    "in two columns": lambda x: between(x[:, 0], 0.3, 0.7) & between(x[:, 2], 0.3, 0.7),
+    "within a category": lambda x: (x[:, 8] == 1) & between(x[:, 1], 0.3, 0.7),
+    "a pair of categories": lambda x: (x[:, 9] == 1) & (x[:, 10] == 1),
+}
+
+
+@pytest.mark.parametrize("hole", HOLES)
+@pytest.mark.thinned(3)
+def test_rows_in_a_hole_are_flagged_and_others_are_not(hole: str) -> None:
+    x = table(1600)
+    inside = HOLES[hole](x)
+    outside, held = x[~inside], x[inside][:80]
+    support = pd.Support.of(outside[:1000])
+    assert support.flag(held).double().mean() > 0.9
+    assert support.flag(outside[1000:]).double().mean() <= 0.05
+    columns = {
+        "along an even column": (1,),
+        "along a skewed column": (3,),
+        "of a whole number": (4,),
+        "in two columns": (0, 2),
+    }
+    if hole in columns:
+        named = support.inputs(held)
+        assert named.count(columns[hole]) > 0.8 * len(named)
+
+
+def test_rows_like_the_training_rows_are_flagged_as_rarely_as_promised() -> None:
+    for rate in (0.03, 0.2):
+        support = pd.Support.of(table(600)[:, :8], rate=rate)
+        share = support.flag(table(800)[:, :8]).double().mean().item()
+        assert share < rate + 4 * math.sqrt(rate / 600)  # the limits are quantiles of 600 rows
+        assert rate < 0.1 or share > 0.05
+
+
+def test_rows_beyond_the_training_rows_are_flagged() -> None:
+    x = table(800)
+    support = pd.Support.of(x)
+    row = x[:1].clone()
+    for column, value in ((0, 3.0), (3, 1e6), (5, 100.0), (11, 4.0), (10, 0.5)):
+        other = row.index_fill(1, torch.tensor([column]), value)
+        assert support.flag(other).item(), column
+    far = pd.Support.of(torch.rand(12, 2))  # even of twelve rows
+    assert far.flag(torch.full((1, 2), 30.0)).item()
+
+
+def test_units_do_not_matter() -> None:
+    x, new = table(300)[:, :7], table(100)[:, :7]
+    scale = 2.0 ** torch.tensor([20, -20, 3, 10, 0, -3, 7])  # powers of two leave ties as they are
+    torch.testing.assert_close(pd.Support.of(x * scale).score(new * scale), pd.Support.of(x).score(new))
+
+
+def test_rows_are_judged_one_by_one_and_the_same_way_twice() -> None:
+    x = table(300)
+    support, new = pd.Support.of(x), table(50)
+    assert torch.equal(torch.cat([support.score(row[None]) for row in new]), support.score(new))
+    assert torch.equal(pd.Support.of(x).score(new), support.score(new))
+    assert support.flag(new[:0]).shape == (0,)
+
+
+def test_many_rows_are_a_sample_of_5000() -> None:
+    support = pd.Support.of(torch.rand(6000, 2))
+    assert support.rows.shape == (5000, 2)
+    assert support.flag(torch.rand(1000, 2)).double().mean() < 0.06
+
+
+def test_a_table_of_constants_knows_only_them() -> None:
+    support = pd.Support.of(torch.ones(20, 2))
+    assert support.flag(torch.tensor([[1.0, 1.0], [1.0, 1.5]])).tolist() == [False, True]
+
+
+def test_the_interval_about_a_row_is_as_wide_as_theory_says() -> None:
+    for rate in (0.3, 0.01, 1e-6):
+        assert scipy.stats.gamma(2).sf(_by_chance(rate)) == pytest.approx(rate, rel=1e-6)
+
+
+def test_a_damaged_state_is_refused() -> None:
+    state = pd.Support.of(table(50)).state()
+    damages = {
+        "rows": state["rows"][:, :3],
+        "along": state["along"] * math.nan,
+        "paired": state["paired"] + 50,
+        "limits": -state["limits"],
+    }
+    for name, value in damages.items():
+        with pytest.raises(TypeError, match="what training rows are like"):
+            pd.Support.from_state(state | {name: value})
+
+
+def test_a_prediction_says_which_points_are_unfamiliar() -> None:
+    model = pd.BayesianNet(torch.nn.Linear(2, 1))
+    guide = pd.AutoMeanField(model)
+    x = torch.rand(100, 2)
+    new = torch.tensor([[0.5, 0.5], [9.0, 0.5]])
+    answer = pd.predict(model, guide, new, samples=3, support=pd.Support.of(x))
+    assert answer.unfamiliar.tolist() == [False, True]
+    assert pd.predict(model, guide, new, samples=3).unfamiliar is None

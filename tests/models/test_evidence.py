@@ -1,0 +1,71 @@
+"""Laplace approximations of a fleet of small networks equal those made one by one; the script runs."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from experiments.laplace_splits import best_tau, laplace_fleet, log_density
+from torch import nn
+from torch.distributions import Normal
+
+import pyro_dropout as pd
+from tests.models.test_scripts import FOLDER, loaded
+
+X = torch.linspace(-2, 2, 60).unsqueeze(-1)
+Y = 3 * torch.sin(2 * X) + 5
+HOW: Any = {"steps": 400, "compile": False, "progress": False, "seed": 0}
+
+
+def build(x: torch.Tensor, y: torch.Tensor, decay: float) -> tuple[Any, Any]:
+    net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+    length = pd.implied_length_scale(1.0, 1.0, decay, len(x))
+    prior = pd.Prior(length, bias_length_scale=length, width_scaled=False)
+    model = pd.Standardised(pd.BayesianNet(net, prior, pd.Gaussian(1.0)), x, y)
+    return model, pd.AutoDropout(model, keep=1.0)
+
+
+def test_answers_equal_those_of_the_library_one_by_one() -> None:
+    torch.manual_seed(0)
+    rows, asked = [torch.arange(0, 60, 2)] * 2, torch.arange(1, 60, 2).expand(2, -1)
+    made: list[tuple[Any, Any]] = []
+
+    def remembered(x: torch.Tensor, y: torch.Tensor, decay: float) -> tuple[Any, Any]:
+        made.append(build(x, y, decay))
+        return made[-1]
+
+    found = laplace_fleet(remembered, {"decay": [1e-4, 1e-2], "lr": [0.03, 0.03]}, X, Y, rows, asked, **HOW)
+    for k, (model, guide) in enumerate(made[-2:]):
+        tau = found.tau[k] * model.y_std.square().item()
+        lengths = {name: float(1 / model.prior_of(name).base_dist.scale.flatten()[0]) for name in model.sites}
+        posterior = pd.laplace(model, guide, X[rows[k]], Y[rows[k]], "full")
+        answer = pd.predict(model, posterior, X[asked[k]], method="linearised")
+        torch.testing.assert_close(found.mean[k].float(), answer.mean.squeeze(-1), rtol=1e-4, atol=1e-4)
+        extra = (answer.epistemic / answer.aleatoric).squeeze(-1)
+        torch.testing.assert_close(found.extra[k].float(), extra, rtol=1e-3, atol=1e-5)
+        scaled = {name: length * math.sqrt(tau) for name, length in lengths.items()}
+        best = posterior.log_evidence(float(tau), scaled)
+        assert found.log_evidence[k].item() == pytest.approx(best.item(), abs=1e-2)
+        for factor in (0.9, 1.1):  # no other τ with the same weight decay has more evidence
+            near = {name: length * math.sqrt(factor * tau) for name, length in lengths.items()}
+            assert posterior.log_evidence(factor * float(tau), near) < best
+
+
+def test_the_best_tau_has_the_largest_density() -> None:
+    error, extra = torch.randn(7, dtype=torch.float64), torch.rand(7, dtype=torch.float64)
+    tau = best_tau(error, extra)
+    expected = Normal(0.0, ((1 + extra) / tau).sqrt()).log_prob(error)
+    torch.testing.assert_close(log_density(error, extra, tau), expected)
+    assert all(log_density(error, extra, f * tau).sum() < expected.sum() for f in (0.99, 1.01))
+
+
+@pytest.mark.deep
+def test_the_script_compares_both_ways_of_choosing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYRO_DROPOUT_DATA", raising=False)
+    options = ["--quick", "--quiet", "--device", "cpu", "--steps", "5", "--out", str(tmp_path)]
+    loaded(FOLDER / "evidence.py").main(options)
+    record = json.loads((tmp_path / "records.json").read_text("utf-8"))[0]
+    assert {"folds_chose", "evidence_chose"} <= set(record)
+    assert record["evidence_chose"]["seconds"] < record["folds_chose"]["seconds"]

@@ -1,0 +1,193 @@
+"""Tails, quantiles and probabilities above a threshold, for every kind of likelihood, against scipy."""
+
+import math
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import scipy.stats
+import torch
+from scipy.optimize import brentq
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.mathematics.mixture_quantiles import mixture_log_cdf, mixture_tail_quantile
+from pyro_dropout.prediction.tails import predicted_tails, tail_ends
+from pyro_dropout.protocols import Distribution
+from tests.oracles.made_predictions import made
+
+F64 = torch.float64
+
+
+class Share(dist.TransformedDistribution):
+    """Normal after its logit; the moments are placeholders, which tails and quantiles do not need."""
+
+    @property
+    def mean(self) -> Tensor:
+        return torch.full(self.batch_shape, math.nan, dtype=F64)
+
+    variance = mean
+
+
+class Own(pd.Gaussian):
+    """A likelihood with a distribution that a test names."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def distribution(self, f: Tensor) -> Distribution:
+        squashed = [torch.distributions.AffineTransform(0.3, 2.0), torch.distributions.SigmoidTransform()]
+        return {
+            "positive": lambda: dist.LogNormal(f, 0.5).to_event(1),
+            "share": lambda: Share(dist.Normal(f, 0.5), squashed).to_event(1),
+            "laplace": lambda: dist.Laplace(f, 0.5).to_event(1),
+            "skewed": lambda: dist.Gamma(f.exp() + 0.1, 2.0).to_event(1),
+        }[self.kind]()
+
+
+LIKELIHOODS = {kind: Own(kind) for kind in ("positive", "share", "laplace", "skewed")} | {
+    "normal": pd.Gaussian(4.0),
+    "counts": pd.Poisson(),
+}
+
+
+def oracle(kind: str, f: np.ndarray) -> "scipy.stats.rv_frozen":
+    return {
+        "normal": lambda: scipy.stats.norm(f, 0.5),
+        "positive": lambda: scipy.stats.lognorm(0.5, scale=np.exp(f)),
+        "share": lambda: scipy.stats.norm(2 * f + 0.3, 1.0),  # of its logit
+        "laplace": lambda: scipy.stats.laplace(f, 0.5),
+        "skewed": lambda: scipy.stats.gamma(np.exp(f) + 0.1, scale=0.5),
+        "counts": lambda: scipy.stats.poisson(np.exp(f)),
+    }[kind]()
+
+
+def seen(kind: str, y: float) -> float:
+    """The value at which the oracle's distribution is asked."""
+    return math.log(y / (1 - y)) if kind == "share" else y
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_the_probability_above_a_threshold_is_that_of_scipy(kind: str) -> None:
+    f = torch.randn(7, 4, 1, dtype=F64)
+    prediction = made(f, LIKELIHOODS[kind])
+    for threshold in (0.2, 0.5, 0.9, *((1.0, 3.0) if kind != "share" else ())):
+        wanted = oracle(kind, f.numpy()).sf(seen(kind, threshold)).mean(0)
+        np.testing.assert_allclose(prediction.probability_above(threshold).numpy(), wanted, rtol=1e-9)
+    if kind != "laplace":
+        assert bool((made(f, Own("positive")).probability_above(-2.0) == 1).all())
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+@pytest.mark.parametrize("level", [0.003, 0.3, 0.8, 0.9999])
+def test_quantiles_are_those_of_the_mixture(kind: str, level: float) -> None:
+    f = torch.randn(7, 3, 1, dtype=F64)
+    found = made(f, LIKELIHOODS[kind]).quantile(level)
+    for k in range(3):
+        law = oracle(kind, f[:, k, 0].numpy())
+        if kind == "counts":
+            wanted = next(n for n in range(1000) if law.cdf(n).mean() >= level)
+        else:
+            wanted = brentq(lambda z, law=law: law.cdf(z).mean() - level, -30, 60, xtol=1e-13)
+        assert seen(kind, found[k].item()) == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_an_interval_holds_its_level(kind: str) -> None:
+    f = torch.randn(7, 5, 1, dtype=F64)
+    prediction = made(f, LIKELIHOODS[kind])
+    low, high = prediction.interval(0.9)
+    below, above = predicted_tails(prediction, low)[0].exp(), predicted_tails(prediction, high)[1].exp()
+    if kind == "counts":  # the least and the greatest with enough in their tails, and one further there is less
+        assert bool(((below >= 0.05) & (above >= 0.05)).all())
+        assert bool((predicted_tails(prediction, low - 1)[0].exp() < 0.05).all())
+        assert bool((predicted_tails(prediction, high + 1)[1].exp() < 0.05).all())
+    else:
+        torch.testing.assert_close(
+            torch.stack([below, above]), torch.full((2, 5, 1), 0.05, dtype=F64), rtol=1e-6, atol=0
+        )
+
+
+def test_counts_of_any_size_have_the_same_kind_of_ends() -> None:
+    # small ones are added up, large ones and far tails are searched for; a heavy tail is not cut off
+    log_mean = torch.tensor([-2.0, 1.0, 4.0, 5.4, 9.0], dtype=F64).reshape(1, 5, 1)
+    for likelihood in (pd.Poisson(), pd.Counts(0.3)):
+        for chosen, log_tail in ((slice(0, 4), math.log(0.02)), (slice(0, 5), math.log(0.02)), (slice(0, 4), -30.0)):
+            prediction = made(log_mean[:, chosen], likelihood)
+            low, high = tail_ends(prediction, torch.tensor(log_tail))
+            for end, side, step in ((low, 0, -1), (high, 1, 1)):
+                assert bool((predicted_tails(prediction, end)[side] >= log_tail - 1e-6).all())
+                assert bool((predicted_tails(prediction, end + step)[side] < log_tail).all())
+
+
+def test_yes_or_no_is_above_a_half_as_often_as_yes() -> None:
+    prediction = made(torch.randn(5, 4, 1), pd.Bernoulli())
+    torch.testing.assert_close(prediction.probability_above(0.5), prediction.probs)
+    assert prediction.probability_above(-0.5).tolist() == [[1.0]] * 4
+    assert prediction.probability_above(1.0).tolist() == [[0.0]] * 4
+    torch.testing.assert_close(prediction.probability_above(0.0), prediction.probs)
+
+
+def test_whole_numbers_are_strictly_above() -> None:
+    prediction = made(torch.zeros(1, 1, 1, dtype=F64), pd.Poisson())
+    for threshold, counts in ((-3.0, 0), (0.0, 1), (1.5, 2), (2.0, 3)):
+        wanted = scipy.stats.poisson(1.0).sf(counts - 1)
+        assert prediction.probability_above(threshold).item() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_a_threshold_may_differ_from_target_to_target() -> None:
+    prediction = made(torch.randn(5, 3, 2, dtype=F64), pd.Gaussian(1.0))
+    t = torch.randn(3, 2, dtype=F64)
+    for row in range(3):
+        torch.testing.assert_close(prediction.probability_above(t)[row], prediction.probability_above(t[row])[row])
+
+
+def test_far_tails_are_those_of_scipy_and_their_quantiles_lead_back() -> None:
+    loc, scale = torch.randn(6, 5, dtype=F64), torch.rand(6, 5, dtype=F64) + 0.2
+    for z in (-0.5, -4.0, -50.0, -3000.0):
+        log_tail = mixture_log_cdf(loc, scale, torch.tensor(z, dtype=F64))
+        each = scipy.stats.norm.logcdf((z - loc.numpy()) / scale.numpy())
+        np.testing.assert_allclose(log_tail, np.logaddexp.reduce(each, 0) - math.log(6), rtol=1e-12)
+        asked = log_tail.clamp_max(math.log(0.5))
+        found = mixture_tail_quantile(loc, scale, asked)
+        np.testing.assert_allclose(mixture_log_cdf(loc, scale, found), asked, rtol=1e-9)
+
+
+def test_draws_that_stand_apart_have_a_quantile_between_them() -> None:
+    loc, scale = torch.tensor([[0.0], [1e6]], dtype=F64), torch.full((2, 1), 1e-3, dtype=F64)
+    found = mixture_tail_quantile(loc, scale, torch.tensor([math.log(0.25)], dtype=F64))
+    assert found.item() == pytest.approx(0.0, abs=1e-8)  # half of the lower one
+    found = mixture_tail_quantile(loc, scale, torch.tensor([math.log(0.1)], dtype=F64))
+    assert found.item() == pytest.approx(1e-3 * scipy.stats.norm.ppf(0.2), rel=1e-6)
+
+
+def test_where_nothing_is_too_far_the_ends_are_those_of_the_support() -> None:
+    for kind, ends in (("normal", (-math.inf, math.inf)), ("positive", (0.0, math.inf)), ("counts", (0.0, math.inf))):
+        low, high = tail_ends(made(torch.zeros(2, 1, 1), LIKELIHOODS[kind]), torch.tensor(-math.inf))
+        assert (low.item(), high.item()) == ends
+
+
+def test_sites_of_pyro_models_have_them_too() -> None:
+    def model(kind: str) -> None:
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            pyro.sample("y", {"normal": dist.Normal, "positive": dist.LogNormal}[kind](slope, 0.5))
+
+    draws = torch.randn(1, 40)
+    for kind in ("normal", "positive"):
+        found = pd.predict(model, pd.SampledPosterior({"slope": draws}), kind, samples=40)
+        law = oracle(kind, draws[0].double().numpy())
+        np.testing.assert_allclose(found.probability_above(1.5), law.sf(1.5).mean(), rtol=1e-5)
+        wanted = brentq(lambda z, law=law: law.cdf(z).mean() - 0.9, -30, 60)
+        np.testing.assert_allclose(found.quantile(0.9), wanted, rtol=1e-5)
+
+
+def test_a_distribution_without_a_distribution_function_is_refused_by_name() -> None:
+    class Odd(pd.Gaussian):
+        def distribution(self, f: Tensor) -> Distribution:
+            return dist.VonMises(f, 1.0).to_event(1)
+
+    with pytest.raises(pd.PyroDropoutError, match=r"VonMises has no distribution function.*Define cdf"):
+        made(torch.zeros(2, 1, 1), Odd()).probability_above(0.0)

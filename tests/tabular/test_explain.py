@@ -1,0 +1,77 @@
+"""The importance of columns: against what is known of linear functions, and what cannot be asked."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.tables.column import Column
+from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tabular.explain import explain, features_of
+from tests.oracles.made_predictions import made
+
+COLUMNS = {"size": [0], "kind": [1, 2, 3], "noise": [4]}
+
+
+def table(rows: int) -> Tensor:
+    kind = torch.nn.functional.one_hot(torch.randint(3, (rows,)), 3).float()
+    return torch.cat([torch.randn(rows, 1), kind, torch.rand(rows, 1)], 1)
+
+
+def numbers(x: Tensor) -> pd.Prediction:
+    """y = 2·size + (0, 1 or 5 by kind), with a log precision that depends on the last column."""
+    assert torch.equal(x[:, 1:4].sum(-1), torch.ones(len(x)))  # a category is shuffled whole
+    mean = 2 * x[:, :1] + x[:, 1:4] @ torch.tensor([[0.0], [1.0], [5.0]])
+    return made(torch.cat([mean, 4 * x[:, 4:]], -1).unsqueeze(0).double(), pd.HeteroscedasticGaussian())
+
+
+def classes(x: Tensor) -> pd.Prediction:
+    return made(torch.cat([50 * x[:, :1], 0 * x[:, :1]], -1).unsqueeze(0).double(), pd.Categorical())
+
+
+def test_a_linear_function_changes_as_much_as_theory_says() -> None:
+    found = explain(numbers, table(3000), COLUMNS, rows=3000, repeats=4)
+    mean = dict(zip(found.names, found.mean.tolist(), strict=True))
+    error = dict(zip(found.names, found.mean_error.tolist(), strict=True))
+    # E|x - x'| of two normals is 2/√π; of two kinds, the mean over all nine pairs
+    for name, wanted in (("size", 2 * 2 / math.sqrt(math.pi)), ("kind", 2 * (1 + 5 + 4) / 9)):
+        assert abs(mean[name] - wanted) < 5 * error[name] + 0.02
+        assert 0 < error[name] < 0.1
+    assert mean["noise"] == 0
+    assert found.names[-1] == "noise"
+    doubt = dict(zip(found.names, found.doubt.tolist(), strict=True))
+    assert doubt["noise"] > 0.1
+    assert doubt["size"] == doubt["kind"] == 0
+
+
+def test_what_moves_between_classes_is_their_probability() -> None:
+    x = table(1000)
+    found = explain(classes, x, COLUMNS, rows=1000)
+    assert found.classes
+    assert found.names[0] == "size"
+    assert found.mean[0].item() == pytest.approx(0.5, abs=0.05)  # half of the rows change sides, and move all of it
+    assert found.mean[1:].tolist() == [0, 0]
+
+
+def test_the_columns_of_an_encoding_have_their_features() -> None:
+    encoding = Encoding((Column("size"), Column("kind", ("a", "b", "c")), Column("noise", gaps=True)), "price")
+    assert features_of(encoding) == {"size": [0], "kind": [1, 2, 3], "noise": [4, 5]}
+
+
+def test_other_draws_at_each_call_are_refused() -> None:
+    with pytest.raises(pd.PyroDropoutError, match="same draws at each call; give it a seed"):
+        explain(lambda x: made(torch.randn(3, len(x), 1), pd.Gaussian(1.0)), table(20), COLUMNS)
+    with pytest.raises(pd.RangeError, match="at least 2 rows"):
+        explain(numbers, table(1), COLUMNS)
+
+
+def test_the_chart_has_a_bar_for_each_column_and_the_record_a_row() -> None:
+    found = explain(numbers, table(40), COLUMNS, repeats=1)
+    left, right = found.plot("price").axes
+    assert [label.get_text() for label in left.get_yticklabels()] == list(found.names)
+    assert left.get_xlabel() == "change of the mean of price"
+    assert right.get_xlabel() == "change of the standard deviation of price"
+    assert [bar.get_width() for bar in left.patches] == found.mean.tolist()
+    assert [row["column"] for row in found.as_json()] == list(found.names)

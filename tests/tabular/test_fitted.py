@@ -1,0 +1,186 @@
+"""A table fitted in one call, its answers, its folder, and what it refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.tabular.calibration import Calibration
+from pyro_dropout.tabular.fitted import FittedTable, group_labels
+from tests.cli.command import run, table_of
+
+QUICK: dict[str, Any] = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
+
+
+def houses(rows: int = 120) -> pandas.DataFrame:
+    dice = np.random.default_rng(0)
+    frame = pandas.DataFrame({"area": dice.lognormal(4.5, 0.4, rows), "town": dice.choice(["north", "south"], rows)})
+    frame["price"] = 2000 * frame["area"] * (1 + (frame["town"] == "north")) * dice.lognormal(0, 0.2, rows)
+    frame.loc[::9, "area"] = None
+    frame.index = frame.index + 1000
+    return frame
+
+
+@pytest.fixture(scope="module")
+def fitted() -> FittedTable:
+    return pd.fit_table(houses(), target="price", groups="town", **QUICK)
+
+
+def test_a_raw_frame_is_fitted_and_predicted(fitted: FittedTable) -> None:
+    frame = houses()
+    found = fitted.predict(frame.drop(columns="price"), quantiles=[0.1], above=[200_000, 0])
+    assert list(found.index) == list(frame.index)
+    assert list(found) == [
+        *("mean", "std", "epistemic_std", "lower", "upper", "q=0.1", "p>200000", "p>0", "unfamiliar", "beyond")
+    ]
+    assert (found["lower"] > 0).all()
+    assert (found["p>0"] > 0.999).all()
+    assert ((found["lower"] < found["q=0.1"]) & (found["q=0.1"] < found["mean"])).all()
+    assert fitted.run.recipe.scale == "log"
+    assert "log target" in fitted.said
+    assert fitted.calibration.rows == 24
+    assert {"calibrated_coverage_95", "interval_score_95"} <= set(fitted.scores)
+
+
+def test_the_final_network_sees_all_rows_and_the_calibration_none_of_those_held_back(fitted: FittedTable) -> None:
+    assert fitted.data is not None
+    held, all_rows = fitted.data.test[1], fitted.run.rows_of(fitted.data)
+    assert len(all_rows[0]) == 120
+    assert fitted.held is not None
+    wanted = pd.conformal(fitted.held, held)
+    assert fitted.calibration.intervals is not None
+    assert torch.equal(fitted.calibration.intervals.scores[""], wanted.scores[""])
+
+
+def test_groups_have_intervals_of_their_own_where_they_have_rows_enough(fitted: FittedTable) -> None:
+    assert fitted.data is not None
+    x = fitted.data.test[0]
+    labels = group_labels(fitted.encoding, x, "town")
+    assert set(labels) == {"north", "south"}
+    whole, level = fitted.calibration, 0.8
+    assert whole.by_group is not None
+    answer = fitted.held
+    assert answer is not None
+    ends = whole.interval(answer, level, labels)
+    assert ends is not None
+    for own, wanted in zip(ends, whole.by_group.interval(answer, level, labels), strict=True):
+        assert torch.equal(own, wanted)
+    other = ["east"] * len(x)  # not seen: all rows together
+    assert whole.intervals is not None
+    ends = whole.interval(answer, level, other)
+    assert ends is not None
+    assert torch.equal(ends[0], whole.intervals.interval(answer, level)[0])
+    assert whole.interval(answer, 0.999, labels) is None  # 24 rows do not support it
+
+
+def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitted: FittedTable, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "run")
+    again = FittedTable.load(tmp_path / "run")
+    new = houses(30).drop(columns="price")
+    wanted = fitted.predict(new)
+    pandas.testing.assert_frame_equal(again.predict(new), wanted)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    done = run("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["calibrated"] is True
+    for row, (_, own) in zip(table_of(tmp_path / "p.csv"), wanted.iterrows(), strict=True):
+        assert float(row["upper"]) == pytest.approx(own["upper"], rel=1e-4)
+        assert int(row["unfamiliar"]) == own["unfamiliar"]
+    with pytest.raises(pd.PyroDropoutError, match="not empty"):
+        fitted.save(tmp_path / "run")
+
+
+def test_what_held_back_rows_said_cannot_be_edited(fitted: FittedTable, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    record = json.loads(path.read_text("utf-8"))
+    record["held back"]["intervals"]["scores"][""][-1] = [99.0]
+    path.write_text(json.dumps(record), "utf-8")
+    with pytest.raises(pd.PyroDropoutError, match="has been edited"):
+        FittedTable.load(tmp_path / "run")
+
+
+def test_calibration_goes_through_json(fitted: FittedTable) -> None:
+    told = json.loads(json.dumps(fitted.calibration.as_json()))
+    again = Calibration.from_json(told)
+    assert again.scores == fitted.calibration.scores
+    assert again.as_json() == fitted.calibration.as_json()
+    for broken in ({**told, "rows": "24"}, {**told, "scores": []}, {k: v for k, v in told.items() if k != "column"}):
+        with pytest.raises((KeyError, TypeError)):
+            Calibration.from_json(broken)
+
+
+def test_without_held_back_rows_nothing_is_chosen_or_calibrated() -> None:
+    found = pd.fit_table(houses(60), target="price", held_back=0.0, steps=5, progress=False)
+    assert found.said == ""
+    assert found.scores == {}
+    assert (found.run.recipe.guide, found.run.recipe.scale) == ("mean-field", "log")
+    assert not found.calibrates(0.5)
+    assert found.predict(houses(5))["upper"].notna().all()
+    with pytest.raises(pd.PyroDropoutError, match="held-back rows are known after fit_table only"):
+        found.plot()
+
+
+def test_classes_have_sets() -> None:
+    frame = houses(90).assign(kind=["oak", "elm", "ash"] * 30).drop(columns="price")
+    found = pd.fit_table(frame, target="kind", steps=10, progress=False, guide="mean-field")
+    answers = found.predict(frame, level=0.6)
+    assert {"class", "probability", "set", "p=elm"} <= set(answers)
+    for _, row in answers.iterrows():
+        assert row["class"] in row["set"].split("; ")
+    with pytest.raises(pd.PyroDropoutError, match="the target is a class"):
+        found.predict(frame, above=[3])
+
+
+def test_counts_and_proportions_come_back_from_their_folder(tmp_path: Path) -> None:
+    frame = houses(60).drop(columns="price")
+    for name, target in (("visits", np.arange(60) % 9), ("share", (np.arange(60) + 1) / 70)):
+        found = pd.fit_table(frame.assign(y=target), target="y", **QUICK | {"steps": 5})
+        assert found.run.recipe.scale == {"visits": "count", "share": "logit"}[name]
+        found.save(tmp_path / name)
+        again = FittedTable.load(tmp_path / name)
+        answers = again.predict(frame.head(4), samples=20)
+        pandas.testing.assert_frame_equal(answers, found.predict(frame.head(4), samples=20))
+        assert (answers["lower"] >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"target": "rooms"}, "no column 'rooms'"),
+        ({"groups": "area"}, "holds numbers"),
+        ({"groups": "street"}, "not a column of categories"),
+        ({"guide": "best"}, "guide must be"),
+        ({"scale": "square"}, "scale must be"),
+        ({"held_back": 0.0, "groups": "town"}, "none are held back"),
+    ],
+)
+def test_a_mistake_is_named_before_training(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises((pd.PyroDropoutError, ValueError), match=message):
+        pd.fit_table(houses(40), **{"target": "price", **QUICK, **changed})
+
+
+def test_a_centred_target_is_not_taken_on_another_scale() -> None:
+    frame = houses(60).assign(price=1e9 + np.arange(60) % 7)
+    with pytest.raises(pd.PyroDropoutError, match="counted from"):
+        pd.fit_table(frame, target="price", scale="log", **QUICK)
+
+
+@pytest.mark.deep
+def test_pictures(fitted: FittedTable) -> None:
+    assert len(fitted.plot().axes) == 4
+    assert len(fitted.plot(houses(50)).axes) == 4
+    assert set(fitted.explain(houses(50)).names) == {"area", "town"}
+
+
+def test_a_run_without_the_section_of_held_back_rows_trains_as_it_did(fitted: FittedTable) -> None:
+    """Earlier versions never trained on held-back rows, and their runs can be resumed."""
+    assert fitted.data is not None
+    old = replace(fitted.run, held_back={})
+    assert len(old.rows_of(fitted.data)[0]) == 96

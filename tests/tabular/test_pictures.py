@@ -1,0 +1,161 @@
+"""The figure about a table: what its titles say is so, and every kind of table and target has one."""
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.protocols import Figure
+from pyro_dropout.tables.column import Column
+from pyro_dropout.tables.encoding import Encoding
+from pyro_dropout.tabular.partial_dependence import dependence
+from pyro_dropout.tabular.pictures import picture
+from tests.oracles.made_predictions import made
+
+WIDE = Encoding((Column("size", centre=100), Column("kind", ("a", "b"), gaps=True), Column("rest")), "price $x$")
+ONE = Encoding((Column("age"),), "height", target_centre=1000)
+CLASSES = Encoding(WIDE.inputs, "pet", ("cat", "dog", "a very long name of a class"))
+
+
+def table(rows: int) -> Tensor:
+    kind = torch.nn.functional.one_hot(torch.randint(3, (rows,)), 3).float()
+    return torch.cat([torch.randn(rows, 1), kind, torch.randn(rows, 1)], 1)
+
+
+def numbers(x: Tensor) -> pd.Prediction:
+    mean = 2 * x[:, :1] + (x[:, 1:4] @ torch.tensor([[0.0], [1.0], [9.0]]) if x.shape[1] > 1 else 0)
+    return made(torch.stack([mean - 0.5, mean + 0.5]), pd.Gaussian(4.0))
+
+
+def prices(x: Tensor) -> pd.Prediction:
+    return made(torch.stack([3 * x[:, :1], 3 * x[:, :1] + 0.2]), pd.Transformed(pd.Gaussian(4.0), "log"))
+
+
+def counts(x: Tensor) -> pd.Prediction:
+    return made(x[None, :, :1], pd.Poisson())
+
+
+def classes(x: Tensor) -> pd.Prediction:
+    return made(torch.cat([x[:, :1], 0 * x[:, :1], x[:, 1:2]], -1)[None], pd.Categorical())
+
+
+def drawn(figure: Figure) -> list[str]:
+    figure.savefig(io.BytesIO(), format="svg")  # as a whole
+    return [ax.get_title() for ax in figure.axes if ax.get_visible()]
+
+
+def test_the_titles_of_numbers_are_true() -> None:
+    x = table(60)
+    y = numbers(x).mean + torch.where(torch.arange(60) < 12, 50.0, 0.1).unsqueeze(-1)  # a fifth is far outside
+    far = torch.arange(60) == 7
+    figure = picture(numbers, WIDE, x, y, unfamiliar=far)
+    assert drawn(figure) == [
+        "80% of 60 held-back rows in their 95% interval",
+        "How often intervals hold, 60 held-back rows",
+        "Prediction by kind, averaged over 60 rows",
+        "Prediction by size, averaged over 60 rows",
+    ]
+    first = figure.axes[0]
+    assert (first.get_xlabel(), first.get_ylabel()) == ("predicted price $x$", "actual price $x$")
+    orange = next(line for line in first.lines if line.get_label() == "unlike the training rows")
+    assert orange.get_ydata().tolist() == [y[7].item()]
+    curve = next(line for line in figure.axes[1].lines if "own" in line.get_label())
+    assert curve.get_ydata()[-1] == pytest.approx(0.8)
+
+
+def test_calibrated_intervals_are_a_point_of_their_own() -> None:
+    x = table(80)
+    y = numbers(x).mean + 3 * torch.randn(80, 1)
+    calibrated = pd.conformal(numbers(x[:40]), y[:40])
+
+    def interval(found: pd.Prediction) -> tuple[Tensor, Tensor]:
+        return calibrated.interval(found, 0.9)
+
+    figure = picture(numbers, WIDE, x[40:], y[40:], level=0.9, interval=interval)
+    low, high = interval(numbers(x[40:]))
+    share = ((low <= y[40:]) & (y[40:] <= high)).double().mean().item()
+    assert f"calibrated 90% interval: {share:.1%}" in [line.get_label() for line in figure.axes[1].lines]
+    assert f"{share:.0%} of 40 held-back rows in their 90% interval" in drawn(figure)
+
+
+def test_without_targets_predictions_stand_in_order_beside_what_matters() -> None:
+    figure = picture(numbers, WIDE, table(300), rows="rows")
+    assert drawn(figure)[:2] == [
+        "Predictions of 300 rows, 250 shown",
+        "Change of the prediction when a column is shuffled",
+    ]
+    heights = figure.axes[0].lines[0].get_ydata()
+    assert len(heights) == 250
+    assert bool((heights[1:] >= heights[:-1]).all())
+
+
+def test_a_single_input_has_its_curve_in_the_units_of_the_table() -> None:
+    x = torch.linspace(-1, 1, 50).unsqueeze(-1)
+    figure = picture(numbers, ONE, x, 2 * x)
+    assert drawn(figure)[0] == "Prediction by age"
+    curve = next(line for line in figure.axes[0].lines if line.get_label() == "prediction")
+    torch.testing.assert_close(
+        torch.tensor(curve.get_ydata()), 1000 + 2 * torch.tensor(curve.get_xdata()), rtol=1e-6, atol=0
+    )
+    assert len(drawn(picture(numbers, ONE, x))) == 3
+
+
+def test_classes_have_a_confusion_and_no_intervals() -> None:
+    x = table(60)
+    y = classes(x).probs.argmax(-1)
+    y[:15] = (y[:15] + 1) % 3
+    figure = picture(classes, CLASSES, x, y)
+    titles = drawn(figure)
+    assert titles[0] == "75% of 60 held-back rows right"
+    assert titles[1] == "How often the most probable class is right, 60 held-back rows"
+    assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 60
+    assert "interval" not in " ".join(titles)
+    assert drawn(picture(classes, CLASSES, x))[0] == "How sure the predicted classes of 60 rows are"
+
+
+@pytest.mark.parametrize(
+    ("predict", "y"), [(prices, lambda x: (3 * x[:, :1]).exp()), (counts, lambda x: x[:, :1].exp().round())]
+)
+@pytest.mark.thinned(2)
+def test_positive_numbers_and_counts_have_pictures(predict: Any, y: Any) -> None:
+    x = table(60)
+    figure = picture(predict, WIDE, x, y(x))
+    assert len(drawn(figure)) == 4
+    assert len(drawn(picture(predict, WIDE, x))) == 4
+
+
+def test_partial_dependence_is_that_of_a_sum() -> None:
+    x = table(40)
+    found = dependence(numbers, WIDE, x, "kind", lambda each: each.interval(0.9))
+    others = (2 * x[:, 0]).mean()
+    assert (found.names, found.values) == (("a", "b", "(missing)"), (0.0, 1.0, 2.0))
+    torch.testing.assert_close(found.mean[:, 0], others + torch.tensor([0.0, 1.0, 9.0]))
+    assert bool((found.low < found.mean).all() & (found.mean < found.high).all())
+    torch.testing.assert_close(found.doubt, torch.full((3, 1), 0.5))
+    size = dependence(numbers, WIDE, x, "size", lambda each: each.interval(0.9))
+    assert size.values[0] >= 100 + x[:, 0].min().item() - 1e-6  # in the units of the table
+    slope = (size.mean[-1, 0] - size.mean[0, 0]).item() / (size.values[-1] - size.values[0])
+    assert slope == pytest.approx(2.0, rel=1e-4)
+
+
+def test_missing_values_are_no_part_of_a_number() -> None:
+    encoding = Encoding((Column("size", gaps=True), Column("rest")), "y")
+    x = torch.stack([torch.linspace(0, 1, 40), torch.zeros(40), torch.randn(40)], 1)
+    x[::4, 0], x[::4, 1] = -50.0, 1.0  # filled in, and marked
+
+    def predict(inputs: Tensor) -> pd.Prediction:
+        assert not inputs[:, 1].any() or len(inputs) == 40
+        return made(inputs[None, :, :1], pd.Gaussian(1.0))
+
+    found = dependence(predict, encoding, x, "size", lambda each: each.interval(0.9))
+    assert min(found.values) >= 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(pd.ShapeError, match=r"at least 2 rows, and y as many; got 5 rows and 4 targets"):
+        picture(numbers, WIDE, table(5), torch.zeros(4, 1))
+    with pytest.raises(pd.PyroDropoutError, match="encoding has no classes"):
+        picture(classes, WIDE, table(5))

@@ -1,0 +1,74 @@
+"""What a notebook shows: small tables with true facts, and pictures."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+
+X = torch.linspace(-1, 1, 12).unsqueeze(-1)
+QUIET: Any = {"steps": 3, "compile": False, "progress": False}
+
+
+def trained(make: Any = pd.AutoMeanField, likelihood: Any = None, y: Any = X) -> Any:
+    outputs = 3 if isinstance(likelihood, pd.Categorical) else 1
+    model = pd.BayesianNet(nn.Linear(1, outputs), likelihood=likelihood or pd.Gaussian(tau=4.0))
+    guide = make(model)
+    return model, guide, pd.fit(model, guide, X, y, **QUIET)
+
+
+def test_a_guide_says_what_it_is_and_how_it_was_trained() -> None:
+    model, guide, history = trained()
+    assert repr(guide) == f"AutoMeanField(sites: 2, parameters: 4, trained: {history.told})"
+    assert "<th>parameters</th><td>4</td>" in guide._repr_html_()
+    fresh = pd.AutoMeanField(model)
+    assert repr(fresh) == "AutoMeanField(sites: 2, parameters: 4)"
+    fresh.load_state_dict(guide.state_dict())
+    assert "trained" not in repr(fresh)
+
+
+@pytest.mark.parametrize("change", ["load", "train"])
+def test_a_guide_forgets_its_training_when_its_parameters_change(change: str) -> None:
+    model, guide, _ = trained()
+    if change == "load":
+        guide.load_state_dict(pd.AutoMeanField(model).state_dict())
+    else:
+        with torch.no_grad():
+            next(guide.parameters()).add_(1.0)
+    assert "trained" not in repr(guide)
+
+
+def test_an_ensemble_says_what_its_members_are() -> None:
+    _, guide, history = trained(lambda model: pd.Ensemble(model, members=2))
+    assert repr(guide).startswith("Ensemble(members: 2 anchored, points, parameters: ")
+    assert history.told in guide._repr_html_()
+
+
+def test_predictions_are_a_table_with_a_picture() -> None:
+    model, guide, history = trained()
+    page = pd.predict(model, guide, X, samples=10)._repr_html_()
+    assert "of that, doubt about the mean" in page
+    assert page.count("<tr>") == 6
+    assert "data:image/png;base64," in page
+    assert "data:image/png;base64," in history._repr_html_()
+    labels = torch.arange(12) % 3
+    model, guide, _ = trained(likelihood=pd.Categorical(), y=labels)
+    assert "class 2" in pd.predict(model, guide, X, samples=10)._repr_html_()
+
+
+def test_several_targets_have_no_picture_that_would_mislead() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Bernoulli())
+    page = pd.predict(model, pd.AutoMeanField(model), X, samples=10)._repr_html_()
+    assert page.startswith("<pre>Prediction(12 points")
+
+
+def test_a_comparison_is_a_table_of_scores_in_lines() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1))
+    found = pd.compare(model, {"a <b>": pd.AutoMeanField}, (X, X), (X, X), seeds=2, samples=20, **QUIET)
+    assert repr(found).startswith("Comparison(a <b>; 12 training and 12 test points; ")
+    page = found._repr_html_()
+    assert "<th>a &lt;b&gt;</th>" in page
+    assert "test log-lik." in page
+    assert "data:image/png;base64," in page

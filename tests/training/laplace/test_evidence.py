@@ -1,0 +1,270 @@
+"""The evidence of Laplace approximations: against linear models, where it is known, and by what it finds."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.laplace import evidence
+from pyro_dropout.training.laplace.evidence_slope import evidence_slope
+from pyro_dropout.training.laplace.most_probable import most_probable
+
+F64 = torch.float64
+STRUCTURES = ("full", "layer", "kron", "diagonal", "last")
+QUIET: dict[str, Any] = {"progress": False, "seed": 0}
+
+
+def line(number: int = 30) -> tuple[Tensor, Tensor]:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(number, 2)) @ [[1.0, 0.6], [0.0, 0.5]]
+    y = x @ [[1.5], [-0.7]] + 0.4 + 0.2 * rng.normal(size=(number, 1))
+    return torch.tensor(x), torch.tensor(y)
+
+
+def linear(tau: float | Tensor = 4.0, length: float = 1.0, bias: float = 1.0) -> pd.BayesianNet:
+    return pd.BayesianNet(nn.Linear(2, 1).to(F64), pd.Prior(length, bias), pd.Gaussian(tau))
+
+
+def exact(x: Tensor, y: Tensor, log_tau: float, log_length: float, log_bias: float) -> float:
+    """log p(y) of the linear model, from the covariance of y."""
+    xs, ys = x.numpy(), y.numpy().ravel()
+    covariance = xs @ xs.T * math.exp(-2 * log_length) + math.exp(-2 * log_bias) + np.eye(len(ys)) * math.exp(-log_tau)
+    return float(stats.multivariate_normal(np.zeros(len(ys)), covariance).logpdf(ys))
+
+
+def slopes(function: Any, at: tuple[float, ...], step: float = 1e-5) -> list[float]:
+    """Central differences."""
+    found = []
+    for k in range(len(at)):
+        high, low = (tuple(v + sign * step * (i == k) for i, v in enumerate(at)) for sign in (1, -1))
+        found.append((function(*high) - function(*low)) / (2 * step))
+    return found
+
+
+@pytest.mark.parametrize("structure", ["full", "layer", "kron", "last"])
+def test_it_is_exact_in_a_linear_model(structure: Any) -> None:
+    """Value and gradient: at the maximum the point's own dependence on the settings adds nothing to the gradient."""
+    x, y = line()
+    model = linear(4.0, 0.7, 1.3)
+    guide = pd.laplace(model, pd.conjugate(model, x, y), x, y, structure)
+    logs = math.log(4.0), math.log(0.7), math.log(1.3)
+    assert guide.log_evidence().item() == pytest.approx(exact(x, y, *logs), rel=1e-10)
+    tau, length, bias = (torch.tensor(v, dtype=F64).exp().requires_grad_() for v in logs)
+    guide.log_evidence(tau, {"weight": length, "bias": bias}).backward()
+    found = [(value.grad * value).item() for value in (tau, length, bias)]
+    assert found == pytest.approx(slopes(lambda *at: exact(x, y, *at), logs), rel=1e-6)
+
+
+def test_other_settings_are_checked() -> None:
+    x, y = line()
+    model = linear(torch.tensor([4.0], dtype=F64))
+    guide = pd.laplace(model, pd.conjugate(model, x, y), x, y)
+    with pytest.raises(pd.RangeError, match=r"tau must be positive and finite; got -1\.0"):
+        guide.log_evidence(tau=-1.0)
+    with pytest.raises(pd.PyroDropoutError, match="length_scales names 'w'; the Gaussian sites are weight, bias"):
+        guide.log_evidence(length_scales={"w": 1.0})
+    with pytest.raises(pd.PyroDropoutError, match=r"tau must be a multiple of \[4\.0\]"):
+        guide.log_evidence(tau=torch.tensor([1.0, 2.0]))
+
+
+def two_layers(likelihood: pd.Likelihood, outputs: int) -> tuple[pd.BayesianNet, Tensor]:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, outputs)).to(F64)
+    return pd.BayesianNet(net, pd.Prior(), likelihood), torch.randn(12, 2, dtype=F64)
+
+
+@pytest.mark.filterwarnings("ignore:the point of this Laplace")
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_its_gradient_is_that_of_its_value(structure: Any) -> None:
+    """Of a network: with other settings, the curvature at the same point is computed anew."""
+    model, x = two_layers(pd.Gaussian(torch.tensor([2.0, 5.0], dtype=F64)), 2)
+    y = torch.randn(12, 2, dtype=F64)
+    sites = ["2.weight", "2.bias"] if structure == "last" else list(model.sites)
+    guide = pd.laplace(model, model, x, y, structure)
+    factor, lengths = 1.7, {name: 0.5 + 0.3 * k for k, name in enumerate(sites)}
+    rest = {name: 1 / model.prior_scale(name) for name in model.sites}
+    weights, biases = ({n: v for n, v in (rest | lengths).items() if n.endswith(end)} for end in ("weight", "bias"))
+    noise = pd.Gaussian(factor * torch.tensor([2.0, 5.0], dtype=F64))
+    again = pd.BayesianNet(model.net, pd.Prior(weights, biases), noise)
+    found = guide.log_evidence(noise.tau, lengths)
+    assert found.item() == pytest.approx(pd.laplace(again, again, x, y, structure).log_evidence().item(), rel=1e-10)
+    at = [torch.tensor(0.0, dtype=F64, requires_grad=True) for _ in sites]
+    guide.log_evidence(noise.tau, {n: lengths[n] * a.exp() for n, a in zip(sites, at, strict=True)}).backward()
+
+    def moved(*logs: float) -> float:
+        return guide.log_evidence(
+            noise.tau, {n: lengths[n] * math.exp(v) for n, v in zip(sites, logs, strict=True)}
+        ).item()
+
+    assert [a.grad.item() for a in at] == pytest.approx(slopes(moved, (0.0,) * len(sites)), rel=1e-5, abs=1e-6)
+
+
+def test_its_slope_counts_that_the_point_moves() -> None:
+    """The slope of log det(H + P) in the weights, by automatic differentiation, along a Gauss-Newton step of them."""
+    model, x = two_layers(pd.Gaussian(4.0), 1)
+    y = x[:, :1].sin()
+    guide = pd.laplace(model, most_probable(model, x, y, dict(model.net.named_parameters()), 1000), x, y)
+    mean = guide.mean()
+    sizes = {name: value.numel() for name, value in mean.items()}
+    precisions = {name: model.prior_scale(name).pow(-2).expand(size) for name, size in sizes.items()}
+    prior = torch.cat(list(precisions.values()))
+    point = torch.cat([value.flatten() for value in mean.values()])
+
+    def outputs(flat: Tensor) -> Tensor:
+        parts = zip(mean.items(), flat.split(list(sizes.values())), strict=True)
+        weights = {name: part.reshape(value.shape) for (name, value), part in parts}
+        return torch.func.functional_call(model.net, weights, (x,)).flatten()
+
+    def precision(flat: Tensor) -> Tensor:
+        jacobian = torch.func.jacrev(outputs)(flat)
+        return 4 * jacobian.mT @ jacobian + prior.diag()
+
+    turn = torch.func.grad(lambda flat: torch.logdet(precision(flat)))(point)
+    lengths = {name: model.prior_scale(name).reciprocal().requires_grad_() for name in mean}
+    tau = torch.tensor(4.0, dtype=F64, requires_grad=True)
+    guide.log_evidence(tau, lengths).backward()
+    assert tau.grad is not None
+    expected, through = {}, 0.0
+    for name, length in lengths.items():
+        pull = torch.cat([(each == name) * p for each, p in precisions.items()]) * point
+        moved = -0.5 * turn @ torch.linalg.solve(precision(point), -pull)
+        assert length.grad is not None
+        expected[name] = (0.5 * length * length.grad + moved).item()  # log P = 2 log l
+        through -= moved.item()
+    expected = {"tau": (tau * tau.grad).item() + through, **expected}
+    assert abs(through) > 0.1
+    found = evidence_slope(model, guide, x, y, list(expected))
+    assert list(found.values()) == pytest.approx(list(expected.values()), rel=0.02, abs=0.02)
+
+
+def test_the_maximum_of_a_linear_model_is_found() -> None:
+    """Against a search for the maximum of the exact evidence."""
+    x, y = line(60)
+    model = linear(tau=1.0)
+    found = pd.maximise_evidence(model, x, y, tolerance=1e-5, **QUIET)
+    best = optimize.minimize(lambda at: -exact(x, y, *at), np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-6})
+    assert found.log_evidence == pytest.approx(-best.fun, abs=1e-4)
+    settings = [math.log(v) for v in (found.tau, found.length_scales["weight"], found.length_scales["bias"])]
+    assert settings == pytest.approx(best.x.tolist(), abs=0.01)
+    assert found.log_evidence == max(found.trace) == found.guide.log_evidence().item()
+    # The model has the settings, and a new one that is made with them too.
+    assert model.likelihood.tau.item() == pytest.approx(found.tau)
+    assert model.prior_of("weight").stddev[0, 0].item() == pytest.approx(1 / found.length_scales["weight"])
+    assert torch.equal(pd.Gaussian(found.tau).log_tau, model.likelihood.log_tau)
+    assert repr(found).startswith(f"Evidence(log p(D) = {found.log_evidence:.2f} after {len(found.trace)} rounds, tau ")
+
+
+def waves(number: int = 200) -> tuple[Tensor, Tensor]:
+    """Noise of precision 25."""
+    rng = np.random.default_rng(5)
+    x = rng.uniform(-2, 2, size=(number, 1))
+    y = np.sin(2 * x) + 0.2 * rng.normal(size=(number, 1))
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y, dtype=torch.float32)
+
+
+def waves_net(learn: bool = False) -> pd.BayesianNet:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1))
+    return pd.BayesianNet(net, pd.Prior(learn=learn), pd.Gaussian(1.0, learn=learn))
+
+
+@pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.deep)])
+def test_the_noise_of_made_data_is_found(structure: Any) -> None:
+    """The precision of 200 draws of noise has a relative standard error of 10 %."""
+    x, y = waves()
+    model = waves_net()
+    found = pd.maximise_evidence(model, x, y, structure, tolerance=5.0, **QUIET)
+    assert 25 * 0.7 < found.tau < 25 * 1.4
+    assert found.log_evidence > found.trace[0] + 50
+    error = (model.evaluate(found.guide.mean(), x) - torch.sin(2 * x)).square().mean().sqrt()
+    assert error < 0.08
+
+
+@pytest.mark.deep
+def test_standardised_data_have_the_evidence_of_the_raw_ones() -> None:
+    """And τ is that of standardised targets: the raw one times their variance."""
+    x, y = waves(100)
+    model = pd.Standardised(waves_net(), x, 100 * y + 7)
+    found = pd.maximise_evidence(model, x, 100 * y + 7, tolerance=5.0, **QUIET)
+    assert found.tau == pytest.approx(25 * y.var().item(), rel=0.5)
+    inner = pd.laplace(model.model, found.guide, model.standard_x(x), model.standard_y(100 * y + 7), "full")
+    shift = len(y) * model.y_std.log().item()
+    assert found.log_evidence == pytest.approx(inner.log_evidence().item() - shift, abs=1e-3)
+
+
+def test_what_is_meant_to_be_learned_stays_so() -> None:
+    """τ and widths that ELBO would learn are found by their evidence, and only those asked for."""
+    x, y = waves(60)
+    model = waves_net(learn=True)
+    before = {name: model.prior_scale(name).item() for name in model.sites}
+    found = pd.maximise_evidence(model, x, y, tune=["tau"], rounds=5, tolerance=1e6, **QUIET)
+    assert model.likelihood.log_tau.requires_grad
+    assert model.learned == list(model.sites)
+    assert {name: model.prior_scale(name).item() for name in model.sites} == before
+    assert model.likelihood.tau.item() == pytest.approx(found.tau, rel=1e-5) != 1.0
+
+
+def test_an_error_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = waves(20)
+    model = waves_net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    real, calls = evidence.laplace, []
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(model.likelihood.tau.item())
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(evidence, "laplace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pd.maximise_evidence(model, x, y, **QUIET)
+    assert calls[1] != calls[0] == 1.0  # the settings had changed
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_classes_have_no_noise_to_find() -> None:
+    x, y = waves(60)
+    net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 2))
+    model = pd.BayesianNet(net, pd.Prior(), pd.Categorical())
+    found = pd.maximise_evidence(model, x, (y[:, 0] > 0).long(), tolerance=10.0, **QUIET)
+    assert found.tau is None
+    assert found.log_evidence > found.trace[0]
+    with pytest.raises(pd.PyroDropoutError, match="tau is for Gaussian noise"):
+        found.guide.log_evidence(tau=2.0)
+    with pytest.raises(pd.PyroDropoutError, match="which Categorical does not have"):
+        pd.maximise_evidence(model, x, y, tune=["tau"])
+
+
+@pytest.mark.filterwarnings("ignore:the point of this Laplace", "ignore:log p.D. may rise")
+@pytest.mark.parametrize("ordinary", [False, True], ids=["mini-batches", "ordinary parameters"])
+@pytest.mark.thinned(2)
+def test_mini_batches_and_ordinary_parameters_are_trained_by_adam(ordinary: bool) -> None:
+    x, y = waves(60)
+    norm = nn.LayerNorm(12) if ordinary else nn.Identity()
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 12), norm, nn.Tanh(), nn.Linear(12, 1)))
+    before = [value.clone() for value in norm.parameters()]
+    batch = None if ordinary else 30
+    found = pd.maximise_evidence(model, x, y, rounds=2, steps=40, first_steps=80, batch_size=batch, **QUIET)
+    assert found.trace[1] > found.trace[0] + 5
+    assert all(not torch.equal(a, b) for a, b in zip(before, norm.parameters(), strict=True))
+    again = pd.laplace(model, found.guide, x, y)  # with the parameters and settings that the model now has
+    assert again.log_evidence().item() == pytest.approx(found.log_evidence, abs=1e-3)
+
+
+def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
+    x, y = waves(60)
+    model = waves_net()
+    found = pd.maximise_evidence(model, x, y, tolerance=1e6, **QUIET)
+    pd.save(tmp_path / "found", model, found.guide)
+    fresh = waves_net()
+    fresh.likelihood = pd.Gaussian(found.tau)
+    guide = pd.AutoLaplace(fresh)
+    pd.load(tmp_path / "found", fresh, guide)
+    settings: Any = (2.0, {"0.bias": 3.0})
+    assert guide.log_evidence(*settings).item() == found.guide.log_evidence(*settings).item()
+    assert fresh.prior_scale("0.weight").item() == pytest.approx(1 / found.length_scales["0.weight"])

@@ -1,0 +1,197 @@
+"""The temperature of the KL: a factor on it, right at every step however steps are taken."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.checkpoints.fingerprint import told_loss
+
+F64 = torch.float64
+X = torch.linspace(-1, 1, 12, dtype=F64).unsqueeze(-1)
+Y = 3 * X + 1
+RATE, STEPS = 0.05, 25
+
+
+def pair(seed: int = 0) -> tuple[pd.BayesianNet, Any]:
+    """A line with points for weights, whose training has no noise."""
+    torch.manual_seed(seed)
+    model = pd.BayesianNet(nn.Linear(1, 1).double(), likelihood=pd.Gaussian(tau=0.2))
+    return model, pd.AutoDropout(model, keep=1.0)
+
+
+def warm() -> pd.ELBO:
+    return pd.ELBO(temperature=pd.warm_up(20))
+
+
+def by_hand(heat: Callable[[int], float]) -> Tensor:
+    """The weights that Adam finds with the KL times ``heat`` of the number of steps done."""
+    w = [value.clone().requires_grad_() for value in pair()[1].mean().values()]
+    optimiser = torch.optim.Adam(w, lr=RATE)
+    for done in range(STEPS):
+        loss = 0.1 * (Y - X @ w[0].T - w[1]).square().sum() + heat(done) * 0.5 * sum(v.square().sum() for v in w)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return torch.cat([v.detach().flatten() for v in w])
+
+
+def found(guide: Any) -> Tensor:
+    return torch.cat([v.detach().flatten() for v in guide.mean().values()])
+
+
+def by_fit(compile: bool, **options: Any) -> Tensor:
+    model, guide = pair()
+    pd.fit(model, guide, X, Y, steps=STEPS, lr=RATE, loss=warm(), compile=compile, progress=False, **options)
+    return found(guide)
+
+
+def by_other_optimiser(compile: bool) -> Tensor:
+    model, guide = pair()
+    optim = torch.optim.Adam([{"params": [p]} for p in guide.parameters()], lr=RATE)  # groups: outside the step
+    pd.fit(model, guide, X, Y, steps=STEPS, optim=optim, loss=warm(), compile=compile, progress=False)
+    return found(guide)
+
+
+def by_pyro(compile: bool) -> Tensor:
+    model, guide = pair()
+    svi = pyro.infer.SVI(model, guide, pyro.optim.Adam({"lr": RATE}), warm())
+    for _ in range(STEPS):
+        svi.step(X, Y)
+        svi.evaluate_loss(X, Y)  # no step
+    return found(guide)
+
+
+def by_svi(compile: bool, optim: str = "Adam") -> Tensor:
+    model, guide = pair()
+    svi = pd.SVI(model, guide, getattr(pyro.optim, optim)({"lr": RATE}), warm(), compile=compile)
+    for _ in range(STEPS):
+        svi.step(X, Y)
+        svi.evaluate_loss(X, Y)
+    return found(guide)
+
+
+def by_both(compile: bool) -> Tensor:
+    """Eager and compiled steps in turn: they share the count."""
+    model, guide = pair()
+    elbo, optim = warm(), pyro.optim.Adam({"lr": RATE})
+    eager, other = pd.SVI(model, guide, optim, elbo, compile=False), pd.SVI(model, guide, optim, elbo, compile=compile)
+    for step in range(STEPS):
+        (eager if step % 3 else other).step(X, Y)
+    return found(guide)
+
+
+def by_fleet(compile: bool) -> Tensor:
+    fleet = pd.Fleet(pair, {"seed": [1, 0]})
+    fleet.fit(X, Y, steps=STEPS, lr=RATE, loss=warm(), compile=compile, progress=False)
+    return found(fleet[1][1])
+
+
+def by_ensemble(compile: bool) -> Tensor:
+    model, _ = pair()
+    ensemble = pd.Ensemble(model, lambda m: pd.AutoDropout(m, keep=1.0), members=2, anchored=False, start="module")
+    pd.fit(model, ensemble, X, Y, steps=STEPS, lr=RATE, loss=warm(), compile=compile, progress=False)
+    return found(ensemble)  # both members are the same
+
+
+WAYS = {
+    "fit": by_fit,
+    "fit, another optimiser": by_other_optimiser,
+    "pyro": by_pyro,
+    "SVI": by_svi,
+    "SVI, both": by_both,
+    "fleet": by_fleet,
+    "ensemble": by_ensemble,
+}
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)], ids=["eager", "compiled"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.thinned(2)
+def test_a_schedule_is_right_at_every_step(way: str, compile: bool) -> None:
+    expected = by_hand(lambda done: min(1.0, (done + 1) / 20))
+    assert torch.allclose(WAYS[way](compile), expected, atol=1e-7)
+    for wrong in (0.05, 1.0):  # held fixed at the first step, or left out
+        assert not torch.allclose(by_hand(lambda done, wrong=wrong: wrong), expected, atol=1e-3)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("way", ["fit", "SVI", "fleet", "ensemble"])
+def test_a_schedule_is_right_in_cuda_graphs(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("X", "Y"):
+        monkeypatch.setitem(globals(), name, globals()[name].cuda())
+    with torch.device("cuda"):
+        expected = by_hand(lambda done: min(1.0, (done + 1) / 20))
+        assert torch.allclose(WAYS[way](True), expected, atol=1e-7)
+
+
+def test_a_schedule_is_resumed_where_it_stood(tmp_path: Path) -> None:
+    whole = by_fit(False, seed=0)
+
+    def part(steps: int) -> Tensor:
+        model, guide = pair()
+        how: Any = {"lr": RATE, "loss": warm(), "compile": False, "progress": False, "checkpoint": tmp_path, "seed": 0}
+        pd.fit(model, guide, X, Y, steps=steps, **how)
+        return found(guide)
+
+    part(9)
+    assert torch.equal(part(STEPS), whole)
+
+
+def test_the_temperature_is_a_fact_of_a_training() -> None:
+    assert "temperature" not in told_loss(pd.ELBO())  # as in checkpoints of earlier versions
+    heats = (0.5, pd.warm_up(10), pd.warm_up(11), pd.warm_up(10, start=0.1))
+    told = [told_loss(pd.ELBO(temperature=heat))["temperature"] for heat in heats]
+    assert len(set(told)) == 4
+
+
+def test_a_warm_up_by_equal_factors() -> None:
+    found = pd.warm_up(3, start=1e-3)(torch.arange(5, dtype=F64))
+    assert torch.allclose(found, torch.tensor([1e-2, 1e-1, 1.0, 1.0, 1.0], dtype=F64))
+
+
+def test_parts_hold_the_kl_itself_and_the_loss_its_multiple() -> None:
+    model = pd.BayesianNet(nn.Linear(1, 1).double())
+    guide = pd.AutoMeanField(model, init_scale=1e-9)
+    parts = pd.ELBO().parts(model, guide, X, Y)
+    for heat in (0.0, 0.1, 1.0, lambda done: torch.full_like(done, 0.1), lambda done: 2):
+        elbo = pd.ELBO(temperature=heat)  # type: ignore[arg-type]
+        factor = float(heat(torch.zeros(()))) if callable(heat) else heat
+        assert torch.isclose(elbo.parts(model, guide, X, Y)["kl"], parts["kl"])
+        assert torch.isclose(elbo.differentiable_loss(model, guide, X, Y), parts["nll"] + factor * parts["kl"])
+
+
+def test_the_gradient_of_a_label_has_the_temperature_too() -> None:
+    """A draw without a pathwise gradient: its score must weigh the KL of the draw with the same factor."""
+    logit = torch.zeros((), dtype=F64, requires_grad=True)
+
+    def model() -> None:
+        z = pyro.sample("z", pyro.distributions.Bernoulli(torch.tensor(0.9, dtype=F64)))
+        pyro.sample("y", pyro.distributions.Normal(z, 1.0), obs=torch.ones((), dtype=F64))
+
+    def guide() -> None:
+        pyro.sample("z", pyro.distributions.Bernoulli(logits=logit))
+
+    def exact(heat: float) -> Tensor:
+        q = torch.sigmoid(logit)
+        costs = [0.5, 0.0]  # -log N(1; z, 1) at z = 0 and 1, without its constant
+        p = (1 - q, q)
+        nll = sum(a * c for a, c in zip(p, costs, strict=True))
+        kl = sum(a * (a / b).log() for a, b in zip(p, (0.1, 0.9), strict=True))
+        return torch.autograd.grad(nll + heat * kl, logit)[0]
+
+    torch.manual_seed(0)
+    elbo = pd.ELBO(per_example=False, num_particles=400, temperature=0.25)
+    (slope,) = torch.autograd.grad(elbo.differentiable_loss(model, guide), logit)
+    assert abs(slope - exact(0.25)) < 0.1 < abs(exact(1.0) - exact(0.25)) - 0.2  # four standard errors
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), "cold", lambda done: torch.ones(2), lambda done: None])
+def test_a_temperature_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(pd.PyroDropoutError, match="temperature"):
+        pd.ELBO(temperature=wrong)
