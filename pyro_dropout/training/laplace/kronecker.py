@@ -4,6 +4,10 @@ With a the inputs of a layer (and 1 for its bias) and g the slopes of the output
 exact block is Σ_n g gᵀ ⊗ a aᵀ. The factors are A = Σ a aᵀ / rows and B = Σ g gᵀ; a convolution has a row for each
 position of each point (Grosse and Martens 2016). The expectation over targets is exact: all columns of the likelihood's
 root are propagated back, none is sampled.
+
+On a GPU, points run together in large batches, and the factors have the precision that
+``torch.set_float32_matmul_precision`` says: they are an approximation, and most of the work. Outputs and gradients have
+all digits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,9 +23,10 @@ from pyro_dropout.generative.inputs import AnyInputs, takes_all
 from pyro_dropout.mathematics.curvature import Block, Kronecker
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.laplace.curvature import F64, Sums
+from pyro_dropout.training.laplace.curvature import F64, Sums, whole_products
 
 _NUMBERS = 2**22  # of patches that are held at once
+_ON_GPU = 2**26  # inputs and outputs of layers that are held at once on a GPU
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTEAD = (
     "Use structure='last', 'diagonal' or 'layer', or make other parameters random with BayesianNet(net, only=...)."
@@ -59,29 +64,37 @@ class KroneckerSums(Sums):
             )
         self.layers = layers_of(net, sites)
         self._checked = False
+        self._held = 0  # numbers that a point has in all layers
+
+    def points(self, outputs: int) -> int:
+        """Return how many points can be added at once: on a GPU, as many as fit once their size is known."""
+        some = super().points(outputs)
+        fit = _ON_GPU // self._held if self._held and self.layers[0].outputs.is_cuda else 0
+        return max(some, min(fit, _ON_GPU // outputs**2))
 
     def add(self, x: AnyInputs, y: Tensor) -> Tensor:
         """Add some points, and return the outputs at them."""
         leaves = {name: value.clone().requires_grad_() for name, value in self.free.items()}
-        with self._watched():
-            f = self.net.evaluate({**self.fixed, **leaves}, x)
-        slope, root = self._slope(f, y)
-        outputs = [layer.seen[0][1] for layer in self.layers]
-        if not self._checked:
-            self._check_layers(f, leaves)
-            self._checked = True
-        found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
+        with whole_products():
+            with self._watched():
+                f = self.net.evaluate({**self.fixed, **leaves}, x)
+            slope, root = self._slope(f, y)
+            outputs = [layer.seen[0][1] for layer in self.layers]
+            if not self._checked:
+                self._check_layers(f, leaves)
+                self._checked = True
+                self._held = sum(part.numel() for layer in self.layers for part in layer.seen[0]) // len(f)
+            found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
         for total, value in zip(self.gradient.values(), found, strict=True):
             total += 0.0 if value is None else value.to(F64)
         for column in root.unbind(-1):
             slopes = torch.autograd.grad(f, outputs, column, retain_graph=True, allow_unused=True)
             for layer, g in zip(self.layers, slopes, strict=True):
                 if g is not None:
-                    rows = _rows_out(layer.module, g).to(F64)
-                    layer.outputs += rows.mT @ rows
+                    layer.outputs += _gram(_rows_out(layer.module, g))
         for layer in self.layers:
             for rows in self._rows_in(layer):
-                layer.inputs += rows.to(F64).mT @ rows.to(F64)
+                layer.inputs += _gram(rows)
                 layer.rows += len(rows)
             layer.seen = []
         self.count += len(f)
@@ -199,6 +212,13 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
     ):
         x = x.unfold(k, (size - 1) * dilation + 1, stride)[..., ::dilation]
     return x.movedim(1, positions + 1).flatten(positions + 1).flatten(0, positions)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of products on a GPU."""
+    exact = not rows.is_cuda or torch.get_float32_matmul_precision() == "highest"
+    rows = rows.to(F64) if exact else rows
+    return rows.mT @ rows
 
 
 def _rows_out(module: nn.Module, g: Tensor) -> Tensor:

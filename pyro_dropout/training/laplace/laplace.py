@@ -2,8 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -146,7 +145,7 @@ def finish(
     weights = guide.point()
     sums: Sums | None = None
     log_likelihood = torch.zeros((), dtype=F64, device=next(iter(weights.values())).device)
-    with forked(), evaluating(model), torch.enable_grad(), _whole_products():
+    with forked(), evaluating(model), torch.enable_grad():
         for x, y in batches:
             inputs, targets = checked_batch(model, weights, x, y)
             net, own, own_targets = inside(model, inputs, targets)
@@ -154,11 +153,13 @@ def finish(
                 sums = _sums(guide.structure, net, weights, own)
             f = net.evaluate(weights, own if takes_all(net) else own[:1]).detach()
             net.likelihood.check_values(f[:1], net.likelihood.checked(f[:1].expand(len(targets), -1), own_targets))
-            size = len(targets) if takes_all(net) else min(batch_size or len(targets), sums.points(f.shape[-1]))
-            for start in range(0, len(targets), size):
+            start = 0
+            while start < len(targets):
+                size = len(targets) if takes_all(net) else min(batch_size or len(targets), sums.points(f.shape[-1]))
                 part = slice(start, start + size)
                 f = sums.add(own if takes_all(net) else own[part], own_targets[part])
                 log_likelihood += _log_likelihood(model, f, targets[part])
+                start += size
     if sums is None:
         raise ShapeError("a Laplace approximation needs at least one data point; the DataLoader gave none.")
     scale = 1.0 if num_data is None else num_data / sums.count
@@ -177,17 +178,6 @@ def finish(
     curvature = Curvature(sums.blocks(precisions, scale), scale * log_likelihood, num_data or sums.count, noise)
     guide.set_curvature(curvature)
     _warn_unless_trained(curvature, gradient)
-
-
-@contextmanager
-def _whole_products() -> Iterator[None]:
-    """Within this context products on a GPU have all digits of float32: curvature is a sum of many."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:
