@@ -26,7 +26,7 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout.judging.selection import folds_of, repeated
 
-DECAYS, RATES = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2), (3e-3, 1e-2, 3e-2)
+DECAYS, RATES = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2), (3e-3, 1e-2)
 CLOSE = 0.05  # nats between the two ways of choosing
 ASKED = ("steps", "folds", "splits", "seed")
 GAUSSIAN = ("mean-field", "low-rank")

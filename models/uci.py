@@ -49,7 +49,7 @@ def guide(model, kind, drop):
         return pd.AutoMeanField(model, **start)
     if kind == "row-mixture":
         return pd.AutoRowMixture(model, components=2, bias="gaussian", **start)
-    if kind.endswith("low-rank"):
+    if kind == "low-rank":
         return pd.AutoLowRank(model, rank=2, **start)
     return pd.AutoDropout(model, keep=1 - drop)
 

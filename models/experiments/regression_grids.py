@@ -6,7 +6,6 @@ import pyro_dropout as pd
 
 DROPS, DECAY = (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), (1e-6,)
 BELIEFS: dict[str, tuple[float, ...]] = {"drop": (0.0,), "length": (0.3, 2.0), "lr": (3e-3, 1e-2)}  # widths are learned
-COLD = {"drop": (0.0,), "tau": (30.0, 300.0, 3000.0, 3e4, 3e5), "length": (1.0,), "lr": (1e-2,)}  # τ above the noise's
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
     "dropout": {"drop": DROPS, "decay": DECAY, "lr": (3e-3, 1e-2, 3e-2)},
     "multiplicative": {"drop": DROPS, "decay": DECAY, "lr": (3e-3, 1e-2)},
@@ -14,8 +13,6 @@ GRIDS: dict[str, dict[str, tuple[float, ...]]] = {  # in addition to τ
     "mean-field": BELIEFS,
     "row-mixture": BELIEFS,
     "low-rank": BELIEFS,
-    "cold mean-field": COLD,
-    "cold low-rank": COLD,
     "heteroscedastic": {"drop": DROPS, "length": (0.5,), "lr": (1e-3, 5e-3)},  # dropout, and noise by input
     "ensemble": {"drop": (0.0,), "tau": (3.0, 30.0, 300.0, 3000.0, 3e4), "length": (1.0,), "lr": (1e-2,)},
     "ensemble of dropout": {"drop": (0.0002, 0.005, 0.05), "decay": DECAY, "lr": (1e-2, 3e-2)},
