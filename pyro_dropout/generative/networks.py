@@ -23,6 +23,7 @@ from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
 from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
+from pyro_dropout.generative.precision import lowered
 from pyro_dropout.generative.priors import LearnedNormal, Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
@@ -78,6 +79,8 @@ class BayesianNet(nn.Module):
         >>> model(torch.zeros(5, 2)).shape
         torch.Size([5, 1])
     """
+
+    lowers_products = True  # precision="bf16" reaches its products
 
     def __init__(
         self,
@@ -257,7 +260,7 @@ class BayesianNet(nn.Module):
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
             written, recorded = written_out(self.net, weights), recordable(self.net, is_traced())
-            with kept_random(noisy), written, recorded, held_still(still):
+            with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
             wrong = drawn_in_place(self._noise, cause) or _wrong_with(x, weights, self.net, cause)

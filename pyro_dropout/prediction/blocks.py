@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
+from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.generative.turns import one_at_a_time
@@ -142,6 +143,7 @@ class Walk:
         together: int | None = None,
     ) -> None:
         self.weights, self.x, self.samples, self.seed, self.compile = weights, x, samples, seed, compile
+        self._precision = precision_now()
         self._start: RandomState | None = None
         self._print: list[object] | None = None
         self._programs: dict[Hashable, Program] = {}
@@ -171,7 +173,7 @@ class Walk:
                 "the model, the posterior or x has changed since predict(), so its draws cannot be repeated, and"
                 " they were not kept. Call predict() again, or use keep_samples=True."
             )
-        with forked():
+        with forked(), products_in(self._precision):
             set_random_state(self._start)
             self._walk(label, reduce, receive, list(of_points), False)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
+from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.generative.turns import one_at_a_time
@@ -96,6 +97,7 @@ def predict_fleet(
     seed: int | None = None,
     keep_samples: bool = False,
     compile: bool = False,
+    precision: Precision = "float32",
     chunk: int | None = None,
     progress: bool = False,
 ) -> FleetPrediction:
@@ -110,6 +112,7 @@ def predict_fleet(
         seed: makes the draws reproducible, and leaves torch's random state as it was.
         keep_samples: whether to keep the outputs of every draw as ``samples``, (T, E, n, D).
         compile: whether to compile the forward pass.
+        precision: "bf16" or "fp16" for products in half precision, as in ``predict``.
         chunk: rows, draws times replicas times points, in one forward pass; halved whenever memory runs out.
         progress: whether to show a bar.
 
@@ -131,6 +134,7 @@ def predict_fleet(
         raise PyroDropoutError(
             f"fleet must be a pyro_dropout.Fleet; got {type(fleet).__name__}. For one model and guide use predict."
         )
+    check_precision(precision, fleet[0][0])
     given, device = y, fleet.place()
     x = check_inputs(x, whole=takes_all(fleet[0][0])).to(device)
     rows = fleet.rows(x, indices)
@@ -138,7 +142,7 @@ def predict_fleet(
         y = y.to(device)
         if len(y) != len(x):
             raise ShapeError(f"y must have one target for each of {len(x)} points; got {len(y)}.")
-    with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)):
+    with seeded(seed, device), evaluating(*(part for pair in fleet for part in pair)), products_in(precision):
         forward = _ForwardPass(fleet, x, y, rows, compile, keep_samples)
         like = forward.like
         kept = like.new_empty((samples, *rows.shape, like.shape[-1])) if keep_samples else None

@@ -16,6 +16,7 @@ import pyro.infer
 import pyro.optim
 import torch
 
+from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
@@ -44,6 +45,7 @@ class SVI(pyro.infer.SVI):
         loss: ``pyro_dropout.ELBO`` by default, with a draw for each data point where the model allows it, and shared
             draws where it does not. Pyro's own losses read values while they run, so they run eagerly.
         compile: "auto", compile and fall back to eager steps with a warning; True, compile or raise; False, eager.
+        precision: "bf16" for products of a ``BayesianNet`` in bfloat16, as in ``fit``.
 
     Example:
         >>> import pyro, torch, pyro_dropout as pd
@@ -63,9 +65,11 @@ class SVI(pyro.infer.SVI):
         optim: object,
         loss: object = None,
         compile: Compile = "auto",
+        precision: Precision = "float32",
         **kwargs: object,
     ) -> None:
         check_compile(compile)
+        check_precision(precision, model, trains=True)
         if not isinstance(optim, pyro.optim.PyroOptim):
             raise PyroDropoutError(
                 f"optim must be a Pyro optimiser, such as pyro.optim.Adam({{'lr': 1e-3}}); got {type(optim).__name__}."
@@ -74,7 +78,7 @@ class SVI(pyro.infer.SVI):
             raise PyroDropoutError(f"loss must be pyro_dropout.ELBO() or a loss of Pyro's; got {describe(loss)}.")
         loss = ELBO(per_example="auto") if loss is None else loss
         super().__init__(model, guide, optim, loss, **kwargs)  # type: ignore[no-untyped-call]
-        self._elbo, self._compile = loss, compile
+        self._elbo, self._compile, self._precision = loss, compile, precision
         self._programs: dict[Hashable, list[CompiledStep]] = {}
         self._built = 0
         self._told: set[str] = set()
@@ -83,6 +87,10 @@ class SVI(pyro.infer.SVI):
     def step(self, *args: object, **kwargs: object) -> float:
         """Take one gradient step and return the loss before it."""
         check_gradients()
+        with products_in(self._precision):
+            return self._step(args, kwargs)
+
+    def _step(self, args: tuple[object, ...], kwargs: dict[str, object]) -> float:
         if self._compile is False:
             return self._eagerly(*args, **kwargs)
         given = Arguments(args, kwargs)
@@ -104,7 +112,8 @@ class SVI(pyro.infer.SVI):
     @one_at_a_time
     def evaluate_loss(self, *args: object, **kwargs: object) -> float:
         """Return the loss, without gradients."""
-        return super().evaluate_loss(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
+        with products_in(self._precision):
+            return super().evaluate_loss(*args, **kwargs)  # type: ignore[no-untyped-call, no-any-return]
 
     def _program(self, given: Arguments) -> CompiledStep:
         """Return the compiled step for these arguments; raise the reason if there is none."""

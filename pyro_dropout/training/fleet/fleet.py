@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
@@ -33,7 +34,15 @@ from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
 from pyro_dropout.training.fleet.anchors import anchored
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
-from pyro_dropout.training.fleet.replicas import Replica, build_replicas, over_replicas, tensors_in, told_settings
+from pyro_dropout.training.fleet.replicas import (
+    Replica,
+    build_replicas,
+    over_replicas,
+    rows_of,
+    stacked,
+    tensors_in,
+    told_settings,
+)
 from pyro_dropout.training.history import DivergedError, History
 from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
@@ -120,11 +129,11 @@ class Fleet:
 
     def buffers(self) -> list[Tensor]:
         """Return the settings of all replicas, stacked, in the first one's order."""
-        return _stacked([Buffers(*pair).values for pair in self._replicas])
+        return stacked([Buffers(*pair).values for pair in self._replicas])
 
     def values(self, parameters: Parameters) -> list[Tensor]:
         """Return the parameters of all replicas, stacked, in the first one's order."""
-        return _stacked([[parameter.detach() for parameter in owned] for owned in self.owners(parameters)])
+        return stacked([[parameter.detach() for parameter in owned] for owned in self.owners(parameters)])
 
     def select(self, chosen: Sequence[int]) -> "Fleet":
         """Return a fleet of some of the replicas (the same objects), in the given order."""
@@ -159,7 +168,7 @@ class Fleet:
             distributed: whether this is one of several processes that torchrun has started; each trains its share of
                 the replicas, and all end with all of them.
             options: those of ``prepare``: ``steps`` or ``epochs``, ``indices``, ``batch_size``, ``lr``, ``optim``,
-                ``schedule``, ``clip_norm``, ``loss``, ``anchors``, ``compile``, ``seed``, ``device``.
+                ``schedule``, ``clip_norm``, ``loss``, ``anchors``, ``compile``, ``precision``, ``seed``, ``device``.
 
         Returns:
             The history, with losses (steps, E).
@@ -233,6 +242,7 @@ class Fleet:
         loss: Loss | None = None,
         anchors: Sequence[int] | Tensor | None = None,
         compile: HowCompiled = "auto",
+        precision: Precision = "float32",
         seed: int | None = None,
         device: torch.device | str | None = None,
     ) -> FleetRun:
@@ -257,6 +267,7 @@ class Fleet:
             anchors: a seed for each replica, from which its anchor and the noise of its targets are drawn, as for the
                 members of an anchored ``Ensemble``; for Gaussian priors and likelihoods. None: no anchors.
             compile: "auto", "traced", True or False, as in ``fit``.
+            precision: "float32", or "bf16", as in ``fit``.
             seed: for weight draws and mini-batches.
             device: where to train; everything is moved there. By default, where the replicas are.
 
@@ -278,6 +289,7 @@ class Fleet:
         """
         check_gradients(*self[0])
         check_how_compiled(compile)
+        check_precision(precision, self[0][0], trains=True)
         check_duration(steps, epochs, batch_size)
         x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
@@ -325,7 +337,7 @@ class Fleet:
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
             here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
-            with places.replaced(settings[:count]), widths_kept():
+            with places.replaced(settings[:count]), widths_kept(), products_in(precision):
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
         solo = make_step(gradients, parameters, update)
@@ -345,6 +357,7 @@ class Fleet:
             "update": told_update(update),
             "loss": told_loss(loss),
             "seed": seed,
+            **({} if precision == "float32" else {"precision": precision}),
         }
         paths = {id(parameter): path for path, parameter in tensors_of(*self[0]).items()}
         run.names = [paths[id(value)] for value in parameters.by_name.values()]
@@ -368,20 +381,7 @@ class Fleet:
 
     def rows(self, x: AnyInputs, indices: Tensor | None) -> Tensor:
         """Return the rows of x that each replica sees, (E, n); raise if they are not valid."""
-        if indices is None:
-            return torch.arange(len(x), device=x.device).expand(len(self), -1).contiguous()
-        whole = isinstance(indices, Tensor) and indices.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
-        if not whole or indices.dim() != 2 or len(indices) != len(self) or not indices.shape[1]:
-            tensor = isinstance(indices, Tensor)
-            got = f"{tuple(indices.shape)} of {indices.dtype}" if tensor else type(indices).__name__
-            raise ShapeError(
-                f"indices must be a tensor of whole numbers, (E, n) = ({len(self)}, n), one row for each replica; got"
-                f" {got}. All replicas see the same number of points; mask.nonzero() turns a mask into row numbers."
-            )
-        least, most = int(indices.min()), int(indices.max())
-        if least < 0 or most >= len(x):
-            raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {least} to {most}.")
-        return indices.to(x.device).long().contiguous()
+        return rows_of(x, indices, len(self))
 
     def rates(self, lr: Rate) -> Tensor:
         """Return the learning rate of each replica, (E,); raise if they are not valid."""
@@ -394,7 +394,3 @@ class Fleet:
 
 def _rate(optim: object, lr: Rate | None) -> Rate:
     return lr if lr is not None else optim.lr if isinstance(optim, Update) else 1e-3
-
-
-def _stacked(rows: list[list[Tensor]]) -> list[Tensor]:
-    return [torch.stack(column) for column in zip(*rows, strict=True)]

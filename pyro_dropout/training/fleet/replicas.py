@@ -10,11 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from tqdm.auto import tqdm
 
+from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
@@ -177,3 +178,26 @@ def _is_input(node: object) -> bool:
             return False
         node = node.args[0]
     return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
+
+
+def stacked(rows: list[list[Tensor]]) -> list[Tensor]:
+    """Return the tensors of several replicas, each stacked over them."""
+    return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def rows_of(x: AnyInputs, indices: Tensor | None, count: int) -> Tensor:
+    """Return the rows of x that each of some replicas sees, (E, n); raise if they are not valid."""
+    if indices is None:
+        return torch.arange(len(x), device=x.device).expand(count, -1).contiguous()
+    whole = isinstance(indices, Tensor) and indices.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8)
+    if not whole or indices.dim() != 2 or len(indices) != count or not indices.shape[1]:
+        tensor = isinstance(indices, Tensor)
+        got = f"{tuple(indices.shape)} of {indices.dtype}" if tensor else type(indices).__name__
+        raise ShapeError(
+            f"indices must be a tensor of whole numbers, (E, n) = ({count}, n), one row for each replica; got"
+            f" {got}. All replicas see the same number of points; mask.nonzero() turns a mask into row numbers."
+        )
+    least, most = int(indices.min()), int(indices.max())
+    if least < 0 or most >= len(x):
+        raise RangeError(f"indices must lie between 0 and {len(x) - 1}, the rows of x; got {least} to {most}.")
+    return indices.to(x.device).long().contiguous()

@@ -1,0 +1,83 @@
+"""The precision of a network's products: float32, or half of it for speed.
+
+With "bf16" the matrix products and convolutions of a network multiply numbers of 8 bits and add them up in float32, as
+``torch.autocast`` does. Everything else stays in float32: parameters, draws of the weights, the optimiser's moments,
+the outputs f, the KL and the loss.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Literal
+
+import torch
+from torch import nn
+
+from pyro_dropout.mathematics.checks import check_choice
+from pyro_dropout.mathematics.errors import PyroDropoutError
+
+Precision = Literal["float32", "bf16", "fp16"]
+
+_TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_now: ContextVar[Precision] = ContextVar("the precision of products", default="float32")
+
+
+def check_precision(precision: object, model: object, trains: bool = False) -> None:
+    """Raise unless a model's products can have this precision.
+
+    Args:
+        precision: one of "float32", "bf16" and "fp16".
+        model: the model.
+        trains: whether gradients are taken.
+    """
+    check_choice("precision", precision, tuple(_TYPES))
+    if precision == "float32":
+        return
+    if precision == "fp16" and trains:
+        raise PyroDropoutError(
+            "precision='fp16' is for predictions: gradients are often too small for float16, and would become zero."
+            " Train with precision='bf16'."
+        )
+    if not isinstance(model, nn.Module) or not getattr(getattr(model, "model", model), "lowers_products", False):
+        raise PyroDropoutError(
+            f"precision={precision!r} is for BayesianNet(net), inside Standardised too; {type(model).__name__} is none."
+            " Use torch.autocast inside the model."
+        )
+    other = {value.dtype for value in model.parameters() if value.is_floating_point()} - {torch.float32}
+    if other:
+        raise PyroDropoutError(
+            f"precision={precision!r} is for networks with parameters in float32; this one has"
+            f" {', '.join(sorted(str(each).removeprefix('torch.') for each in other))}."
+        )
+
+
+@contextmanager
+def products_in(precision: Precision) -> Iterator[None]:
+    """Within this context the products of networks have another precision.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
+        >>> weights, x = {"weight": torch.ones(1, 1)}, torch.tensor([[1.001]])
+        >>> with products_in("bf16"):
+        ...     low = model.evaluate(weights, x)
+        >>> low.item(), low.dtype, round(model.evaluate(weights, x).item(), 3)
+        (1.0, torch.float32, 1.001)
+    """
+    before = _now.set(precision)
+    try:
+        yield
+    finally:
+        _now.reset(before)
+
+
+def lowered(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which torch's products have the precision of ``products_in``."""
+    dtype = _TYPES[_now.get()]
+    # torch would keep cast weights until the context ends, in a program that is recorded for ever.
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+
+
+def precision_now() -> Precision:
+    """Return the precision of products here."""
+    return _now.get()

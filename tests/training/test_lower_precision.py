@@ -1,0 +1,188 @@
+"""precision="bf16": products of a network in half precision, everything else in float32."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.precision import products_in
+from tests.contracts.guides import GUIDES
+
+QUIET: dict[str, Any] = {"progress": False, "seed": 0}
+
+
+def network(*sizes: int, likelihood: Any = None) -> pd.BayesianNet:
+    torch.manual_seed(0)
+    pairs = itertools.pairwise(sizes)
+    layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), nn.Tanh())]
+    return pd.BayesianNet(nn.Sequential(*layers[:-1]), likelihood=likelihood or pd.Gaussian(tau=10.0))
+
+
+def data(count: int = 64, inputs: int = 3) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, inputs, generator=torch.Generator().manual_seed(1))
+    return x, x.sum(1, keepdim=True).sin()
+
+
+def rounded(value: Tensor) -> Tensor:
+    return value.bfloat16().float()
+
+
+def test_products_are_those_of_rounded_numbers() -> None:
+    model = pd.BayesianNet(nn.Linear(5, 2, bias=False))
+    x, w = torch.randn(7, 5), torch.randn(2, 5)
+    with products_in("bf16"):
+        low = model.evaluate({"weight": w}, x)
+    assert low.dtype == torch.float32
+    assert torch.allclose(low, rounded(rounded(x) @ rounded(w).mT), rtol=2**-7)
+    assert not torch.equal(low, model.evaluate({"weight": w}, x))
+
+
+class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the types that products are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.products: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm"):
+            self.products |= {arg.dtype for arg in args if isinstance(arg, Tensor)}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_forward_and_backward_products_have_it(precision: Any) -> None:
+    model, seen = network(3, 8, 8, 1), _Seen()
+    guide = pd.AutoDropout(model)
+    with seen:
+        pd.fit(model, guide, *data(), steps=2, compile=False, precision=precision, **QUIET)
+    assert seen.products == {torch.bfloat16 if precision == "bf16" else torch.float32}
+
+
+def test_the_kl_keeps_all_digits() -> None:
+    model = network(3, 8, 1)
+    guide = pd.AutoLowRank(model, rank=2)
+    found = []
+    for precision in ("float32", "bf16"):
+        with products_in(precision):  # type: ignore[arg-type]
+            found.append(pd.ELBO().parts(model, guide, *data())["kl"])
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("compile", [False, "traced", pytest.param(True, marks=pytest.mark.deep)])
+def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
+    x, y = data()
+    parameters = []
+    for how, precision in ((False, "bf16"), (compile, "bf16"), (False, "float32")):
+        model = network(3, 20, 1)
+        guide = pd.AutoDropout(model, keep=1.0)
+        pd.fit(model, guide, x, y, steps=20, lr=0.01, compile=how, precision=precision, **QUIET)
+        assert all(value.dtype == torch.float32 for value in guide.parameters())
+        parameters.append(torch.cat([value.detach().flatten() for value in guide.parameters()]))
+    eager, other, whole = parameters
+    assert (eager - other).norm() < 0.5 * (eager - whole).norm()  # fused operations round less often
+    assert 0 < (eager - whole).norm() < 0.05 * whole.norm()
+
+
+@pytest.mark.parametrize("make", [pytest.param(config.make, id=name) for name, config in GUIDES.items()])
+def test_every_guide_trains_and_predicts(make: Callable[..., Any]) -> None:
+    x, y = data()
+    model = network(3, 10, 1)
+    guide = make(model)
+    history = pd.fit(model, guide, x, y, steps=3, compile=False, precision="bf16", **QUIET)
+    assert torch.isfinite(history.losses).all()
+    low, whole = (pd.predict(model, guide, x, samples=20, seed=0, precision=p) for p in ("bf16", "float32"))
+    assert 0 < (low.mean - whole.mean).abs().max() < 0.1 * whole.samples.std() + 0.05
+
+
+@pytest.mark.parametrize("likelihood", [pd.Gaussian(tau=10.0), pd.HeteroscedasticGaussian(), pd.Categorical()])
+def test_a_second_pass_repeats_the_draws_in_the_same_precision(likelihood: Any) -> None:
+    outputs = 1 if isinstance(likelihood, pd.Gaussian) else 2
+    model = network(3, 10, outputs, likelihood=likelihood)
+    guide = pd.AutoDropout(model, keep=0.8)
+    x, y = data()
+    y = (y[:, 0] > 0).long() if isinstance(likelihood, pd.Categorical) else y
+    how: dict[str, Any] = {"samples": 20, "seed": 0, "precision": "bf16"}
+    kept, again = (pd.predict(model, guide, x, keep_samples=keep, **how) for keep in (True, False))
+    assert torch.allclose(kept.log_prob(y), again.log_prob(y), rtol=1e-5)
+
+
+def test_convolutions_and_attention_run() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 3))
+    model = pd.BayesianNet(net, likelihood=pd.Categorical())
+    guide = pd.AutoMeanField(model)
+    x, y = torch.randn(8, 1, 6, 6), torch.arange(8) % 3
+    history = pd.fit(model, guide, x, y, steps=3, compile=False, precision="bf16", **QUIET)
+    assert torch.isfinite(history.losses).all()
+    block = nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), nn.Flatten(), nn.Linear(40, 3)
+    )
+    model = pd.BayesianNet(block, likelihood=pd.Categorical())
+    guide = pd.AutoMeanField(model)
+    history = pd.fit(model, guide, torch.randn(8, 5, 8), y, steps=2, compile=False, precision="bf16", **QUIET)
+    assert torch.isfinite(history.losses).all()
+
+
+def test_fleets_ensembles_and_svi_take_it() -> None:
+    x, y = data()
+
+    def build(seed: int) -> tuple[Any, Any]:
+        model = network(3, 10, 1)
+        return model, pd.AutoDropout(model, keep=0.9)
+
+    seen, fleet = _Seen(), pd.Fleet(build, {"seed": [0, 1]})
+    run = fleet.prepare(x, y, steps=2, compile=False, precision="bf16", seed=0)
+    with seen:
+        run.advance(2)
+    assert seen.products == {torch.bfloat16}
+    low, whole = (pd.predict_fleet(fleet, x, samples=5, seed=0, precision=p) for p in ("bf16", "float32"))
+    assert 0 < (low.mean - whole.mean).abs().max() < 0.05
+    model = network(3, 10, 1)
+    ensemble = pd.Ensemble(model, pd.AutoDropout, members=2)
+    seen = _Seen()
+    with seen:
+        pd.fit(model, ensemble, x, y, steps=2, compile=False, precision="bf16", **QUIET)
+    assert torch.bfloat16 in seen.products
+    assert torch.float32 not in seen.products
+    svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}), compile=False, precision="bf16")
+    seen = _Seen()
+    with seen:
+        svi.step(x, y)
+        svi.evaluate_loss(x, y)
+    assert seen.products == {torch.bfloat16}
+
+
+def test_a_checkpoint_of_another_precision_is_refused(tmp_path: Any) -> None:
+    x, y = data()
+    model = network(3, 10, 1)
+    guide = pd.AutoDropout(model)
+    how: dict[str, Any] = {"compile": False, "checkpoint": tmp_path / "kept", **QUIET}
+    pd.fit(model, guide, x, y, steps=4, precision="bf16", **how)
+    with pytest.raises(pd.PyroDropoutError, match="precision"):
+        pd.fit(model, guide, x, y, steps=8, **how)
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (lambda m, g, x, y: pd.fit(m, g, x, y, steps=1, precision="half"), "precision must be"),
+        (lambda m, g, x, y: pd.fit(m, g, x, y, steps=1, precision="fp16"), "is for predictions"),
+        (lambda m, g, x, y: pd.fit(m.double(), g.double(), x.double(), y.double(), steps=1, precision="bf16"),
+         "parameters in float32; this one has float64"),
+        (lambda m, g, x, y: pd.predict(m, g, x, precision="bf16", method="linearised"),
+         "linearised' does not take precision='bf16'"),
+        (lambda m, g, x, y: pd.fit(lambda x, y: None, lambda x, y: None, x, y, steps=1, precision="bf16"),
+         "is for BayesianNet"),
+        (lambda m, g, x, y: pd.fit(pd.DeepGP(3, [4], 1), g, x, y, steps=1, precision="bf16"),
+         "DeepGP is none"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_lowered_is_refused_by_name(act: Callable[..., object], said: str) -> None:
+    model = network(3, 10, 1)
+    with pytest.raises(pd.PyroDropoutError, match=said):
+        act(model, pd.AutoDropout(model), *data())
