@@ -113,14 +113,14 @@ class TrainingRun:
         index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
-                program = Program(
-                    self._step, values, state, self.t, self.lr, *self._inputs, *index, compile=not self.traced
-                )
+                inputs = (values, state, self.t, self.lr, *self._inputs, *index)
+                carries = self._count if self.t.is_cuda else 0
+                program = Program(self._step, *inputs, compile=not self.traced, carries=carries)
                 if self.t.is_cuda and (self._batches is None or self._batches.chained):
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
-                    inputs = [(*self._inputs, *row) for row in rows]
-                    self._chain = Chain(program, values, state, self.t, self.lr, inputs)
+                    each = [(*self._inputs, *row) for row in rows]
+                    self._chain = Chain(program, values, state, self.t, self.lr, each)
         except Exception as cause:
             if compile is True:
                 raise

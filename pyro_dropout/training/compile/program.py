@@ -19,6 +19,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
+from pyro_dropout.training.compile.carried_casts import carry_casts, cast
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.known_code import is_known
@@ -42,6 +43,11 @@ class Program:
             it, the program holds them as they are.
         like: programs that may equal this one, which is then not compiled again.
         compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
+        carries: how many of its first inputs are parameters, which its first outputs replace, and whose copies in half
+            precision a chain of calls hands on.
+
+    Attributes:
+        carried: which parameters have such copies, and of which type.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Program:
         outside: Surroundings | None = None,
         like: Sequence["Program"] = (),
         compile: bool = True,
+        carries: int = 0,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -63,20 +70,42 @@ class Program:
         self.graph = traced(flat_function, flat)
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
+        self.carried = carry_casts(self.graph.graph, carries) if carries else []
+        if self.carried:
+            self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
-        whole = [*flat, *(tensor for _, tensor in self.lifted)]
+        whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
         self._compiled: Compiled = self.graph
         if compile:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
-    def __call__(self, *inputs: Tree, lifted: Sequence[Tensor] | None = None) -> Tree:
-        """Run the compiled function; ``lifted`` replaces the tensors that it would read itself."""
-        return tree_unflatten(self.flat(tree_leaves(inputs), lifted), self._outputs)
+    def __call__(
+        self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
+    ) -> Tree:
+        """Run the compiled function.
 
-    def flat(self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None) -> list[Tensor]:
+        Args:
+            inputs: its inputs.
+            lifted: replaces the tensors that it would read itself.
+            casts: the copies that the call before has left here, and that this call replaces by its own.
+        """
+        return tree_unflatten(self.flat(tree_leaves(inputs), lifted, casts), self._outputs)
+
+    def flat(
+        self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
+    ) -> list[Tensor]:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
-            return list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted)))
+            own = self.casts(inputs) if casts is None else casts
+            found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
+        count = len(found) - len(self.carried)
+        if casts is not None:
+            casts[:] = found[count:]
+        return found[:count]
+
+    def casts(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return the copies that a first call needs, of the leaves of its inputs."""
+        return cast(inputs, self.carried)
 
     def outside(self) -> list[Tensor]:
         """Return the tensors that it reads besides its inputs, as they are now."""
@@ -192,8 +221,9 @@ class Chain:
         with torch.no_grad(), torch.cuda.graph(self.graph):
             values, state, times = self.values, self.state, self.t + self.ahead
             losses = []
+            kept = {"casts": step.casts(values)} if isinstance(step, Program) else {}
             for each, time in zip(inputs, times.unbind(), strict=True):
-                values, state, loss = step(values, state, time, self.lr, *each)
+                values, state, loss = step(values, state, time, self.lr, *each, **kept)
                 losses.append(loss)
             torch._foreach_copy_(self.everything[:-1], [*values, *(s for each in state for s in each)])
             self.t.add_(len(inputs))
