@@ -48,7 +48,7 @@ def looped(jax: Any, size: Size, device: str, step: Any, start: Any) -> tuple[Ad
 
 
 def dropout(size: Size, device: str, precision: str) -> tuple[Advance, int]:
-    """Return dropout with its weight decay, and Adam, as one writes them in JAX."""
+    """Return dropout with its weight decay, and Adam, as one writes them in JAX; "bf16" for products in bfloat16."""
     jax = started(device, precision)
     jnp = jax.numpy
     x, y = data(jax, size)
@@ -61,7 +61,9 @@ def dropout(size: Size, device: str, precision: str) -> tuple[Advance, int]:
         for k, (weight, bias) in enumerate(layers):
             key, own = jax.random.split(key)
             h = h if k == 0 else jax.nn.relu(h)
-            h = (h * jax.random.bernoulli(own, 1 - DROP, h.shape)) @ weight + bias
+            h = h * jax.random.bernoulli(own, 1 - DROP, h.shape)
+            low = jnp.bfloat16 if precision == "bf16" else h.dtype
+            h = (h.astype(low) @ weight.astype(low)).astype(h.dtype) + bias
         if size.classes:
             misfit = -jnp.take_along_axis(jax.nn.log_softmax(h), y[:, None], 1).sum()
         else:

@@ -7,6 +7,7 @@ import pyro
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.precision import Precision, products_in
 from pyro_dropout.training.batches import CHAIN
 from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
@@ -37,14 +38,22 @@ GUIDES: list[tuple[str, Guide, bool, int]] = [
 
 
 def fitting(
-    size: Size, device: str, guide: Guide, *, per_example: bool, compile: bool, batches: int = 1
+    size: Size,
+    device: str,
+    guide: Guide,
+    *,
+    per_example: bool,
+    compile: bool,
+    batches: int = 1,
+    products: Precision = "float32",
 ) -> tuple[Advance, int]:
     """Return the steps of a training that was set up as ``pd.fit`` sets it up, with Adam."""
     x, y = size.data(device, batches * size.batch)
     model = size.model(device)
     posterior = guide(model).to(device)
     task = TrainingTask(posterior, pd.ELBO(per_example=per_example), ModelCall(model, (x, y, len(x))))
-    run = task.run(named("adam", LEARNING_RATE), size.batch, compile)
+    with products_in(products):
+        run = task.run(named("adam", LEARNING_RATE), size.batch, compile)
 
     def advance(steps: int) -> None:
         done = 0
