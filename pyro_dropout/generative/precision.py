@@ -2,16 +2,19 @@
 
 With "bf16" the matrix products and convolutions of a network multiply numbers of 8 bits and add them up in float32, as
 ``torch.autocast`` does. Everything else stays in float32: parameters, draws of the weights, the optimiser's moments,
-the outputs f, the KL and the loss.
+the outputs f, the KL and the loss. So do Linear layers with fewer than 16 inputs or outputs, often the first and the
+last: they would gain nothing, and what a network is told and what it answers would lose digits.
 """
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -19,6 +22,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 Precision = Literal["float32", "bf16", "fp16"]
 
 _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_THIN = 16  # inputs or outputs of a layer below which it stays in float32
 _now: ContextVar[Precision] = ContextVar("the precision of products", default="float32")
 
 
@@ -57,11 +61,11 @@ def products_in(precision: Precision) -> Iterator[None]:
 
     Example:
         >>> import torch, pyro_dropout as pd
-        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
-        >>> weights, x = {"weight": torch.ones(1, 1)}, torch.tensor([[1.001]])
+        >>> model = pd.BayesianNet(torch.nn.Linear(16, 16, bias=False))
+        >>> weights, x = {"weight": torch.eye(16)}, torch.full((1, 16), 1.001)
         >>> with products_in("bf16"):
         ...     low = model.evaluate(weights, x)
-        >>> low.item(), low.dtype, round(model.evaluate(weights, x).item(), 3)
+        >>> low[0, 0].item(), low.dtype, round(model.evaluate(weights, x)[0, 0].item(), 3)
         (1.0, torch.float32, 1.001)
     """
     before = _now.set(precision)
@@ -74,8 +78,33 @@ def products_in(precision: Precision) -> Iterator[None]:
 def lowered(device: torch.device) -> AbstractContextManager[object]:
     """Return a context in which torch's products have the precision of ``products_in``."""
     dtype = _TYPES[_now.get()]
+    return nullcontext() if dtype is None else _autocast(device.type, dtype)
+
+
+@contextmanager
+def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
     # torch would keep cast weights until the context ends, in a program that is recorded for ever.
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+    with torch.autocast(device, dtype, cache_enabled=False), _ThinLayers(device):
+        yield
+
+
+class _ThinLayers(TorchFunctionMode):
+    """Within this context Linear layers with few inputs or outputs run in float32."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not F.linear or min(args[1].shape[-2:]) >= _THIN:
+            return func(*args, **kwargs)
+        with torch.autocast(self._device, enabled=False):
+            return func(_whole(args[0]), *args[1:], **kwargs)
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def precision_now() -> Precision:

@@ -13,8 +13,11 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
+from pyro_dropout.generative.precision import products_in
 from tests.benchmarks import jax_peers
 from tests.benchmarks.ours import dropout, fitting
+from tests.benchmarks.predictions import walked
+from tests.benchmarks.settings import Settings
 from tests.benchmarks.sizes import DEEP, SMALL, WIDE, Size
 from tests.benchmarks.timing import Absent, Contestant, interleave, median_ratio, seconds
 
@@ -56,17 +59,11 @@ def steps(size: Size, device: str, rounds: int) -> None:
 
 def predictions(size: Size, device: str, points: int, samples: int, rounds: int) -> None:
     """Print the time of predictions in three precisions."""
-    model = size.model(device)
-    guide = dropout(model).to(device)
-    x = size.data(device, points)[0]
     taken = {}
     for products in ("float32", "bf16", "fp16"):
-
-        def act(products: str = products) -> object:
-            how = {"samples": samples, "seed": 0, "keep_samples": False, "compile": device == "cuda"}
-            return pd.predict(model, guide, x, precision=products, **how)  # type: ignore[arg-type]
-
-        taken[products] = seconds(act, device, rounds)
+        with products_in(products):  # type: ignore[arg-type]
+            predict, _ = walked(size, Settings(device), samples, points, compile=device == "cuda")
+            taken[products] = seconds(predict, device, rounds)
         ratio = taken[products] / taken["float32"]
         limit = "" if products == "float32" else f", {ratio:.2f} of TF32 (at most {TO_TF32})"
         print(f"{size.name}, {points} x {samples} draws, {products}: {taken[products]:.3f} s{limit}", flush=True)
