@@ -2,7 +2,7 @@
 
 With "bf16" the matrix products and convolutions of a network multiply numbers of 8 bits and add them up in float32, as
 ``torch.autocast`` does. Everything else stays in float32: parameters, draws of the weights, the optimiser's moments,
-the outputs f, the KL and the loss. So do Linear layers with fewer than 16 inputs or outputs, often the first and the
+the outputs f, the KL and the loss. So do Linear layers with fewer than 8 inputs or outputs, often the first and the
 last: they would gain nothing, and what a network is told and what it answers would lose digits.
 """
 
@@ -22,7 +22,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 Precision = Literal["float32", "bf16", "fp16"]
 
 _TYPES = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_THIN = 16  # inputs or outputs of a layer below which it stays in float32
+_THIN = 8  # inputs or outputs of a layer below which it stays in float32
 _now: ContextVar[Precision] = ContextVar("the precision of products", default="float32")
 
 

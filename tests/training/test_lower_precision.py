@@ -53,7 +53,7 @@ class _Seen(torch.utils._python_dispatch.TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in ("mm", "addmm", "bmm", "baddbmm"):
             factors = [arg for arg in args if isinstance(arg, Tensor)][-2:]
-            thin = min(size for factor in factors for size in factor.shape[-2:]) < 16
+            thin = min(size for factor in factors for size in factor.shape[-2:]) < 8
             self.products |= set() if thin else {factor.dtype for factor in factors}
             self.thin |= {factor.dtype for factor in factors} if thin else set()
         return func(*args, **(kwargs or {}))
