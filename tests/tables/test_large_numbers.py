@@ -105,7 +105,20 @@ def test_unsigned_numbers_and_decimals_keep_all_digits(tmp_path: Path) -> None:
 def test_a_run_knows_its_centres(tmp_path: Path) -> None:
     columns = {"t": [NOW + k for k in range(60)], "when": [NOW * 10**9 + 5 * k for k in range(60)]}
     data = as_csv(tmp_path, columns)
-    done = run("fit", data, "--out", tmp_path / "run", "--steps", 200, "--width", 5, "--no-compile", "--quiet")
+    done = run(
+        "fit",
+        data,
+        "--out",
+        tmp_path / "run",
+        "--steps",
+        200,
+        "--width",
+        5,
+        "--guide",
+        "dropout",
+        "--no-compile",
+        "--quiet",
+    )
     assert done.exit_code == 0, done.stderr
     record = json.loads((tmp_path / "run" / "run.json").read_text("utf-8"))
     assert record["encoding"]["inputs"][0]["centre"] == NOW + 30
