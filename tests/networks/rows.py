@@ -4,6 +4,7 @@ import pathlib
 import tempfile
 import warnings
 from typing import NamedTuple
+from unittest import mock
 
 import pyro
 import torch
@@ -49,7 +50,9 @@ def distance(made: Network) -> float:
 
 def losses(made: Network, compile: bool | str) -> tuple[Tensor, str]:
     """Losses of the same parameters at every step, and why training was not compiled."""
-    with warnings.catch_warnings(record=True) as told:
+    # So few steps would run eagerly by themselves.
+    undecided = mock.patch("pyro_dropout.training.fit.decided", lambda compile, *sizes: compile)
+    with undecided, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model, guide = made.pair()
         history = pd.fit(model, guide, made.x, made.y, steps=STEPS, lr=1e-12, compile=compile, progress=False, seed=0)
