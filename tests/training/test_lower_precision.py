@@ -94,6 +94,7 @@ def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
     assert 0 < (eager - whole).norm() < 0.05 * whole.norm()
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("make", [pytest.param(config.make, id=name) for name, config in GUIDES.items()])
 def test_every_guide_trains_and_predicts(make: Callable[..., Any]) -> None:
     x, y = data()

@@ -38,6 +38,7 @@ def test_a_chain_with_copies_takes_the_same_steps(compile: bool) -> None:
         values = found
 
 
+@pytest.mark.deep
 def test_weights_that_are_cast_are_carried_and_nothing_in_float32() -> None:
     model = pd.BayesianNet(nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 1)))
     guide = pd.AutoDropout(model)
