@@ -33,7 +33,7 @@ from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
 
 _ON_CPU, _ON_GPU = 2**24, 2**28  # numbers of the Jacobians that are held at once
 _CPU_BYTES, _GPU_BYTES = 2**30, 2**33  # of the largest tensor in a pass
-_POINTS = 2**14  # the most that run together
+_POINTS = 8192  # the most that run together
 _MOST = 2**30  # numbers in the Jacobian of one point, in all covariances, and in what all points share
 
 
