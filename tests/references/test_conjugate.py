@@ -138,7 +138,7 @@ def test_standardised_models_speak_in_the_units_of_the_data() -> None:
     np.testing.assert_allclose(posterior.mean()["weight"], mean[:, :1], atol=1e-10)
     # A density of raw targets is smaller by their scale.
     assert posterior.log_evidence == pytest.approx(evidence - 8 * float(y.std().log()), abs=1e-8)
-    drawn = pd.nuts(model, x, y, chains=2, samples=300, warmup=200, seed=0, compile=False, progress=False)
+    drawn = pd.nuts(model, x, y, chains=4, samples=1000, warmup=300, seed=0, compile=False, progress=False)
     assert abs(pd.predict(model, drawn, x, samples=6).mean - 300).max() < 100
 
 

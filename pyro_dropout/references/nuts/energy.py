@@ -5,7 +5,6 @@ all weights; a constrained site, such as a scale, is transformed to the real lin
 """
 
 import copy
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -24,30 +23,22 @@ from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, Weights
-from pyro_dropout.references.nuts.no_u_turn import Array
-from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.compile.functional import unvalidated
-from pyro_dropout.training.compile.program import Program
 
 F64 = torch.float64
 Net = TypeVar("Net", bound=nn.Module)
 
-_WORTH_COMPILING = 1500  # calls after which a long run is expected
-
 
 class Energy:
-    """-log p(y, w) of a model at its data; ``calls`` counts the evaluations.
+    """-log p(y, w) of a model at its data.
 
     Args:
         call: a Pyro model and its arguments, data included; of a network, a copy in float64 on the CPU is used, if it
             runs.
-        compile: "auto", when it pays off and works; True, at once; False, never.
     """
 
-    def __init__(self, call: ModelCall, compile: Compile = "auto") -> None:
-        self.calls = 0
-        self._compile, self._mapped = compile, True
-        self._program: Program | None = None
+    def __init__(self, call: ModelCall) -> None:
+        self._mapped = True
         exact = call.mapped(lambda part: part.to("cpu", F64 if part.is_floating_point() else part.dtype))
         if is_network(call.model):
             exact = replace(exact, model=in_float64(call.model))
@@ -65,7 +56,7 @@ class Energy:
         if self._call is not exact:  # its constants may require the original dtypes
             self._call = exact
             try:
-                self._of_one(torch.from_numpy(self._flat(sites)))
+                self._of_one(self._flat(sites))
                 self.model = exact.model
             except (RuntimeError, PyroDropoutError):
                 self._call = self._given
@@ -73,15 +64,14 @@ class Energy:
 
     # --- weights and positions ----------------------------------------------------------------------------------------
 
-    def start(self) -> Array:
+    def start(self) -> Tensor:
         """Return a position (d,) drawn from the prior."""
         return self._flat(self._sites())
 
-    def _flat(self, sites: dict[str, Message]) -> Array:
+    def _flat(self, sites: dict[str, Message]) -> Tensor:
         parts = [self._transforms[name].inv(site["value"]).reshape(-1) for name, site in sites.items()]
         flat = torch.cat([part.detach().to("cpu", F64) for part in parts])
-        found: Array = flat.clamp(-1e3, 1e3).numpy()  # a scale drawn from its prior may be zero
-        return found
+        return flat.clamp(-1e3, 1e3)  # a scale drawn from its prior may be zero
 
     def parts(self, z: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Yield the name of each site and its part of positions (*batch, d), (*batch, *shape), unconstrained."""
@@ -114,37 +104,14 @@ class Energy:
 
     # --- the energy ---------------------------------------------------------------------------------------------------
 
-    def __call__(self, positions: Array) -> tuple[Array, Array]:
+    def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Return the energies (chains,) and their gradients (chains, d) at positions (chains, d)."""
-        z = torch.from_numpy(positions)
-        wanted = self._compile is True or (self._compile == "auto" and self.calls == _WORTH_COMPILING)
-        if self._program is None and wanted:
-            self._program = self._compiled(z)
-        self.calls += 1
-        if self._program is not None:
-            energies, slopes = self._program.flat([z])
-        else:
-            with unvalidated():
-                energies, slopes = self._both(z)
-        return energies.numpy(), slopes.numpy()
-
-    def _compiled(self, z: Tensor) -> Program | None:
-        try:
-            with unvalidated():
-                return Program(self._both, z)
-        except Exception as cause:
-            if self._compile is True:
-                raise PyroDropoutError(f"this model cannot be compiled: {cause} Use compile=False.") from cause
-            warnings.warn(f"this model cannot be compiled, so sampling is slow: {cause}", stacklevel=2)
-            return None
-
-    def _both(self, z: Tensor) -> list[Tensor]:
         z = z.detach().requires_grad_()
-        with torch.enable_grad():
+        with unvalidated(), torch.enable_grad():
             energies = self._of_model(z) if self._prior is None else self._of_net(z, self._prior)
             # Chains are independent, so the gradient of the sum contains that of each.
             (slopes,) = torch.autograd.grad(energies.sum(), z)
-        return [energies.detach().to(F64), slopes]
+        return energies.detach().to(F64), slopes
 
     def _of_net(self, z: Tensor, prior: Normal) -> Tensor:
         """Return the energies of a network's weights."""

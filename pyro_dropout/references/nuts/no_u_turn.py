@@ -1,156 +1,255 @@
-"""One chain of the no-U-turn sampler, as a generator that requests energies U(z) = -log p(y, z) and their gradients.
+"""One step of the no-U-turn sampler for all chains at once, as functions of arrays without branches.
 
-A chain yields positions and is sent their energies, so one call of the model can serve several chains, whatever the
-length of their trajectories. The tree is that of Betancourt (2017): multinomial weights, doubled until it turns back.
-Momenta are in units of the square roots of the masses, p ~ N(0, I), and z moves by s·p, with s the scale of each z.
+The tree is that of Betancourt (2017): multinomial weights, doubled until it turns back. It is built leaf by leaf, not
+by recursion (Phan et al. 2019): block starts at each level of the tree say where a leaf completes two halves, which are
+then checked for a turn as the recursion would do. Chains are rows of a batch. Each is at its own leaf of its own tree,
+so none waits for another, and a step does the same operations for all of them. Momenta are in units of the square
+roots of the masses, p ~ N(0, I), and z moves by s·p, with s the scale of each z.
+
+The functions take numpy's arrays or torch's tensors. A short operation of numpy takes half the time of one of torch,
+and torch's can be compiled into one kernel.
 """
 
-import math
-from collections.abc import Generator
-from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-Array = NDArray[np.float64]  # one vector of all coordinates
-Result = TypeVar("Result")
-# Yields positions, is sent (energy, gradient) of each, and returns a result.
-Asks = Generator[Array, tuple[float, Array], Result]
+Array: TypeAlias = Any  # one of numpy or of torch
 
 _TOO_FAR = 1000.0  # a larger increase in energy counts as a divergence
 
+# One leaf takes three random numbers for each chain: Gumbel noise, by which a leaf of the new half is chosen; an
+# exponential one, by which the new half is taken; and a uniform one, for the side that grows next.
+LEAF, HALF, SIDE = range(3)
 
-class Point(NamedTuple):
-    """A point on a trajectory.
+
+class Tree(NamedTuple):
+    """The trees of all chains; C chains, d coordinates, L levels, one more than the largest depth.
 
     Attributes:
-        z: the position.
-        p: the momentum.
-        energy: U(z).
-        slope: its gradient.
+        z, p, slope: the end that grows, (C, d): position, momentum, gradient of the energy.
+        back_z, back_p, back_slope: the other end.
+        chosen_z, chosen_slope: the point chosen so far, from the tree without its new half.
+        new_z, new_slope: the point chosen from the new half.
+        sum_p: the sum of momenta of all points, the new half included.
+        start_p: the momentum at the start of the current block of 2^l points of each level l, (C, L, d).
+        before_p: the momentum at the point before that block.
+        before_sum: the sum of momenta before that block.
+        chosen_energy, new_energy: U of the chosen points, (C, 1).
+        best: the largest log-weight plus Gumbel noise in the new half.
+        weight, new_weight: log-weights of the tree without its new half, and of that half.
+        origin: potential plus kinetic energy of the first point.
+        acceptance: the sum of Metropolis probabilities.
+        points: number of points, the first included.
+        depth: number of doublings.
+        sign: 1 if the tree grows forward in time, and -1 if backward.
+        gain: the energy of the first point less that of the last one.
+        diverged, ended: 1 if the trajectory diverged, or ended for any reason; 0 otherwise.
     """
 
     z: Array
     p: Array
-    energy: float
     slope: Array
-
-    @property
-    def total(self) -> float:
-        """Potential plus kinetic energy; NaN counts as infinite."""
-        found = self.energy + 0.5 * float(self.p @ self.p)
-        return found if math.isfinite(found) else math.inf
-
-
-@dataclass(frozen=True)
-class Moved:
-    """The result of a transition.
-
-    Attributes:
-        point: the new point.
-        acceptance: the mean Metropolis probability along the trajectory.
-        diverged: whether the trajectory diverged.
-        depth: number of doublings of the trajectory.
-    """
-
-    point: Point
-    acceptance: float
-    diverged: bool
-    depth: int
-
-
-class _Tree(NamedTuple):
-    left: Point
-    right: Point
-    chosen: Point
-    log_weight: float
+    back_z: Array
+    back_p: Array
+    back_slope: Array
+    chosen_z: Array
+    chosen_slope: Array
+    new_z: Array
+    new_slope: Array
     sum_p: Array
-    acceptance: float  # a sum over its leaves
-    leaves: int
-    turning: bool = False
-    diverged: bool = False
+    start_p: Array
+    before_p: Array
+    before_sum: Array
+    chosen_energy: Array
+    new_energy: Array
+    best: Array
+    weight: Array
+    new_weight: Array
+    origin: Array
+    acceptance: Array
+    points: Array
+    depth: Array
+    sign: Array
+    gain: Array
+    diverged: Array
+    ended: Array
 
 
-@dataclass(frozen=True)
-class Walker:
-    """The transition kernel of a chain.
+def kit(array: Array) -> Any:
+    """Return the library of an array."""
+    return torch if isinstance(array, torch.Tensor) else np
 
-    Attributes:
-        step: the leapfrog step size.
-        scale: s, one number for each coordinate.
-        random: the chain's random numbers.
-        max_depth: maximum number of doublings of a trajectory.
+
+def integers(values: Sequence[int], like: Array) -> Array:
+    """Return integers as an array of the same library and device as another."""
+    return torch.tensor(values, device=like.device) if isinstance(like, torch.Tensor) else np.array(values)
+
+
+def planted(z: Array, energy: Array, slope: Array, levels: int) -> Tree:
+    """Return trees of one point (C, d) each, without momentum; ``energy`` is (C, 1)."""
+    xp = kit(z)
+    none, zero = xp.zeros_like(z), xp.zeros_like(energy)
+    level = xp.stack([none] * levels, 1)
+    vectors = [z, none, slope, z, none, slope, z, slope, z, slope, none]
+    points = integers([0] * len(z), z)[:, None]
+    return Tree._make([*vectors, level, level, level, energy, energy, *[zero] * 5, points, *[zero] * 5])
+
+
+def refreshed(tree: Tree, which: Array, momentum: Array, sign: Array, stays: Array) -> Tree:
+    """Return the trees; of some chains, new ones that start at the chosen point with a new momentum.
+
+    Args:
+        tree: the trees.
+        which: the chains with new ones, (C, 1), bool.
+        momentum: their momenta, (C, d).
+        sign: the direction in which they grow, (C, 1).
+        stays: where the chosen point remains the first one, whatever the tree finds, (C, 1), bool.
     """
+    xp = kit(momentum)
 
-    step: float
-    scale: Array
-    random: np.random.Generator
-    max_depth: int
+    def new(value: Array | float, old: Array) -> Array:
+        return xp.where(which[..., None] if old.ndim == 3 else which, value, old)
 
-    def leap(self, start: Point, direction: int) -> Asks[Point]:
-        """Take one leapfrog step, forward or backward in time."""
-        step = direction * self.step
-        half = start.p - 0.5 * step * self.scale * start.slope
-        z = start.z + step * self.scale * half
-        energy, slope = yield z
-        return Point(z, half - 0.5 * step * self.scale * slope, energy, slope)
-
-    def refreshed(self, point: Point) -> Point:
-        """Return the point with a new momentum."""
-        return point._replace(p=self.random.standard_normal(point.z.shape))
-
-    def move(self, start: Point) -> Asks[Moved]:
-        """Take one transition, which leaves the posterior invariant."""
-        start = self.refreshed(start)
-        tree = _Tree(start, start, start, 0.0, start.p, 0.0, 0)
-        depth = 0
-        while depth < self.max_depth:
-            direction = 1 if self.random.random() < 0.5 else -1
-            new = yield from self._grow(tree.right if direction == 1 else tree.left, direction, depth, start.total)
-            # The new half is taken with the odds of its weight to the old one's (biased progressive sampling).
-            tree = self._joined(tree, new, direction, min(0.0, new.log_weight - tree.log_weight))
-            depth += 1
-            if tree.turning or tree.diverged:
-                break
-        return Moved(tree.chosen, tree.acceptance / tree.leaves, tree.diverged, depth)
-
-    def _grow(self, start: Point, direction: int, depth: int, energy: float) -> Asks[_Tree]:
-        """Build a tree of 2^depth leaves on one side, or the part of it before it turns."""
-        if depth == 0:
-            leaf = yield from self.leap(start, direction)
-            gain = energy - leaf.total
-            return _Tree(leaf, leaf, leaf, gain, leaf.p, math.exp(min(0.0, gain)), 1, diverged=not gain > -_TOO_FAR)
-        first = yield from self._grow(start, direction, depth - 1, energy)
-        if first.turning or first.diverged:
-            return first
-        second = yield from self._grow(first.right if direction == 1 else first.left, direction, depth - 1, energy)
-        return self._joined(first, second, direction, second.log_weight - _log_add(first.log_weight, second.log_weight))
-
-    def _joined(self, old: _Tree, new: _Tree, direction: int, log_odds: float) -> _Tree:
-        """Return both trees as one; a point of the new one is chosen with probability exp(log_odds)."""
-        stopped = new.turning or new.diverged  # then no point of it may be chosen: it would not be reversible
-        takes = not stopped and -self.random.standard_exponential() < log_odds
-        first, second = (old, new) if direction == 1 else (new, old)
-        sum_p = old.sum_p + new.sum_p
-        turning = new.turning or (
-            not new.diverged
-            and (
-                _turns(first.left.p, second.right.p, sum_p)
-                # A full turn looks straight from end to end; the checks across the two halves detect it.
-                or _turns(first.left.p, second.left.p, first.sum_p + second.left.p)
-                or _turns(first.right.p, second.right.p, second.sum_p + first.right.p)
-            )
-        )
-        chosen, log_weight = new.chosen if takes else old.chosen, _log_add(old.log_weight, new.log_weight)
-        acceptance, leaves = old.acceptance + new.acceptance, old.leaves + new.leaves
-        return _Tree(first.left, second.right, chosen, log_weight, sum_p, acceptance, leaves, turning, new.diverged)
+    start = momentum[:, None]
+    lowest = -np.inf
+    return tree._replace(
+        z=new(tree.chosen_z, tree.z),
+        p=new(momentum, tree.p),
+        slope=new(tree.chosen_slope, tree.slope),
+        back_z=new(tree.chosen_z, tree.back_z),
+        back_p=new(momentum, tree.back_p),
+        back_slope=new(tree.chosen_slope, tree.back_slope),
+        sum_p=new(momentum, tree.sum_p),
+        start_p=new(start, tree.start_p),
+        before_sum=new(0.0, tree.before_sum),
+        best=new(lowest, tree.best),
+        weight=new(xp.where(stays, np.inf, 0.0), tree.weight),
+        new_weight=new(lowest, tree.new_weight),
+        origin=new(tree.chosen_energy + 0.5 * (momentum * momentum).sum(-1, keepdims=True), tree.origin),
+        acceptance=new(0.0, tree.acceptance),
+        points=new(1, tree.points),
+        depth=new(0.0, tree.depth),
+        sign=new(sign, tree.sign),
+        diverged=new(0.0, tree.diverged),
+        ended=new(0.0, tree.ended),
+    )
 
 
-def _turns(left: Array, right: Array, sum_p: Array) -> bool:
-    return bool(left @ sum_p <= 0 or right @ sum_p <= 0)
+def halfway(tree: Tree, step: Array, scale: Array) -> tuple[Array, Array]:
+    """Return the positions after one leapfrog step, and the momenta half a step before; steps (C, 1), scales (C, d)."""
+    move = tree.sign * step * scale
+    half = tree.p - 0.5 * move * tree.slope
+    return tree.z + move * half, half
 
 
-def _log_add(a: float, b: float) -> float:
-    high = max(a, b)
-    return high if high == -math.inf else high + math.log(math.exp(a - high) + math.exp(b - high))
+def grown(
+    tree: Tree, z: Array, half: Array, energy: Array, slope: Array, step: Array, scale: Array, noise: Array
+) -> Tree:
+    """Return the trees with one more leaf each.
+
+    Args:
+        tree: the trees.
+        z: the leaves' positions, from ``halfway``, (C, d).
+        half: the momenta half a step before them.
+        energy: U at the leaves, (C,).
+        slope: its gradient, (C, d).
+        step: step sizes, (C, 1).
+        scale: scales, (C, d).
+        noise: random numbers, (C, 3).
+    """
+    xp = kit(z)
+    energy = energy[:, None]
+    p = half - 0.5 * (tree.sign * step * scale) * slope
+    total = energy + 0.5 * (p * p).sum(-1, keepdims=True)
+    gain = tree.origin - xp.where(xp.isfinite(total), total, np.inf)
+    diverged = ~(gain > -_TOO_FAR)
+    sum_p = tree.sum_p + p
+    # A leaf of the new half is chosen with its share of the weight: the one with the largest Gumbel key is.
+    key = gain + noise[:, LEAF, None]
+    taken = key > tree.best
+    new_z, new_slope = xp.where(taken, z, tree.new_z), xp.where(taken, slope, tree.new_slope)
+    new_energy = xp.where(taken, energy, tree.new_energy)
+    new_weight = xp.logaddexp(tree.new_weight, gain)
+    marks = _starts_and_turns(tree, p, sum_p)
+    halves, whole = marks.half_turns, marks.whole_turns
+    stopped = diverged | halves  # then no point of the new half may be chosen: it would not be reversible
+    doubled = marks.complete & ~stopped
+    # The new half is taken with the odds of its weight to the old one's (biased progressive sampling).
+    swapped = doubled & (-noise[:, HALF, None] < new_weight - tree.weight)
+    depth = tree.depth + (marks.complete | stopped)
+    ended = stopped | (doubled & (whole | (depth >= tree.start_p.shape[1] - 1)))
+    again = doubled & ~ended
+    sign = xp.where(again, xp.where(noise[:, SIDE, None] < 0.5, 1.0, -1.0), tree.sign)
+    flipped = sign != tree.sign
+    far_p = xp.where(flipped, p, tree.back_p)
+    deep = again[..., None]
+    return Tree(
+        z=xp.where(flipped, tree.back_z, z),
+        p=xp.where(flipped, tree.back_p, p),
+        slope=xp.where(flipped, tree.back_slope, slope),
+        back_z=xp.where(flipped, z, tree.back_z),
+        back_p=far_p,
+        back_slope=xp.where(flipped, slope, tree.back_slope),
+        chosen_z=xp.where(swapped, new_z, tree.chosen_z),
+        chosen_slope=xp.where(swapped, new_slope, tree.chosen_slope),
+        new_z=new_z,
+        new_slope=new_slope,
+        sum_p=sum_p,
+        # In the direction of the next half, the whole tree is the block that starts at its far end.
+        start_p=xp.where(deep, far_p[:, None], marks.start_p),
+        before_p=marks.before_p,
+        before_sum=xp.where(deep, 0.0, marks.before_sum),
+        chosen_energy=xp.where(swapped, new_energy, tree.chosen_energy),
+        new_energy=new_energy,
+        best=xp.where(again, -np.inf, xp.maximum(key, tree.best)),
+        weight=xp.where(doubled, xp.logaddexp(tree.weight, new_weight), tree.weight),
+        new_weight=xp.where(again, -np.inf, new_weight),
+        origin=tree.origin,
+        acceptance=tree.acceptance + xp.exp(xp.where(gain < 0, gain, 0.0)),
+        points=tree.points + 1,
+        depth=depth,
+        sign=sign,
+        gain=gain,
+        diverged=diverged + xp.zeros_like(gain),
+        ended=ended + xp.zeros_like(gain),
+    )
+
+
+class _Marks(NamedTuple):
+    start_p: Array
+    before_p: Array
+    before_sum: Array
+    complete: Array  # whether the leaf completes the new half
+    half_turns: Array  # whether the new half turns back, at any level
+    whole_turns: Array  # whether the tree turns back as a whole
+
+
+def _starts_and_turns(tree: Tree, p: Array, sum_p: Array) -> _Marks:
+    """Return the block starts with a leaf added, and whether the blocks that it completes turn back.
+
+    Points are numbered from 0 at the far end of the tree, so the new half has the numbers 2^depth to 2^(depth+1) - 1,
+    and block l starts at each multiple of 2^l.
+    """
+    levels = tree.start_p.shape[1]
+    xp, size, number = kit(p), integers([2**level for level in range(levels)], p), tree.points
+    starts = (number & (size - 1) == 0)[..., None]
+    start_p = xp.where(starts, p[:, None], tree.start_p)
+    before_p = xp.where(starts, tree.p[:, None], tree.before_p)
+    before_sum = xp.where(starts, tree.sum_p[:, None], tree.before_sum)
+    # At level l the points a..b and c..e are two blocks of 2^l points each, and e is the leaf.
+    a, b, c, e = start_p[:, 1:], before_p[:, :-1], start_p[:, :-1], p[:, None]
+    whole, second = sum_p[:, None] - before_sum[:, 1:], sum_p[:, None] - before_sum[:, :-1]
+    to_c, from_b = whole - second + c, second + b
+    # A full turn looks straight from end to end; the checks across the two halves detect it.
+    pairs = ((a, whole), (e, whole), (a, to_c), (c, to_c), (b, from_b), (e, from_b))
+    turns = number < 0  # nowhere
+    for left, right in pairs:
+        turns = turns | ((left * right).sum(-1) <= 0)
+    turns = turns & ((number + 1) & (size[1:] - 1) == 0)
+    last = size[1:] == number + 1  # the whole tree, at the end of its new half
+    return _Marks(
+        start_p, before_p, before_sum, *(each.any(-1, keepdims=True) for each in (last, turns & ~last, turns & last))
+    )

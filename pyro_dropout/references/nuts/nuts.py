@@ -4,9 +4,7 @@ import sys
 import time
 import warnings
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -21,7 +19,8 @@ from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.protocols import PyroModel, Tree
-from pyro_dropout.references.nuts.chains import ChainResult, Plan, run_chains
+from pyro_dropout.references.nuts.adaptation import Plan
+from pyro_dropout.references.nuts.chains import ChainResult, run_chains
 from pyro_dropout.references.nuts.energy import Energy
 from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.fit import place_of
@@ -51,10 +50,11 @@ def nuts(
 ) -> SampledPosterior:
     """Draw weights from the posterior itself with the no-U-turn sampler; for small models and few data.
 
-    All chains run side by side in float64, with one evaluation of the model per step, and start at draws from the
-    prior. Parameters that are not random (hidden ones, a learned τ) stay fixed. It warns if trajectories diverge, or if
-    chains disagree about the values that the model returns or, if it returns none, about its sites. The draws are
-    returned in any case; where warnings are errors, the ``posterior`` of the exception has them.
+    All chains run as one batch in float64, with one evaluation of the model per step, so many chains cost little more
+    than a few. They start at draws from the prior. Parameters that are not random (hidden ones, a learned τ) stay
+    fixed. It warns if trajectories diverge, or if chains disagree about the values that the model returns or, if it
+    returns none, about its sites. The draws are returned in any case; where warnings are errors, the ``posterior`` of
+    the exception has them.
 
     Args:
         model: a network of this package, or any Pyro model whose latent sites are continuous.
@@ -66,7 +66,8 @@ def nuts(
         target_accept: the target acceptance rate; closer to 1, steps are shorter and fewer trajectories diverge.
         max_tree_depth: a trajectory has at most 2 to this power steps.
         points: where R-hat of the function's values is computed, as ``model(points)``; by default at the data.
-        compile: "auto", compile the energy if the run is long; True, at once; False, never.
+        compile: "auto", record the steps soon and compile them if many are to come; True, compile them at once; False,
+            never.
         progress: whether to show a progress bar.
         kwargs: the model's own keyword arguments.
 
@@ -96,21 +97,20 @@ def nuts(
         check_finite("y", call.args[1])
     began = time.perf_counter()
     with seeded(int(seed), torch.device("cpu")), evaluating(model):
-        energy = Energy(call, compile)
-        starts = np.stack([energy.start() for _ in range(chains)])
+        energy = Energy(call)
+        starts = torch.stack([energy.start() for _ in range(chains)])
     plan = Plan(int(samples), int(warmup), float(target_accept), int(max_tree_depth))
     bar = tqdm(total=chains * (warmup + samples), disable=not progress, unit="draw", desc="nuts")
 
-    def tick() -> None:
-        bar.update(1)
-        if bar.n % 50 == 0:
-            bar.set_postfix(steps=energy.calls, refresh=False)
+    def tick(draws: int, steps: int) -> None:
+        bar.set_postfix(steps=steps, refresh=False)
+        bar.update(draws)
 
     with bar, evaluating(model):
         if progress:
             tqdm.write(_expected(energy, starts, plan), file=sys.stderr)
-        ran = run_chains(energy, starts, plan, int(seed), tick)
-    z = torch.from_numpy(np.stack([np.stack(chain.draws) for chain in ran]))
+        ran = run_chains(energy, starts, plan, int(seed), tick, compile)
+    z = torch.stack([torch.from_numpy(chain.draws) for chain in ran])
     device, dtype = place_of([model], call), _type_of(call)
     weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
     lost = sum(chain.diverged for chain in ran)
@@ -132,15 +132,14 @@ def nuts(
     return posterior
 
 
-def _expected(energy: Energy, starts: NDArray[np.float64], plan: Plan) -> str:
+def _expected(energy: Energy, starts: Tensor, plan: Plan) -> str:
     """Return a line with the expected time, from two evaluations at the starts; nothing else changes."""
-    calls, spent = energy.calls, []
+    spent = []
     with forked():
         for _ in range(2):  # the first warms up
             start = time.perf_counter()
             energy(starts)
             spent.append(time.perf_counter() - start)
-    energy.calls = calls
     draws, most = plan.warmup + plan.samples, 2**plan.max_depth
     usual = min(_USUAL_STEPS, most)
     longest = told_duration(spent[1] * draws * most)

@@ -1,0 +1,127 @@
+"""A step of all chains as two functions of arrays: one leaf for every tree, and what follows the end of trees.
+
+At first the model runs as it is. Recorded, its energy is a list of plain tensor operations. Both times the rest is
+numpy's on a CPU, which is faster there. Compiled, energy and tree are one kernel that writes over the tensors of the
+state. All three compute the same up to rounding.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_dropout.references.nuts.adaptation import Plan, Tuning, turned
+from pyro_dropout.references.nuts.no_u_turn import Array, Tree, grown, halfway, kit
+from pyro_dropout.training.compile.functional import unvalidated
+from pyro_dropout.training.compile.in_place import writing
+from pyro_dropout.training.compile.program import Program
+
+# Positions (C, d) -> energies (C,) and their gradients (C, d).
+Energies = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+_FIELDS = len(Tree._fields)
+
+
+class Stepping:
+    """Takes steps of all chains.
+
+    Args:
+        energies: the energy and its gradient.
+        plan: settings.
+        tree: the trees to start from.
+        tuning: what the chains have adapted so far.
+
+    Attributes:
+        how: "eager", "recorded" or "compiled".
+    """
+
+    def __init__(self, energies: Energies, plan: Plan, tree: Tree, tuning: Tuning) -> None:
+        self._energies = self._called = energies
+        self._plan, self._state = plan, [*tree, *tuning]
+        self._leaf: Callable[..., Array] = self._keeping(self._leaf_of)
+        self._turn: Callable[..., Array] = self._keeping(self._turn_of)
+        self.how = "eager"
+
+    @property
+    def tree(self) -> Tree:
+        """The trees; compiled steps write over these tensors."""
+        return Tree(*self._state[:_FIELDS])
+
+    @property
+    def tuning(self) -> Tuning:
+        """What the chains have adapted; compiled steps write over these tensors."""
+        return Tuning(*self._state[_FIELDS:])
+
+    @property
+    def on_torch(self) -> bool:
+        """Whether random numbers must be torch's tensors, not numpy's arrays."""
+        return isinstance(self._state[0], Tensor)
+
+    def leaf(self, noise: Array) -> Array:
+        """Add one leaf to each tree, and return whether any tree has ended; takes random numbers (C, 3)."""
+        return self._leaf(noise)
+
+    def turn(self, noise: Array, momenta: Array) -> Array:
+        """Do what follows the end of trees, and return whether any chain has draws left; momenta are (C, M, d)."""
+        return self._turn(noise, momenta)
+
+    def record(self) -> None:
+        """Record the energy."""
+        with unvalidated():
+            program = Program(self._energies, torch.as_tensor(self._state[0]), compile=False)
+
+        def called(z: Tensor) -> tuple[Tensor, Tensor]:
+            energy, slope = program.flat([z])
+            return energy, slope
+
+        self._called, self.how = called, "recorded"
+
+    def compile(self, noise: Tensor, momenta: Tensor) -> None:
+        """Compile both functions, for inputs of these shapes."""
+        state = [torch.as_tensor(value).clone(memory_format=torch.contiguous_format) for value in self._state]
+        before, self._called = self._called, self._energies
+        try:
+            with unvalidated():
+                leaf = Program(self._leaf_of, *state, noise, compile=False)
+                turn = Program(self._turn_of, *state, noise, momenta, compile=False)
+                functions = writing(leaf.graph, state, noise), writing(turn.graph, state, noise, momenta)
+        finally:
+            self._called = before
+        (self._leaf, self._turn), self._state = functions, state
+        self.how = "compiled"
+
+    def _keeping(self, function: Callable[..., list[Array]]) -> Callable[..., Array]:
+        """Return a function that keeps all results but the last one as the state."""
+
+        def kept(*inputs: Array) -> Array:
+            with np.errstate(all="ignore"):  # a divergent trajectory may end anywhere
+                *state, last = function(*self._state, *inputs)
+            self._state[: len(state)] = state
+            return last
+
+        return kept
+
+    def _leaf_of(self, *inputs: Array) -> list[Array]:
+        *state, noise = inputs
+        tree, tuning = Tree(*state[:_FIELDS]), Tuning(*state[_FIELDS:])
+        unfinished = tuning.draw < self._plan.warmup + self._plan.samples
+        # A chain with all its draws stays where it is.
+        step = kit(noise).where(unfinished, tuning.step, 0.0)
+        z, half = halfway(tree, step, tuning.scale)
+        tree = grown(tree, z, half, *self._of(z), step, tuning.scale, noise)
+        ended = ((tree.ended > 0) | (tuning.searching > 0)) & unfinished
+        return [*tree, ended.any()]
+
+    def _of(self, z: Array) -> tuple[Array, Array]:
+        """Return the energies and gradients at positions."""
+        if isinstance(z, Tensor):
+            return self._called(z)
+        energy, slope = self._called(torch.from_numpy(z))
+        return energy.numpy(), slope.numpy()
+
+    def _turn_of(self, *inputs: Array) -> list[Array]:
+        *state, noise, momenta = inputs
+        tree, tuning = Tree(*state[:_FIELDS]), Tuning(*state[_FIELDS:])
+        tree, tuning = turned(tree, tuning, self._plan, noise, momenta)
+        return [*tree, *tuning, (tuning.draw < self._plan.warmup + self._plan.samples).any()]

@@ -1,0 +1,146 @@
+"""What the no-U-turn sampler costs: ``python -m tests.benchmarks.nuts [--draws 500] [--chains 4] [--quick]``.
+
+Leapfrog steps a second and the smallest number of effective samples a second, of the function's values at the data, for
+1-10-1 and 1-20-1 tanh networks on 30 points, on one thread. Beside it stands the sampler as it was before: one chain at
+a time by recursion, with a compiled energy. Both are warm: compilation is timed by itself. They run in turns in one
+process, and seconds are those of the processor, because others may use the machine.
+"""
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.prediction.sampled_posterior import SampledPosterior
+from pyro_dropout.references.nuts.adaptation import Plan
+from pyro_dropout.references.nuts.chains import _Run
+from pyro_dropout.references.nuts.energy import Energy
+from pyro_dropout.training.compile.program import Program
+from tests.oracles import recursive_nuts
+
+ASKED = 4.0  # times as many effective samples a second
+
+
+def problem(width: int) -> tuple[pd.BayesianNet, Tensor, Tensor]:
+    """Return a network with one hidden layer, and 30 noisy points of a sine."""
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 30).unsqueeze(-1)
+    y = torch.sin(2 * x) + 0.2 * torch.randn(30, 1)
+    net = nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1))
+    return pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0)), x, y
+
+
+class Before:
+    """The sampler as it was: recursion in numpy, and a compiled energy of all chains."""
+
+    def __init__(self, energy: Energy, starts: Tensor) -> None:
+        self._program, self._starts = Program(energy, starts), starts
+
+    def run(self, plan: Plan, seed: int) -> tuple[Any, float, float]:
+        """Return draws (chains, draws, d), leapfrog steps in all, and seconds."""
+
+        def energies(z: Any) -> Any:
+            return tuple(part.numpy() for part in self._program.flat([torch.from_numpy(z)]))
+
+        start = time.process_time()
+        ran = recursive_nuts.run_chains(energies, self._starts.numpy(), plan, seed)
+        taken = time.process_time() - start
+        return np.stack([np.stack(chain.draws) for chain in ran]), sum(chain.steps for chain in ran), taken
+
+
+class After:
+    """The sampler as it is, compiled."""
+
+    def __init__(self, energy: Energy, starts: Tensor) -> None:
+        self._energy, self._starts = energy, starts
+
+    def run(self, plan: Plan, seed: int) -> tuple[Any, float, float]:
+        """Return draws (chains, draws, d), leapfrog steps in all, and seconds, without those of compilation."""
+        run = _Run(self._energy, self._starts, plan, seed, compile=True)
+        run.block()  # compiles
+        start, before = time.process_time(), run.steps
+        while run.left:
+            run.block()
+        taken = (time.process_time() - start) * run.steps / (run.steps - before)
+        ran = run.results()
+        return np.stack([chain.draws for chain in ran]), sum(chain.steps for chain in ran), taken
+
+
+def effective(energy: Energy, model: pd.BayesianNet, x: Tensor, draws: Any) -> float:
+    """Return the smallest effective sample size of the function's values."""
+    z = torch.from_numpy(draws)
+    weights = {name: value.float() for name, value in energy.weights(z).items()}
+    posterior = SampledPosterior(weights, divergences=0, seconds=0.0)
+    total = draws.shape[0] * draws.shape[1]
+    with torch.no_grad():
+        f = model.evaluate(posterior.draws_at(torch.arange(total)), x)
+    return float(posterior.ess_of(f.reshape(*draws.shape[:2], -1)).min())
+
+
+def speeds(width: int, chains: int, draws: int, rounds: int) -> None:
+    """Print both samplers' speeds on a network of this width."""
+    model, x, y = problem(width)
+    energy = Energy(ModelCall(model, (x, y)))
+    starts = torch.stack([energy.start() for _ in range(chains)])
+    before, after = Before(energy, starts), After(energy, starts)
+    found: dict[str, list[tuple[float, float, float]]] = {"before": [], "after": []}
+    for seed in range(rounds):
+        for name, sampler in (("before", before), ("after", after)):
+            sampled, steps, taken = sampler.run(Plan(draws, draws, 0.8, 10), seed)
+            least = effective(energy, model, x, sampled)
+            found[name].append((steps / taken, least / taken, least / steps))
+    middle = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+    # Both are the same sampler up to rounding, so ESS/step differs by chance alone: the factor of steps is less noisy.
+    for name, (steps, least, each) in middle.items():
+        ratios = f"  {least / middle['before'][1]:5.1f} times ESS/s, {steps / middle['before'][0]:5.1f} times steps/s"
+        told = "" if name == "before" else f"{ratios} (asked: {ASKED:.0f})"
+        speed = f"{steps:10.0f} steps/s{least:9.1f} ESS/s{each:9.4f} ESS/step"
+        print(f"1-{width}-1  {chains} chains  {name:7s}{speed}{told}", flush=True)
+
+
+def batches(width: int, few: int, many: int, steps: int) -> None:
+    """Print what a step of few and of many chains takes, compiled, in turns."""
+    model, x, y = problem(width)
+    energy = Energy(ModelCall(model, (x, y)))
+    runs = {}
+    for chains in (few, many):
+        starts = torch.stack([energy.start() for _ in range(chains)])
+        runs[chains] = _Run(energy, starts, Plan(10_000, 200, 0.8, 10), 0, compile=True)
+        began = time.perf_counter()
+        runs[chains].block()
+        print(f"1-{width}-1  {chains} chains: compiled in {time.perf_counter() - began:.1f} s")
+    spent: dict[int, list[float]] = {few: [], many: []}
+    for _ in range(max(1, steps // 640)):
+        for chains, run in runs.items():
+            start, before = time.process_time(), run.steps
+            for _ in range(10):
+                run.block()
+            spent[chains].append((time.process_time() - start) / (run.steps - before))
+    for chains, each in spent.items():
+        step = statistics.median(each)
+        ratio = step / statistics.median(spent[few])
+        print(
+            f"1-{width}-1  {chains:3d} chains: {1e6 * step:7.1f} µs a step of all, {ratio:5.1f} times that of {few};"
+            f" {1e6 * step / chains:6.2f} µs a leapfrog step, {chains / step:9.0f} steps/s"
+        )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=500)
+    parser.add_argument("--chains", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="100 draws, one round")
+    given = parser.parse_args()
+    if given.quick:
+        given.draws, given.rounds = 100, 1
+    torch.set_num_threads(1)
+    for units in (10, 20):
+        speeds(units, given.chains, given.draws, given.rounds)
+        batches(units, 2, 64, 1280 if given.quick else 12800)
