@@ -215,9 +215,9 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _gram(rows: Tensor) -> Tensor:
-    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of products on a GPU."""
-    exact = not rows.is_cuda or torch.get_float32_matmul_precision() == "highest"
-    rows = rows.to(F64) if exact else rows
+    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of float32's products on a GPU."""
+    fewer = rows.is_cuda and rows.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
+    rows = rows if fewer else rows.to(F64)
     return rows.mT @ rows
 
 
