@@ -84,8 +84,6 @@ $(VENV)/.made:
 # Stamps are written last, so an interrupted installation is simply done again.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e .
-	@echo "Preparing the packages, so that the first command starts at once."
-	@$(RUN) compileall -q -q -j 0 $(VENV)/lib || true
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.made pyproject.toml constraints.txt
