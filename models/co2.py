@@ -36,7 +36,7 @@ AGREE, ASIDE = 1.25, 1.0  # stds closer than this factor, and means closer than 
 ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's figures
 DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides", "learned", "ensembles")
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
-LEARNED, COLD = learned_prior_guides(), 1e-4  # and three with learned priors, whose T rises from data/weights to 1
+LEARNED, COLD = learned_prior_guides(), 1e-4  # and three with learned priors, whose T reaches 1 at the last step
 
 
 class Activation(nn.Module):
@@ -80,7 +80,7 @@ def train(x, y, args, device):
     for part in args.parts:
         how["checkpoint"] = args.checkpoints and args.checkpoints / part
         if part in ("guides", "learned"):
-            learn, warm = part == "learned", pd.warm_up(max(1, args.guide_steps * 9 // 10), COLD)
+            learn, warm = part == "learned", pd.warm_up(args.guide_steps, COLD)
             of = {"steps": args.guide_steps, "loss": pd.ELBO(temperature=warm) if learn else None, **how}
             found |= fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], LEARNED if learn else OTHERS, x, y, **of)
             continue
@@ -95,7 +95,7 @@ def train(x, y, args, device):
         fleet.fit(x, y, steps=args.steps, lr=rate, optim="sgd", schedule=pd.inverse_decay(), **how)
         found |= dict(zip(keys, fleet, strict=True))
     if set(args.parts) < set(PARTS):
-        return found if list(args.parts) == ["ensembles"] else None  # others are joined later, from checkpoints
+        return None if {"4", "5"} & set(args.parts) else found  # these are joined later, from checkpoints
     gp = pd.GP("se", TAU, learn_tau=True, length_scale=0.1).fit(x, y, steps=args.gp_steps, progress=not args.quiet)
     return found | {"GP": (SimpleNamespace(likelihood=pd.Gaussian(gp.tau)), pd.gp_posterior(gp))}
 

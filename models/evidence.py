@@ -6,10 +6,11 @@ By folds, λ and the learning rate are those with the largest Σ_folds log p(y_h
 the best of the folds. By evidence, they are those with the largest log p(D | λ) on all training data, and τ is above.
 Both choose among the same networks, points with a weight decay λ = l²/(2Nτ), read as linearised Laplace approximations
 with a full covariance. The folds train every setting on each fold beside all training data; evidence needs only the
-latter. The splits, networks and steps are those of `uci`, whose records have the other guides.
+latter. "At dropout's mean" is a third row: the Laplace approximation at the mean of MC dropout, whose λ in Σ the folds
+choose beside the dropout probability. The splits, networks and steps are those of `uci`, whose records have the other
+guides.
 """
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -17,115 +18,69 @@ from pathlib import Path
 import torch
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.laplace_splits import best_tau, laplace_fleet, log_density
+from experiments.laplace_choices import choices
 from experiments.paired_gains import mean_and_error, said
 from experiments.regression_grids import beliefs
 from experiments.selected_records import BIG, LONGER, collect
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.judging.selection import folds_of, repeated
 
-DECAYS, RATES = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2), (3e-3, 1e-2)
+POINTS = {"decay": (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 1e-2), "drop": (0.0,), "lr": (3e-3, 1e-2)}
+MEANS = {"decay": (1e-6,), "drop": (0.0002, 0.002, 0.005, 0.01, 0.05, 0.1), "lr": (1e-2, 3e-2)}  # as in `uci`
+MULTIPLES = (0.01, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4)  # of the weight decay, in the covariance at the mean of dropout
 CLOSE = 0.05  # nats between the two ways of choosing
 ASKED = ("steps", "folds", "splits", "seed")
-GAUSSIAN = ("mean-field", "low-rank")
+GAUSSIAN, AT_MEAN = ("mean-field", "low-rank"), "laplace at dropout's mean"
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "uci_records.json"
 
 
-def model(x, y, width, decay):
+def model(x, y, width, decay, drop):
     """Return a network with one hidden layer of ReLU and a weight decay, in the units of the data."""
     net = nn.Sequential(nn.Linear(x.shape[1], width), nn.ReLU(), nn.Linear(width, 1))
-    prior, noise = beliefs(len(x), drop=0.0, decay=decay)
+    prior, noise = beliefs(len(x), drop=drop, decay=decay)
     return pd.Standardised(pd.BayesianNet(net, prior, noise), x, y)
 
 
-def guide(model):
-    return pd.AutoDropout(model, keep=1.0)  # never dropped: a point
+def guide(model, drop):
+    return pd.AutoDropout(model, keep=1 - drop)  # a point where nothing is ever dropped
 
 
 def run(name, args, device):
-    """Train and score both ways of choosing on one set; return the record."""
+    """Train and score all ways of choosing on one set; return the record."""
     data = uci(name)
     splits = min(args.splits, len(data.train_rows))
-    train, test = data.train_rows[:splits], data.test_rows[:splits]
-    x, y = data.x.to(device), data.y.to(device)
-    settings = list(itertools.product(DECAYS[: args.grid], RATES[: args.grid]))
-    length = min(map(len, train))
+    rows = data.train_rows[:splits], data.test_rows[:splits]
     steps = args.steps * LONGER.get(name, 1)
     how = {
         "steps": steps,
-        "batch_size": 256 if length > BIG else 128,
+        "batch_size": 256 if min(map(len, rows[0])) > BIG else 128,
         "schedule": lambda t: 0.5 * (1 + torch.cos(math.pi * (t / steps).clamp(max=1))),
         "compile": not args.quick,
         "seed": args.seed,
         "progress": not args.quiet,
     }
 
-    def build(x, y, decay):
-        made = model(x, y, 100 if name == "protein" else 50, decay)
-        return made, guide(made)
+    def build(x, y, decay, drop):
+        made = model(x, y, 100 if name == "protein" else 50, decay, drop)
+        return made, guide(made, drop)
 
-    def fleet(rows, asked):
-        """Train all settings on each of some sets of rows; return answers by these and by setting."""
-        each = {"decay": [decay for decay, _ in settings] * len(rows), "lr": [rate for _, rate in settings] * len(rows)}
-        repeated = [row for row in rows for _ in settings]
-        where = torch.stack([row for row in asked for _ in settings])
-        found = laplace_fleet(build, each, x, y, repeated, where, **how)
-        parts = (part.unflatten(0, (len(rows), -1)) for part in (found.mean, found.extra, found.tau))
-        return *parts, found.log_evidence.unflatten(0, (len(rows), -1)), found.seconds
+    def chosen(grid, multiples, loss):
+        grid = {key: values[: args.grid] for key, values in grid.items()}
+        return choices(build, grid, multiples[: args.grid], data, rows, args.folds, device, loss=loss, **how)
 
-    def error(mean, rows):
-        return data.y[rows, 0].double().unsqueeze(1) - mean
-
-    # All training data: what the evidence chooses from, and what is scored in the end.
-    longest = max(map(len, test))
-    rows = torch.stack([repeated(row, longest) for row in test])
-    real = torch.stack([torch.arange(longest) < len(row) for row in test]).double().unsqueeze(1)
-    mean, extra, tau, evidence, whole_seconds = fleet([repeated(row, length) for row in train], rows)
-    off = error(mean, rows)
-
-    # The folds: rows are repeated up to the length of the whole set, so that N and the weight decay stay the same.
-    parts = [folds_of(row, args.folds, args.seed + s) for s, row in enumerate(train)]
-    kept = min(len(held) for part in parts for _, held in part)
-    held = torch.stack([held[:kept] for part in parts for _, held in part])
-    folded = [repeated(own, length) for part in parts for own, _ in part]
-    held_mean, held_extra, _, _, fold_seconds = fleet(folded, held)
-    by_split = [
-        part.unflatten(0, (splits, args.folds)).transpose(1, 2).flatten(2)
-        for part in (error(held_mean, held), held_extra)
-    ]
-    fold_tau = best_tau(*by_split)
-    validation = log_density(*by_split, fold_tau).mean(-1)
-
-    def scores(choice, tau):
-        chosen = choice.unsqueeze(1)
-        own, wide = (each.take_along_dim(chosen.unsqueeze(-1), 1) for each in (off, extra))
-        log_p = log_density(own, wide, tau.gather(1, chosen))
-        count = real.sum((1, 2))
-        rmse = ((own.square() * real).sum((1, 2)) / count).sqrt()
-        return {
-            "log_likelihood": ((log_p * real).sum((1, 2)) / count).tolist(),
-            "rmse": rmse.tolist(),
-            "settings": [settings[k] for k in choice.tolist()],
-            "tau": tau.gather(1, chosen).squeeze(1).tolist(),
-        }
-
-    record = {
-        "folds_chose": scores(validation.argmax(1), fold_tau) | {"seconds": whole_seconds + fold_seconds},
-        "evidence_chose": scores(evidence.argmax(1), tau) | {"seconds": whole_seconds},
-        "source": data.source,
-    }
-    for way in ("folds", "evidence"):
-        found = record[f"{way}_chose"]
-        text = f"{name}, chosen by {way}: log-likelihood {said(found['log_likelihood'])}, rmse {said(found['rmse'])}"
+    points = chosen(POINTS, (1.0,), pd.ELBO(per_example=False))  # every draw of a point is the same
+    means = chosen(MEANS, MULTIPLES, pd.ELBO())
+    record = {"folds_chose": points["folds"], "evidence_chose": points["evidence"], "at_dropout": means["folds"]}
+    for way, found in record.items():
+        text = f"{name}, {way}: log-likelihood {said(found['log_likelihood'])}, rmse {said(found['rmse'])}"
         print(f"{text}; {found['seconds']:.0f} s", flush=True)
-    return record
+    return record | {"source": data.source}
 
 
 def report(experiment, records, others):
     """Report both ways of choosing side by side, and Laplace beside the guides of `uci`."""
-    rows, close, faster, level = [], [], [], []
+    rows, close, faster, level, alone = [], [], [], [], []
     for r in records:
         folds, evidence = r["folds_chose"], r["evidence_chose"]
         gap = [a - b for a, b in zip(evidence["log_likelihood"], folds["log_likelihood"], strict=True)]
@@ -133,17 +88,22 @@ def report(experiment, records, others):
         row = {"set": r["set"], "by folds": said(folds["log_likelihood"]), "RMSE": said(folds["rmse"])}
         row |= {"by evidence": said(evidence["log_likelihood"]), "its RMSE": said(evidence["rmse"])}
         row |= {"evidence - folds": f"{middle:.3f} ± {spread:.3f}"}
+        row |= {"at dropout's mean": said(r["at_dropout"]["log_likelihood"])}
         row |= {"seconds, folds": folds["seconds"], "seconds, evidence": evidence["seconds"]}
         close.append(middle >= -CLOSE)
         faster.append(evidence["seconds"] < folds["seconds"] / 2)
         known = {o["kind"]: o["log_likelihood"] for o in others if o["set"] == r["set"] and o["layers"] == 1}
         if "dropout" in known:
-            mine = {kind: known[kind] for kind in GAUSSIAN if kind in known} | {"laplace": folds["log_likelihood"]}
-            best = max(mine, key=lambda kind: mean_and_error(mine[kind])[0])
-            pairs = zip(mine[best], known["dropout"], strict=False)
-            gain, error = mean_and_error([a - b for a, b in pairs])
+            mine = {kind: known[kind] for kind in GAUSSIAN if kind in known} | {
+                "laplace, by folds": folds["log_likelihood"],
+                "laplace, by evidence": evidence["log_likelihood"],
+                AT_MEAN: r["at_dropout"]["log_likelihood"],
+            }
+            best, gain, error = _best(mine, known["dropout"])
             row |= {"dropout": said(known["dropout"]), "best Gaussian": best, "its gain": f"{gain:.3f} ± {error:.3f}"}
             level.append(gain >= -error)
+            _, gain, error = _best({kind: mine[kind] for kind in mine if kind != AT_MEAN}, known["dropout"])
+            alone.append(gain >= -error)
         rows.append(row)
     note = "Mean ± standard error over splits; seconds include compiling, curvature and predictions."
     experiment.table("Laplace approximations, one hidden layer", rows, note)
@@ -154,7 +114,16 @@ def report(experiment, records, others):
 
     claim(f"evidence chooses as well as folds, within {CLOSE} nats", close)
     claim("in less than half the time", faster)
-    claim("the best of mean field, low rank and Laplace is level with MC dropout, within a standard error", level)
+    text = "the best of mean field, low rank and Laplace is level with MC dropout, within a standard error"
+    claim(text, level)
+    claim(f"{text}, without the one at dropout's mean", alone)
+
+
+def _best(scores, dropout):
+    """Return the name of the method with the best scores, and its gain over MC dropout with the standard error."""
+    best = max(scores, key=lambda kind: mean_and_error(scores[kind])[0])
+    gains = [a - b for a, b in zip(scores[best], dropout, strict=False)]
+    return best, *mean_and_error(gains)
 
 
 def main(argv=None):

@@ -2,7 +2,8 @@
 
     Σ = (JᵀJ + 2Nλ I)⁻¹ / τ,    f(x) has the variance s(x)/τ,    log p(D) is largest at τ = N / (Σ(y - f)² + 2Nλ‖w‖²)
 
-A weight decay λ determines the point, so everything else is in closed form in τ: the folds' best τ as well.
+A weight decay λ determines the point, so everything else is in closed form in τ: the folds' best τ as well. At a point
+that was found in another way, such as the mean of a guide that drops, Σ may have another λ than the training.
 """
 
 import math
@@ -29,16 +30,16 @@ class Answers:
 
     Attributes:
         mean: of f at the rows that were asked, in the units of y, (R, n).
-        extra: s, the variance of f in units of the noise, (R, n).
-        tau: at which the evidence of each replica is largest, in the units of y, (R,).
-        log_evidence: log p(D) at that τ, (R,).
+        extra: s, the variance of f in units of the noise, for each λ, (R, K, n).
+        tau: at which the evidence of each replica is largest, in the units of y, (R, K).
+        log_evidence: log p(D) at that τ, (R, K).
         seconds: of training, compiling, curvature and predictions.
     """
 
     mean: Float[Tensor, "R n"]
-    extra: Float[Tensor, "R n"]
-    tau: Float[Tensor, " R"]
-    log_evidence: Float[Tensor, " R"]
+    extra: Float[Tensor, "R K n"]
+    tau: Float[Tensor, "R K"]
+    log_evidence: Float[Tensor, "R K"]
     seconds: float
 
 
@@ -49,9 +50,10 @@ def laplace_fleet(
     y: Tensor,
     rows: Sequence[Tensor],
     asked: Tensor,
+    multiples: Sequence[float] = (1.0,),
     **how: Any,
 ) -> Answers:
-    """Train points as one fleet, and make the Laplace approximation of each, as ``pd.laplace`` does one by one.
+    """Train a fleet, and make the Laplace approximation of each mean, as ``pd.laplace`` does one by one.
 
     Args:
         build: builds one replica, (model, guide), from its training data and settings; the model is ``Standardised``,
@@ -61,6 +63,7 @@ def laplace_fleet(
         y: all targets, (N, 1).
         rows: on which every replica trains, all of the same length.
         asked: at which it predicts, (R, n).
+        multiples: of the λ that a replica trains with, K of them: those that Σ has.
         how: of ``Fleet.fit``.
 
     Example:
@@ -87,18 +90,20 @@ def laplace_fleet(
 
     fleet = pd.Fleet(built, {"row": list(rows), **own}, progress=False)
     indices = torch.stack(list(rows)).to(x.device)
-    fleet.fit(x, y, indices=indices, loss=pd.ELBO(per_example=False), device=x.device, **how)
+    fleet.fit(x, y, indices=indices, device=x.device, **how)
     size = sum(value.numel() for value in fleet[0][1].mean().values())
     together = max(1, min(_NUMBERS // (indices.shape[1] * x.shape[1]), 4 * _NUMBERS // size**2))
     found = []
     for first in tqdm(range(0, len(fleet), together), disable=not how.get("progress", True), desc="curvature"):
         some = range(first, min(first + together, len(fleet)))
-        found.append(_answers([fleet[k] for k in some], x, y, indices[some], asked[some].to(x.device)))
+        found.append(_answers([fleet[k] for k in some], x, y, indices[some], asked[some].to(x.device), multiples))
     mean, extra, tau, evidence = (torch.cat(each).cpu() for each in zip(*found, strict=True))
     return Answers(mean, extra, tau, evidence, time.perf_counter() - start)
 
 
-def _answers(pairs: list[tuple[Any, Any]], x: Tensor, y: Tensor, rows: Tensor, asked: Tensor) -> tuple[Tensor, ...]:
+def _answers(
+    pairs: list[tuple[Any, Any]], x: Tensor, y: Tensor, rows: Tensor, asked: Tensor, multiples: Sequence[float]
+) -> tuple[Tensor, ...]:
     """Return means, extra variances, the best τ and the evidence there, of several replicas at once."""
     models = [model.to(x.device) for model, _ in pairs]
     net = models[0].model.net
@@ -131,16 +136,20 @@ def _answers(pairs: list[tuple[Any, Any]], x: Tensor, y: Tensor, rows: Tensor, a
         residual = residual + (wanted.squeeze(-1) - f).square().sum(1)
     assert isinstance(gram, Tensor)
     size, count = gram.shape[-1], inputs.shape[1]
-    root = torch.linalg.cholesky(gram + precision[:, None, None] * torch.eye(size).to(gram))
-    tau = count / (residual + precision * squares)
-    log_det = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    evidence = 0.5 * (count * (tau.log() - 1 - math.log(2 * math.pi)) + size * precision.log() - log_det)
     answers = [jacobian(points) for points in others.split(per, 1)]
-    solved = [torch.linalg.solve_triangular(root, slope.mT, upper=False).square().sum(1) for slope, _ in answers]
     scale = torch.stack([model.y_std.flatten()[0] for model in models]).double()
     middle = torch.stack([model.y_mean.flatten()[0] for model in models]).double()
+    found = []
+    for multiple in multiples:
+        own = multiple * precision
+        root = torch.linalg.cholesky(gram + own[:, None, None] * torch.eye(size).to(gram))
+        tau = count / (residual + own * squares)
+        log_det = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        evidence = 0.5 * (count * (tau.log() - 1 - math.log(2 * math.pi)) + size * own.log() - log_det)
+        solved = [torch.linalg.solve_triangular(root, slope.mT, upper=False).square().sum(1) for slope, _ in answers]
+        found.append((torch.cat(solved, 1), tau / scale.square(), evidence - count * scale.log()))
     mean = torch.cat([f for _, f in answers], 1) * scale[:, None] + middle[:, None]
-    return mean, torch.cat(solved, 1), tau / scale.square(), evidence - count * scale.log()
+    return mean, *(torch.stack(each, 1) for each in zip(*found, strict=True))
 
 
 def _precision(model: Any) -> Tensor:

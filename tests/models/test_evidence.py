@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,16 @@ def test_answers_equal_those_of_the_library_one_by_one() -> None:
 
     found = laplace_fleet(remembered, {"decay": [1e-4, 1e-2], "lr": [0.03, 0.03]}, X, Y, rows, asked, **HOW)
     for k, (model, guide) in enumerate(made[-2:]):
-        tau = found.tau[k] * model.y_std.square().item()
+        tau = found.tau[k, 0] * model.y_std.square().item()
         lengths = {name: float(1 / model.prior_of(name).base_dist.scale.flatten()[0]) for name in model.sites}
         posterior = pd.laplace(model, guide, X[rows[k]], Y[rows[k]], "full")
         answer = pd.predict(model, posterior, X[asked[k]], method="linearised")
         torch.testing.assert_close(found.mean[k].float(), answer.mean.squeeze(-1), rtol=1e-4, atol=1e-4)
         extra = (answer.epistemic / answer.aleatoric).squeeze(-1)
-        torch.testing.assert_close(found.extra[k].float(), extra, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(found.extra[k, 0].float(), extra, rtol=1e-3, atol=1e-5)
         scaled = {name: length * math.sqrt(tau) for name, length in lengths.items()}
         best = posterior.log_evidence(float(tau), scaled)
-        assert found.log_evidence[k].item() == pytest.approx(best.item(), abs=1e-2)
+        assert found.log_evidence[k, 0].item() == pytest.approx(best.item(), abs=1e-2)
         for factor in (0.9, 1.1):  # no other τ with the same weight decay has more evidence
             near = {name: length * math.sqrt(factor * tau) for name, length in lengths.items()}
             assert posterior.log_evidence(factor * float(tau), near) < best
@@ -67,5 +68,27 @@ def test_the_script_compares_both_ways_of_choosing(tmp_path: Path, monkeypatch: 
     options = ["--quick", "--quiet", "--device", "cpu", "--steps", "5", "--out", str(tmp_path)]
     loaded(FOLDER / "evidence.py").main(options)
     record = json.loads((tmp_path / "records.json").read_text("utf-8"))[0]
-    assert {"folds_chose", "evidence_chose"} <= set(record)
+    assert {"folds_chose", "evidence_chose", "at_dropout"} <= set(record)
     assert record["evidence_chose"]["seconds"] < record["folds_chose"]["seconds"]
+
+
+def test_a_covariance_at_dropouts_mean_may_have_another_decay() -> None:
+    torch.manual_seed(0)
+    rows, asked = [torch.arange(0, 60, 2)], torch.arange(1, 60, 2).unsqueeze(0)
+    made: list[tuple[Any, Any]] = []
+
+    def dropping(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, Any]:
+        model, _ = build(x, y, 1e-4)
+        made.append((model, pd.AutoDropout(model, keep=0.9)))
+        return made[-1]
+
+    found = laplace_fleet(dropping, {}, X, Y, rows, asked, (1.0, 100.0), **HOW, lr=0.03)
+    guide = made[-1][1]
+    for k, decay in enumerate((1e-4, 1e-2)):
+        other, _ = build(X[rows[0]], Y[rows[0]], decay)
+        with warnings.catch_warnings(action="ignore"):  # the mean of dropout is no maximum
+            posterior = pd.laplace(other, guide.mean(), X[rows[0]], Y[rows[0]], "full")
+        answer = pd.predict(other, posterior, X[asked[0]], method="linearised")
+        torch.testing.assert_close(found.mean[0].float(), answer.mean.squeeze(-1), rtol=1e-4, atol=1e-4)
+        extra = (answer.epistemic / answer.aleatoric).squeeze(-1)
+        torch.testing.assert_close(found.extra[0, k].float(), extra, rtol=1e-3, atol=1e-5)
