@@ -36,13 +36,14 @@ class LastLayer:
     features: Tensor | None
 
 
-def last_layer(model: Any, weights: Weights, x: AnyInputs) -> LastLayer:
+def last_layer(model: Any, weights: Weights, x: AnyInputs, *, sure: bool = False) -> LastLayer:
     """Run a ``BayesianNet`` once, and return its last layer with what came into it.
 
     Args:
         model: the network; inside ``Standardised``, its ``model`` with standardised x.
         weights: a value for every site.
         x: inputs of N points.
+        sure: whether the network is known to be a stack of plain layers, so that f = W φ + b needs no check.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -94,7 +95,7 @@ def last_layer(model: Any, weights: Weights, x: AnyInputs) -> LastLayer:
         and all(model.sites[name].uses == 1 for name in sites)
         and _is_same(output, version, returned[-1])
         and f"{prefix}weight" in sites
-        and _affine(f, features, last, {name: weights[name] for name in sites}, prefix)
+        and (sure or _affine(f, features, last, {name: weights[name] for name in sites}, prefix))
     )
     return LastLayer(path, sites, linear, f, features if linear else None)
 

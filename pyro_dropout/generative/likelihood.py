@@ -66,7 +66,7 @@ class Likelihood(nn.Module):
             raise RangeError(f"y must be finite; got {describe(y)}.")
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return R with R Rᵀ = ``curvature(f, y)``, (..., N, D, D): what ``laplace`` needs of a likelihood.
+        """Return R with R Rᵀ = ``curvature(f, y)``, (..., N, D, columns): what ``laplace`` needs of a likelihood.
 
         Args:
             f: the outputs, (..., N, D).

@@ -236,11 +236,9 @@ class Categorical(Likelihood):
         return y.long()
 
     def curvature_root(self, f: Tensor, y: Tensor | None = None) -> Tensor:
-        """Return diag √p - p √pᵀ at each position, whose square is diag p - p pᵀ; zero where ``y`` is ignored."""
+        """Return the Cholesky root of diag p - p pᵀ at each position, C - 1 columns; zero where ``y`` is ignored."""
         p = self.distribution(f).base_dist.probs if self.shape is not None else self.distribution(f).probs
-        root: Tensor = torch.diag_embed(p.sqrt()) - p.unsqueeze(-1) * p.sqrt().unsqueeze(
-            -2
-        )  # (..., N, *positions, C, C)
+        root = _class_root(p)  # (..., N, *positions, C, C - 1)
         if y is not None and self.ignore_index is not None:
             root = root * (y != self.ignore_index)[..., None, None]
         if self.shape is None:
@@ -249,7 +247,7 @@ class Categorical(Likelihood):
         places = self.shape.whole(torch.arange(f.shape[-1], device=f.device)).movedim(self.shape.from_end, -1)
         at = places.reshape(-1, self.shape.parts)
         whole = f.new_zeros(*f.shape, f.shape[-1])
-        whole[..., at[:, :, None], at[:, None, :]] = root.flatten(f.dim() - 1, -3)
+        whole[..., at[:, :, None], at[:, None, :-1]] = root.flatten(f.dim() - 1, -3)
         return whole
 
     def standardised_targets(self) -> bool:
@@ -265,6 +263,20 @@ class Categorical(Likelihood):
         low, high = int(known.min()), int(known.max())
         if low < 0 or high >= classes:
             raise RangeError(f"y must hold class indices from 0 to {classes - 1}; got {low} to {high}.")
+
+
+def _class_root(p: Tensor) -> Tensor:
+    """Return L, (..., C, C - 1), with L Lᵀ = diag p - p pᵀ; no difference of numbers near 1 is taken.
+
+    With the tails s_j = Σ_{k≥j} p_k, L_jj² = p_j s_{j+1}/s_j and L_ij = -p_i √(p_j/(s_j s_{j+1})) below.
+    """
+    tails = p.flip(-1).cumsum(-1).flip(-1)
+    tiny = torch.finfo(p.dtype).tiny
+    own, rest, whole = p[..., :-1], tails[..., 1:], tails[..., :-1].clamp_min(tiny)
+    diagonal = (own * (rest / whole)).sqrt()
+    # p_i/√s_{j+1} is at most √s_{j+1}: the quotient is taken first, so that nothing overflows.
+    below = -(p.unsqueeze(-1) / rest.clamp_min(tiny).sqrt().unsqueeze(-2)) * (own / whole).sqrt().unsqueeze(-2)
+    return below.tril(-1) + F.pad(torch.diag_embed(diagonal), (0, 0, 0, 1))
 
 
 class Bernoulli(Likelihood):

@@ -74,6 +74,9 @@ def takes(model: object, name: str) -> bool:
 
 def check_keywords(door: Callable[..., object], model: object, kwargs: Iterable[str]) -> None:
     """Raise if a keyword is neither an option (a keyword-only parameter) of a public function nor one of the model."""
+    kwargs = list(kwargs)
+    if not kwargs:
+        return
     known = signature_of(model)
     if known is None or any(each.kind is each.VAR_KEYWORD for each in known.parameters.values()):
         return

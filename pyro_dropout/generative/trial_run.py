@@ -67,12 +67,16 @@ def evaluating(*roots: object) -> Iterator[None]:
     with RUNNING, torch.no_grad():
         modes = [module.training for module in modules]
         try:
-            for module in modules:
-                module.training = False
+            _set_modes(modules, [False] * len(modules))
             yield
         finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
+            _set_modes(modules, modes)
+
+
+def _set_modes(modules: list[nn.Module], modes: list[bool]) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        if module.training != mode:  # to assign takes many times as long as to look
+            module.training = mode
 
 
 def can_run(x: object) -> bool:

@@ -10,6 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
@@ -198,17 +199,18 @@ class AutoLaplace(SiteGuide):
         same = len(now) == len(known) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(now, known, strict=True))
         if not same:
             self._roots = (now, {})
-        key = f"{','.join(block.shapes)} {like.dtype} {like.device}"
+        key = _root_key(block, like)
         if key not in self._roots[1]:
             with torch.no_grad():
                 if isinstance(block, Dense):
-                    made: Any = block.root().to(like)
+                    self._roots[1][key] = block.root().to(like)
                 elif isinstance(block, Kronecker):
-                    made = Rotated.of(block, like)
+                    layers = [each for each in self.curvature if isinstance(each, Kronecker)]
+                    made = Rotated.of_each(layers, like)
+                    self._roots[1].update(zip((_root_key(each, like) for each in layers), made, strict=True))
                 else:
                     assert isinstance(block, Diagonal)
-                    made = {name: scale.to(like) for name, scale in block.scales().items()}
-            self._roots[1][key] = made
+                    self._roots[1][key] = {name: scale.to(like) for name, scale in block.scales().items()}
         return self._roots[1][key]
 
     # --- distributions ------------------------------------------------------------------------------------------------
@@ -255,6 +257,27 @@ class AutoLaplace(SiteGuide):
     def _marginal(self, site: GuideSite) -> Distribution:
         return self._marginal_at(site, self._state(site))
 
+    def random_sites(self) -> list[str]:
+        """Return the names of the sites that are not points."""
+        return [name for name in self._sites if self._block(name) is not None]
+
+    @one_at_a_time
+    def mean(self) -> Weights:
+        """Return the point."""
+        with torch.no_grad():
+            return {site.name: site.image(self._state(site).loc.clone()) for site in self._known()}
+
+    def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
+        """Return gᵀ Λ⁻¹ g of a vector g, given by site, with the precision Λ of the posterior; in float64."""
+        found = []
+        for block in self.curvature:
+            if isinstance(block, Kronecker):
+                rotated = self._root(block, self.point()[next(iter(block.shapes))])
+                found.append(rotated.root(block.matrix(by_site).unsqueeze(0).to(rotated.left)).double().square().sum())
+            else:
+                found.append(block.squared_length(by_site))
+        return torch.stack(found).sum()
+
     def _joint_root(self, rows: Mapping[str, Tensor]) -> Tensor:
         """Return the root of the blocks that the rows belong to."""
         first = next(iter(rows.values()))
@@ -299,6 +322,10 @@ class AutoLaplace(SiteGuide):
 def _log(name: str, value: float | Tensor) -> Tensor:
     check_positive(name, value)
     return torch.as_tensor(value, dtype=torch.float64).log()
+
+
+def _root_key(block: Block, like: Tensor) -> str:
+    return f"{','.join(block.shapes)} {like.dtype} {like.device}"
 
 
 def _is_bias(block: Kronecker, name: str) -> bool:

@@ -86,6 +86,17 @@ class Marginals(AutoGuide):
         return TransformedDistribution(q, [site.transform])
 
     @one_at_a_time
+    def random_sites(self) -> list[str]:
+        """Return the names of the sites that are not points.
+
+        Example:
+            >>> import torch, pyro_dropout as pd
+            >>> pd.AutoDropout(pd.BayesianNet(torch.nn.Linear(2, 1)), bias="map").random_sites()
+            ['weight']
+        """
+        return [site.name for site in self._known() if not isinstance(self._marginal(site), dist.Delta)]
+
+    @one_at_a_time
     def mean(self) -> dict[str, Tensor]:
         """Return E[w] of every site; of a constrained site, the image of the mean in unconstrained space."""
         with torch.no_grad():

@@ -6,13 +6,14 @@ I + P^-½ H P^-½: its eigenvalues are at least 1, so that it is as well conditi
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Size, Tensor, nn
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.side_by_side import eigh_each
 
 F64 = torch.float64
 Shapes = Mapping[str, Size]
@@ -105,9 +106,10 @@ class Dense(Block):
     def log_det(self, prior: Tensor | None = None) -> Tensor:
         """Return log det(H + P)."""
         prior = self.prior if prior is None else prior
-        return prior.log().sum() + 2 * _cholesky(self._scaled(prior), self.shapes).diagonal().log().sum()
+        return prior.log().sum() + 2 * _cholesky(self.scaled(prior), self.shapes).diagonal().log().sum()
 
-    def _scaled(self, prior: Tensor) -> Tensor:
+    def scaled(self, prior: Tensor) -> Tensor:
+        """Return D^-½ A D^-½."""
         """Return I + P^-½ H P^-½."""
         half = prior.rsqrt()
         return torch.eye(len(prior), dtype=F64, device=prior.device) + half[:, None] * self.hessian * half
@@ -115,7 +117,7 @@ class Dense(Block):
     def root(self) -> Tensor:
         """Return the lower-triangular L with L Lᵀ = Λ⁻¹, (n, n)."""
         # Λ turned around is C Cᵀ, so Λ = K Kᵀ with an upper-triangular K, and L = K⁻ᵀ.
-        upper = _cholesky(self._scaled(self.prior).flip(0, 1), self.shapes).flip(0, 1)
+        upper = _cholesky(self.scaled(self.prior).flip(0, 1), self.shapes).flip(0, 1)
         eye = torch.eye(len(upper), dtype=F64, device=upper.device)
         lower: Tensor = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
         return lower * self.prior.rsqrt()[:, None]
@@ -123,7 +125,7 @@ class Dense(Block):
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return ‖C⁻¹ P^-½ g‖²."""
         half = (self.flat(by_site) * self.prior.rsqrt()).unsqueeze(-1)
-        cholesky = _cholesky(self._scaled(self.prior), self.shapes)
+        cholesky = _cholesky(self.scaled(self.prior), self.shapes)
         whitened: Tensor = torch.linalg.solve_triangular(cholesky, half, upper=False)
         return whitened.square().sum()
 
@@ -183,23 +185,32 @@ class Kronecker(Block):
     def log_det(self, prior: Tensor | None = None) -> Tensor:
         """Return Σ_kj log(β_k λ_j + 1) + outputs · Σ log D."""
         prior = self.prior if prior is None else prior
-        products = _eigenvalues(self.outputs)[:, None] * _eigenvalues(self._scaled(prior))
+        products = _eigenvalues(self.outputs)[:, None] * _eigenvalues(self.scaled(prior))
         return products.log1p().sum() + len(self.outputs) * prior.log().sum()
 
-    def _scaled(self, prior: Tensor) -> Tensor:
+    def scaled(self, prior: Tensor) -> Tensor:
+        """Return D^-½ A D^-½."""
         half = prior.rsqrt()
         return half[:, None] * self.inputs * half
 
     def rotations(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U, V and the standard deviations s_kj = (β_k λ_j + 1)^-½ in the rotated units."""
-        beta, left = torch.linalg.eigh(self.outputs)
-        lam, right = torch.linalg.eigh(self._scaled(self.prior))
-        return left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()
+        return rotations_of([self])[0]
 
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return ‖s ∘ Uᵀ G D^-½ V‖² of the matrix G."""
         left, right, widths = self.rotations()
         return (left.mT @ (self.matrix(by_site) * self.prior.rsqrt()) @ right * widths).square().sum()
+
+
+def rotations_of(blocks: Sequence[Kronecker]) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return ``rotations`` of each layer."""
+    matrices = [matrix for block in blocks for matrix in (block.outputs, block.scaled(block.prior))]
+    pairs = iter(eigh_each(matrices))
+    found = []
+    for (beta, left), (lam, right) in zip(pairs, pairs, strict=True):
+        found.append((left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()))
+    return found
 
 
 class Curvature(nn.Module):

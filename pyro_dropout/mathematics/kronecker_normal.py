@@ -12,7 +12,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.curvature import Kronecker
+from pyro_dropout.mathematics.curvature import Kronecker, rotations_of
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, SharedNoise
 
@@ -36,13 +36,15 @@ class Rotated:
     half_log_det: Tensor
 
     @classmethod
-    def of(cls, block: Kronecker, like: Tensor) -> "Rotated":
-        """Return the factors of a block's posterior, in the type of ``like``."""
-        left, right, widths = block.rotations()
-        half = block.prior.sqrt()
-        half_log_det = widths.log().sum() - len(left) * half.log().sum()
-        factors = (left, right / half[:, None], right.mT * half, widths, half_log_det)
-        return cls(*(factor.to(like) for factor in factors))
+    def of_each(cls, blocks: Sequence[Kronecker], like: Tensor) -> "list[Rotated]":
+        """Return the factors of the posterior of each block, in the type of ``like``; side by side on a GPU."""
+        found = []
+        for block, (left, right, widths) in zip(blocks, rotations_of(blocks), strict=True):
+            half = block.prior.sqrt()
+            half_log_det = widths.log().sum() - len(left) * half.log().sum()
+            factors = (left, right / half[:, None], right.mT * half, widths, half_log_det)
+            found.append(cls(*(factor.to(like) for factor in factors)))
+        return found
 
     def root(self, rows: Tensor) -> Tensor:
         """Return R(U ⊗ T) diag s of rows R, (B, outputs, inputs and bias): (B, outputs · K)."""

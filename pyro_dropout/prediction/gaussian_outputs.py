@@ -4,6 +4,7 @@ In closed form with Gaussian noise, and for the moments of counts; by one-dimens
 yes and no and wherever a point has one target. Everything else is the mean over quasi-random points of the Gaussian.
 """
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -44,21 +45,25 @@ class Nodes:
     def by_output(self, mean: Tensor, covariance: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers."""
         points, width = mean.shape
-        z, root = self._normal(width).to(mean).mT.contiguous(), semidefinite_root(covariance).to(mean)
+        z = _normal(width, self.count, self.seed, mean.dtype, mean.device)
+        # m + L z is one product: (L, m)(z, 1).
+        affine = torch.cat([semidefinite_root(covariance).to(mean), mean.unsqueeze(-1)], -1)
         size = max(1, piece // (self.count * width))
         for start in range(0, points, size):
             some = slice(start, start + size)
-            f = root[some] @ z
-            yield some, f.add_(mean[some].unsqueeze(-1))
+            yield some, affine[some] @ z
 
-    def _normal(self, width: int) -> Tensor:
-        if width > _DIMENSIONS:
-            return torch.randn(self.count, width, dtype=F64, generator=torch.Generator().manual_seed(self.seed))
-        engine = torch.quasirandom.SobolEngine(width, scramble=True, seed=self.seed % 2**31)
-        uniform = engine.draw(self.count, dtype=F64)
+
+@functools.lru_cache(maxsize=4)
+def _normal(width: int, count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return quasi-random points and a row of ones, (width + 1, count); the last few are kept for the next call."""
+    if width > _DIMENSIONS:
+        found = torch.randn(count, width, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    else:
+        engine = torch.quasirandom.SobolEngine(width, scramble=True, seed=seed % 2**31)
         smallest = 0.5 / 2**30  # of the numbers that the engine gives, all but zero are larger
-        normal: Tensor = torch.special.ndtri(uniform.clamp(smallest, 1 - smallest))
-        return normal
+        found = torch.special.ndtri(engine.draw(count, dtype=F64).clamp(smallest, 1 - smallest))
+    return torch.cat([found.mT, torch.ones(1, count, dtype=F64)]).to(device, dtype)
 
 
 def output_moments(likelihood: Likelihood, mean: Tensor, covariance: Tensor, nodes: Nodes) -> Sums:
@@ -167,7 +172,23 @@ def _is_one_class(likelihood: Likelihood) -> TypeGuard[Categorical]:
 
 
 def _class_moments(f: Tensor) -> Sums:
-    """Return the moments of classes over outputs, (N, C, T), in few passes over them; ``f`` is overwritten."""
+    """Return the moments of classes over outputs, (N, C, T), in few passes over them; ``f`` may be overwritten."""
+    means = _with_whole_operations(f) if f.is_cuda else _in_cache(f)
+    found = {name: value.to(F64) for name, value in means.items()}
+    return {**found, "noise": found["mean"] * (1 - found["mean"]) - found["spread"]}
+
+
+def _with_whole_operations(f: Tensor) -> Sums:
+    """On a GPU every operation is a pass over memory, so few are best."""
+    p = torch.softmax(f, 1)
+    votes = (p == p.amax(1, keepdim=True)).sum(-1, dtype=torch.int32)
+    spread, mean = torch.var_mean(p, -1, correction=0)
+    surprise = torch.special.entr(p).sum((1, 2))
+    return {"mean": mean, "spread": spread, "surprise": surprise / f.shape[-1], "votes": votes / f.shape[-1]}
+
+
+def _in_cache(f: Tensor) -> Sums:
+    """On a CPU a piece stays in the cache, so simple operations are best, and few logarithms."""
     count = f.shape[-1]
     f.sub_(f.amax(1, keepdim=True))
     weights = f.exp()
@@ -178,9 +199,7 @@ def _class_moments(f: Tensor) -> Sums:
     surprise = total.log().flatten(1).mean(-1) - f.mul_(p).sum((1, 2)) / count
     mean = p.mean(-1)
     spread = p.sub_(mean.unsqueeze(-1)).square_().mean(-1)
-    found = {"mean": mean, "spread": spread, "surprise": surprise, "votes": votes / count}
-    found = {name: value.to(F64) for name, value in found.items()}
-    return {**found, "noise": found["mean"] * (1 - found["mean"]) - found["spread"]}
+    return {"mean": mean, "spread": spread, "surprise": surprise, "votes": votes / count}
 
 
 def _places(likelihood: HeteroscedasticGaussian, f: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 from pyro.distributions import Delta
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.inputs import AnyInputs, copies, takes_all
@@ -17,11 +17,12 @@ from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.generative.last_layer import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, likelihood_of
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.own_noise import silent
-from pyro_dropout.generative.single_points import check_single_points
+from pyro_dropout.generative.own_noise import noise_of, silent
+from pyro_dropout.generative.single_points import check_single_points, runs_by_row
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
 from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
@@ -33,7 +34,7 @@ from pyro_dropout.protocols import HasMoments, Likelihood, Model, Weights
 
 _ON_CPU, _ON_GPU = 2**24, 2**28  # numbers of the Jacobians that are held at once
 _CPU_BYTES, _GPU_BYTES = 2**30, 2**33  # of the largest tensor in a pass
-_POINTS = 8192  # the most that run together
+_POINTS, _POINTS_ON_GPU = 8192, 2**15  # the most that run together
 _MOST = 2**30  # numbers in the Jacobian of one point, in all covariances, and in what all points share
 
 
@@ -100,41 +101,71 @@ def _outputs(model: Model, guide: HasMoments, x: AnyInputs, asked: Request) -> t
             f"the posterior has the sites {', '.join(weights)}, and the model {', '.join(model.sites)}: is it for this"
             " model?"
         )
-    points_of = getattr(guide, "posterior", lambda name: None)  # sites that are points need no derivative
-    free = [name for name in weights if not isinstance(points_of(name), Delta)]
-    near = Jacobians(model, weights, free, x)
-    count, width = len(x), near.width
-    whole = takes_all(model)
-    last = None if asked.shared else _last_layer(model, guide, weights, free, x if whole else x[:2])
-    _check_size(near, count, whole, last is not None)
-    mean, covariance = near.like.new_empty(count, width), near.like.new_zeros(count, width, width, dtype=F64)
+    free = _random_sites(guide, weights)
+    count, whole = len(x), takes_all(model)
+    plain = not asked.shared and not whole and _is_plain(model, free)
+    last = _last_layer(model, guide, weights, free, x[:2], sure=True) if plain else None
+    near = None
+    if last is None:
+        near = Jacobians(model, weights, free, x)
+        last = None if asked.shared else _last_layer(model, guide, weights, free, x if whole else x[:2])
+        _check_size(near, count, whole, last is not None)
+    _check_covariances(count, len(weights[free[0]]) if near is None else near.width)
+    means: list[Tensor] = []
+    covariances: list[Tensor] = []
     roots: list[Tensor] = []
 
     def run(block: Block) -> tuple[Tensor, Tensor]:
         """Return E[f], and Cov[f] of each point or, if points are shared, the root of their covariance."""
+        nonlocal near
         found = None if last is None else last(x[block.points])
         if found is not None:
             return found
+        near = near or Jacobians(model, weights, free, x)
         f, rows = near.rows(x[block.points])
         if not rows:
-            return f, f.new_zeros(*f.shape, 0 if asked.shared else width)
+            return f, f.new_zeros(*f.shape, 0 if asked.shared else near.width)
         root = guide.covariance_root({k: v.flatten(0, 1) for k, v in rows.items()}).unflatten(0, f.shape)
         return f, root if asked.shared else _squared(root)
 
     def receive(block: Block, found: tuple[Tensor, Tensor]) -> None:
-        mean[block.points] = found[0]
-        covariance[block.points] = _squared(found[1]) if asked.shared else found[1]
+        means.append(found[0])
+        covariances.append(_squared(found[1]) if asked.shared else found[1].to(F64))
         if asked.shared:
-            _check_shared(count * width, found[1].shape[-1])
+            _check_shared(count * found[0].shape[-1], found[1].shape[-1])
             roots.append(found[1].flatten(0, 1))
         bar.update(len(found[0]))
 
-    size = count if whole else asked.chunk or _points_at_once(near, x, last is not None)
+    size = asked.chunk or (_most_points(x) if near is None else _points_at_once(near, x, last is not None))
     one = slice(0, 1)
-    blocks = [Block(one, one, points, whole) for points in cuts(count, size)]
+    blocks = [Block(one, one, points, whole) for points in cuts(count, count if whole else size)]
     with tqdm(total=count, disable=not asked.progress, unit="point", desc="predict") as bar:
         run_blocks(blocks, run, receive)
+    mean, covariance = (parts[0] if len(parts) == 1 else torch.cat(parts) for parts in (means, covariances))
     return mean, covariance, _squared(torch.cat(roots)) if asked.shared else covariance[:0]
+
+
+def _random_sites(guide: HasMoments, weights: Weights) -> list[str]:
+    """Return the sites that are not points: those need no derivative."""
+    if isinstance(guide, Marginals):
+        return guide.random_sites()
+    points_of = getattr(guide, "posterior", lambda name: None)
+    return [name for name in weights if not isinstance(points_of(name), Delta)]
+
+
+def _is_plain(model: Model, free: list[str]) -> bool:
+    """Whether a network is a stack of plain layers and only its last one, a Linear, is random: nothing to try out."""
+    net = model.model if isinstance(model, Standardised) else model
+    if not isinstance(net, BayesianNet) or not isinstance(net.net, nn.Sequential) or not runs_by_row(net.net):
+        return False
+    path, last = list(net.net.named_children())[-1]
+    hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.net.modules())
+    own = {f"{path}.weight", f"{path}.bias"}
+    return type(last) is nn.Linear and bool(free) and set(free) <= own and not hooked and not noise_of(net)
+
+
+def _most_points(x: AnyInputs) -> int:
+    return _POINTS_ON_GPU if x.is_cuda else _POINTS
 
 
 def _points_at_once(near: Jacobians, x: AnyInputs, last: bool) -> int:
@@ -154,11 +185,11 @@ def _squared(root: Tensor) -> Tensor:
 
 
 def _last_layer(
-    model: Model, guide: HasMoments, weights: Weights, free: list[str], x: AnyInputs
+    model: Model, guide: HasMoments, weights: Weights, free: list[str], x: AnyInputs, *, sure: bool = False
 ) -> Callable[[AnyInputs], tuple[Tensor, Tensor] | None] | None:
     """Return a function of x that gives E[f] and Cov[f] from what enters the last layer, if only that is random.
 
-    It returns None where the outputs are not those of a linear layer; tried with some points ``x``.
+    It returns None where the outputs are not those of a linear layer; unless ``sure``, tried with some points ``x``.
     """
     outer = model if isinstance(model, Standardised) else None
     net = model if outer is None else outer.model
@@ -171,7 +202,7 @@ def _last_layer(
 
     def outputs(x: AnyInputs) -> tuple[Tensor, Tensor] | None:
         with silent():
-            found = last_layer(net, weights, x if outer is None else outer.standard_x(cast(Tensor, x)))
+            found = last_layer(net, weights, x if outer is None else outer.standard_x(cast(Tensor, x)), sure=sure)
         if found.features is None or not set(free) <= set(found.sites):
             return None
         covariance: Tensor = guide.layer_covariance(found.features, free)
@@ -182,7 +213,7 @@ def _last_layer(
         return outer.raw(found.outputs), covariance * factor.mT * factor
 
     try:
-        return None if outputs(x) is None else outputs
+        return None if not sure and outputs(x) is None else outputs
     except PyroDropoutError:  # it is not known which layer is the last
         return None
 
@@ -195,9 +226,12 @@ def _check_size(near: Jacobians, count: int, whole: bool, last: bool) -> None:
             f"{' at all points, which this network takes at once' if whole else ' at each point'}. Make fewer weights"
             " random, as in BayesianNet(net, only=...), or use method='mc'."
         )
-    if count * near.width**2 > _MOST // 4:
+
+
+def _check_covariances(count: int, width: int) -> None:
+    if count * width**2 > _MOST // 4:
         raise PyroDropoutError(
-            f"the covariances of {near.width:,} outputs at {count:,} points are {count * near.width**2:,} numbers."
+            f"the covariances of {width:,} outputs at {count:,} points are {count * width**2:,} numbers."
             " Predict fewer points at a time, or use method='mc'."
         )
 

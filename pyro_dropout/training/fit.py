@@ -1,6 +1,7 @@
 """Fitting a guide to data: mini-batches, progress, early stopping, and a stop when the loss is not finite."""
 
 import functools
+import itertools
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -263,7 +264,7 @@ def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.de
     """Return the device of the first parameter of some modules; if they have none, that of the arguments."""
     parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
     leaves = () if call is None else call.leaves()
-    return next((value.device for value in (*parameters, *leaves)), torch.device("cpu"))
+    return next((value.device for value in itertools.chain(parameters, leaves)), torch.device("cpu"))
 
 
 def training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:

@@ -198,3 +198,16 @@ def test_bad_input_is_refused(case: str) -> None:
     call, error, message = BAD[case]
     with pytest.raises(error, match=message):
         call()
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0])
+def test_the_root_of_classes_is_exact_for_sure_networks_too(scale: float) -> None:
+    f = scale * torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    exact = f.double()
+    p = torch.softmax(exact, -1)
+    # p_i(1 - p_i) without a difference of numbers near 1
+    others = torch.stack([torch.cat([p[:, :k], p[:, k + 1 :]], 1).sum(1) for k in range(6)], 1)
+    found = Categorical().curvature(f).double()
+    torch.testing.assert_close(found.diagonal(dim1=-2, dim2=-1), p * others, rtol=1e-3, atol=1e-37)
+    expected = torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

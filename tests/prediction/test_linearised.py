@@ -20,7 +20,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import pyro_dropout as pd
 from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
-from pyro_dropout.prediction.gaussian_outputs import Nodes, output_log_prob, output_moments, output_products
+from pyro_dropout.prediction.gaussian_outputs import (
+    Nodes,
+    _in_cache,
+    _with_whole_operations,
+    output_log_prob,
+    output_moments,
+    output_products,
+)
 from pyro_dropout.prediction.linearised import _points_at_once
 from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
@@ -379,7 +386,7 @@ def test_the_last_layer_needs_no_jacobian(kind: str, outputs: Any, monkeypatch: 
         with warnings.catch_warnings(action="ignore"):  # the point is not a maximum
             guide = pd.laplace(model, model, x, y, structure="last")
     quick = linearised(model, guide, x)
-    monkeypatch.setattr("pyro_dropout.prediction.linearised._last_layer", lambda *args: None)
+    monkeypatch.setattr("pyro_dropout.prediction.linearised._last_layer", lambda *args, **kwargs: None)
     slow = linearised(model, guide, x)
     assert torch.allclose(quick.mean, slow.mean)
     assert torch.allclose(quick.covariance, slow.covariance, rtol=1e-9)
@@ -524,3 +531,20 @@ def test_what_is_too_large_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr("pyro_dropout.prediction.linearised._MOST", most)
         with pytest.raises(pd.PyroDropoutError, match=message):
             linearised(model, guide, x, **options)
+
+
+def test_moments_of_classes_are_the_same_in_both_ways() -> None:
+    f = 3 * torch.randn(5, 4, 64, dtype=F64)
+    f[0, :2] = f[0, :2].amax()  # two classes have the vote
+    ours, theirs = _with_whole_operations(f), _in_cache(f.clone())
+    for name, value in ours.items():
+        torch.testing.assert_close(value.to(F64), theirs[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+def test_a_hook_that_draws_noise_is_found_in_a_plain_stack_too() -> None:
+    model = pd.BayesianNet(mlp(2), only="2.*")
+    guide, x = pd.AutoMeanField(model), torch.randn(4, 3, dtype=F64)
+    linearised(model, guide, x)
+    model.net[0].register_forward_hook(lambda module, args, output: output + torch.randn_like(output))
+    with pytest.raises(pd.PyroDropoutError, match="same output"):
+        linearised(model, guide, x)

@@ -5,9 +5,9 @@ exact block is Σ_n g gᵀ ⊗ a aᵀ. The factors are A = Σ a aᵀ / rows and 
 position of each point (Grosse and Martens 2016). The expectation over targets is exact: all columns of the likelihood's
 root are propagated back, none is sampled.
 
-On a GPU, points run together in large batches, and the factors have the precision that
-``torch.set_float32_matmul_precision`` says: they are an approximation, and most of the work. Outputs and gradients have
-all digits.
+On a GPU, points run together in large batches, and factors and gradients have the precision that
+``torch.set_float32_matmul_precision`` says: the factors are an approximation, and most of the work, and the gradient
+serves to tell whether the point is trained. Outputs have all digits.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from pyro_dropout.protocols import Weights
 from pyro_dropout.training.laplace.curvature import F64, Sums, whole_products
 
 _NUMBERS = 2**22  # of patches that are held at once
-_ON_GPU = 2**26  # inputs and outputs of layers that are held at once on a GPU
+_ON_GPU = 2**27  # inputs and outputs of layers that are held at once on a GPU
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _INSTEAD = (
     "Use structure='last', 'diagonal' or 'layer', or make other parameters random with BayesianNet(net, only=...)."
@@ -84,17 +84,20 @@ class KroneckerSums(Sums):
                 self._check_layers(f, leaves)
                 self._checked = True
                 self._held = sum(part.numel() for layer in self.layers for part in layer.seen[0]) // len(f)
-            found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
+        found = torch.autograd.grad(f, [*leaves.values()], slope, retain_graph=True, allow_unused=True)
         for total, value in zip(self.gradient.values(), found, strict=True):
             total += 0.0 if value is None else value.to(F64)
+        squares: list[Tensor | None] = [None] * len(self.layers)
         for column in root.unbind(-1):
             slopes = torch.autograd.grad(f, outputs, column, retain_graph=True, allow_unused=True)
-            for layer, g in zip(self.layers, slopes, strict=True):
+            for k, (layer, g) in enumerate(zip(self.layers, slopes, strict=True)):
                 if g is not None:
-                    layer.outputs += _gram(_rows_out(layer.module, g))
-        for layer in self.layers:
+                    squares[k] = _gram(_rows_out(layer.module, g), squares[k])
+        for layer, square in zip(self.layers, squares, strict=True):
+            if square is not None:
+                layer.outputs += square
             for rows in self._rows_in(layer):
-                layer.inputs += _gram(rows)
+                layer.inputs += _gram_with_ones(rows) if len(layer.sites) > 1 else _gram(rows)
                 layer.rows += len(rows)
             layer.seen = []
         self.count += len(f)
@@ -126,15 +129,14 @@ class KroneckerSums(Sums):
                 )
 
     def _rows_in(self, layer: Layer) -> Iterator[Tensor]:
-        """Yield the inputs of a layer, one row for each product with the weight, and 1 for a random bias."""
+        """Yield the inputs of a layer, one row for each product with the weight."""
         x = layer.seen[0][0]
         # The patches of a convolution overlap: they are many times as large as its input.
         size = (
             len(x) if isinstance(layer.module, nn.Linear) else max(1, _NUMBERS // _patches(layer.module, x[:1]).numel())
         )
         for part in x.split(max(1, size)):
-            rows = _patches(layer.module, part)
-            yield torch.cat([rows, torch.ones_like(rows[:, :1])], -1) if len(layer.sites) > 1 else rows
+            yield _patches(layer.module, part)
 
     def _check_layers(self, f: Tensor, leaves: Weights) -> None:
         """Raise unless the slopes of the outputs in each weight are those that inputs and outputs of its layer give.
@@ -149,11 +151,11 @@ class KroneckerSums(Sums):
             parts = [by_site[name] for name in layer.sites]
             whole = [torch.zeros_like(leaves[n]) if p is None else p for n, p in zip(layer.sites, parts, strict=True)]
             direct = torch.cat([part.reshape(len(part), -1) for part in whole], -1)
-            made = (
-                torch.zeros_like(direct)
-                if g is None
-                else _rows_out(layer.module, g).mT @ torch.cat([*self._rows_in(layer)])
-            )
+            made = torch.zeros_like(direct)
+            if g is not None:
+                inputs = torch.cat([*self._rows_in(layer)])
+                ones = [torch.ones_like(inputs[:, :1])] if len(layer.sites) > 1 else []
+                made = _rows_out(layer.module, g).mT @ torch.cat([inputs, *ones], -1)
             if not bool((direct - made).norm() <= 1e-3 * (direct.norm() + made.norm())):
                 raise PyroDropoutError(
                     f"structure='kron' needs a layer whose weight is used there and nowhere else, as it is, and"
@@ -214,11 +216,21 @@ def _patches(module: nn.Module, x: Tensor) -> Tensor:
     return x.movedim(1, positions + 1).flatten(positions + 1).flatten(0, positions)
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of float32's products on a GPU."""
+def _gram(rows: Tensor, more: Tensor | None = None) -> Tensor:
+    """Return Σ r rᵀ over rows r, in float64 unless fewer digits were asked of float32's products on a GPU.
+
+    What is given as ``more`` is added, in its own memory.
+    """
     fewer = rows.is_cuda and rows.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest"
     rows = rows if fewer else rows.to(F64)
-    return rows.mT @ rows
+    return rows.mT @ rows if more is None else more.addmm_(rows.mT, rows)
+
+
+def _gram_with_ones(rows: Tensor) -> Tensor:
+    """Return ``_gram`` of (r, 1): the ones of a bias are a column of sums, beside products of aligned rows."""
+    inner, sums = _gram(rows), rows.sum(0, dtype=F64).unsqueeze(-1)
+    below = torch.cat([sums.mT, sums.new_full((1, 1), len(rows))], -1)
+    return torch.cat([torch.cat([inner.to(F64), sums], -1), below])
 
 
 def _rows_out(module: nn.Module, g: Tensor) -> Tensor:

@@ -177,7 +177,7 @@ def finish(
     noise = _noise(model, scale * log_likelihood, scale * sums.count * f.shape[-1])
     curvature = Curvature(sums.blocks(precisions, scale), scale * log_likelihood, num_data or sums.count, noise)
     guide.set_curvature(curvature)
-    _warn_unless_trained(curvature, gradient)
+    _warn_unless_trained(guide, gradient)
 
 
 def checked_batch(model: object, weights: Weights, x: object, y: Tensor) -> tuple[AnyInputs, Tensor]:
@@ -269,10 +269,10 @@ def _check_outputs(net: Any, weights: Weights, x: AnyInputs) -> None:
         )
 
 
-def _warn_unless_trained(curvature: Curvature, gradient: Mapping[str, Tensor]) -> None:
+def _warn_unless_trained(guide: AutoLaplace, gradient: Mapping[str, Tensor]) -> None:
     """Warn if a Newton step would take the point far, in posterior standard deviations."""
-    squared = torch.stack([block.squared_length(gradient) for block in curvature]).sum().item()
-    size = sum(block.size() for block in curvature)
+    squared = guide.squared_length(gradient).item()
+    size = sum(block.size() for block in guide.curvature)
     if squared > max(4.0, 0.1 * size):  # two nats, or a third of a standard deviation each
         warnings.warn(
             "the point of this Laplace approximation is not a maximum of the posterior: a Newton step from it would"
