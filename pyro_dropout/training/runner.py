@@ -1,9 +1,9 @@
 """The state of one training run: parameters, optimiser, data order and the step, compiled or not.
 
 A run holds its parameters separately from the modules, as the leaves of a step's inputs, so that thousands of steps do
-not touch a module; ``publish`` puts them back. Steps of one guide change its own tensors, in place: parameters and the
-optimiser's state exist once. A small network's step is one compiled program with the optimiser in it. Recorded steps,
-and those of a large network on a CPU, have a program for the gradient alone, and torch's own fused optimiser.
+not touch a module; ``publish`` puts them back. On a CPU, and eagerly on a GPU, steps of one guide change its own
+tensors: parameters and the optimiser's state exist once. A compiled step has the optimiser in its program. Recorded
+steps, and those of a large network, have a program for the gradient alone, beside torch's own fused optimiser.
 """
 
 import time
@@ -96,7 +96,7 @@ class TrainingRun:
         self.traced = compile == "traced"
         if compile is not False:
             self._try_to_compile(compile)
-        if self._program is None:
+        if not self.compiled or self._parted:
             keep_freed_memory(values)
 
     @property
@@ -123,22 +123,17 @@ class TrainingRun:
         """Return the program of a step, or that of its gradient, where the optimiser runs beside it."""
         values, state = tree_unflatten(self.leaves, self._shape)
         rest = (*self._inputs, *index)
-        whole = [*self.leaves, self.t, self.lr, *tree_leaves(rest)]
-        on_gpu = self.t.is_cuda
-        if self._in_place is None or not apart_in_memory(whole, len(self.leaves)):
-            carries = self._count if on_gpu else 0
-            inputs = (values, state, self.t, self.lr, *rest)
+        inputs = (values, state, self.t, self.lr, *rest)
+        whole, count = tree_leaves(inputs), len(self.leaves)
+        if self._in_place is None or self.t.is_cuda or not apart_in_memory(whole, count):
+            carries = self._count if self.t.is_cuda else 0  # a chain hands them on
             return Program(self._step, *inputs, compile=not self.traced, carries=carries)
-        self._parted = self._gradients is not None and (self.traced or (self._large and not on_gpu))
+        self._parted = self._gradients is not None and (self.traced or self._large)
         if self._parted:
             assert self._gradients is not None
             gradient = numbered(self._gradients)
             return Program(gradient, values, self.t, *rest, compile=not self.traced, fake=self._large)
-        if on_gpu:
-            inputs, count = (values, state, self.t, self.lr, *rest), len(self.leaves)
-            return Program(self._step, *inputs, carries=self._count, writes=count, fake=self._large)
-        inputs = (values, state, self.t, self.lr, *rest)
-        program = Program(counting(self._step), *inputs, writes=len(self.leaves) + 1)
+        program = Program(counting(self._step), *inputs, writes=count + 1)
         if sum(leaf.numel() for leaf in self.leaves) < _SMALL:
             self._index = [each.clone() for each in index]  # the same tensors at every step
             self._replayed = program.replayed([*whole[: len(whole) - len(index)], *self._index])
@@ -186,7 +181,7 @@ class TrainingRun:
             return self._replayed()[0].clone()  # the next step writes over it
         if usual and self._program is not None and not self._parted:
             found = self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
-            if self._program.writes <= len(self.leaves):  # it does not count
+            if not self._program.writes:  # one that writes over parameters counts by itself
                 self.t.add_(1)
             self.leaves, loss = found[: len(self.leaves)], found[-1]
             return loss

@@ -258,8 +258,7 @@ class Chain:
     """A number of compiled steps captured in one CUDA graph.
 
     It starts from these parameters, optimiser state, number of the next step and learning rate. ``inputs`` holds the
-    other inputs of each step; what changes between replays is copied into them. A step that writes over parameters and
-    state does so with those that are given here, and a chain of any other step has copies of them.
+    other inputs of each step; what changes between replays is copied into them.
     """
 
     def __init__(
@@ -271,23 +270,17 @@ class Chain:
         lr: Tensor,
         inputs: Sequence[tuple[Tree, ...]],
     ) -> None:
-        over = isinstance(step, Program) and step.writes > 0
-        self.values = list(values) if over else [v.clone() for v in values]
-        self.state = [list(each) if over else [s.clone() for s in each] for each in state]
+        self.values = [v.clone() for v in values]
+        self.state = [[s.clone() for s in each] for each in state]
         self.t, self.lr, self.inputs = t.clone(), lr.clone(), inputs
         # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
         self.ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
-        # In the memory of the CPU: that of the GPU may have no room for a second copy.
-        before = [each.cpu() for each in self.everything[:-1]] if over else []
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.no_grad(), torch.cuda.stream(stream):
             for _ in range(3):  # let lazy initialisation and autotuning happen outside the capture
                 *_, loss = step(self.values, self.state, self.t, self.lr, *inputs[0])
         torch.cuda.current_stream().wait_stream(stream)
-        for mine, given in zip(self.everything, before, strict=False):
-            mine.copy_(given)
-        del before
         self.losses = torch.zeros((len(inputs), *loss.shape), dtype=loss.dtype, device=t.device)
         self.graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(self.graph):
@@ -297,8 +290,7 @@ class Chain:
             for each, time in zip(inputs, times.unbind(), strict=True):
                 values, state, loss = step(values, state, time, self.lr, *each, **kept)
                 losses.append(loss)
-            if not over:
-                torch._foreach_copy_(self.everything[:-1], [*values, *(s for each in state for s in each)])
+            torch._foreach_copy_(self.everything[:-1], [*values, *(s for each in state for s in each)])
             self.t.add_(len(inputs))
             self.losses.copy_(torch.stack(losses))
 
