@@ -13,11 +13,11 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.turns import RUNNING
+from pyro_dropout.mathematics.whole_sums import is_traced
 
 # What a run that computes shapes alone raises where it would have to know values, or does not know an operation.
 _WITHOUT_VALUES = (
@@ -81,7 +81,7 @@ def _set_modes(modules: list[nn.Module], modes: list[bool]) -> None:
 
 def can_run(x: object) -> bool:
     """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
-    recorded = _get_current_dispatch_mode_stack() or torch._C._get_tracing_state() is not None
+    recorded = is_traced() or torch._C._get_tracing_state() is not None
     mapped = torch._C._functorch.peek_interpreter_stack() is not None
     return isinstance(x, AnyInputs) and not recorded and not mapped and not torch.compiler.is_compiling()
 

@@ -17,8 +17,8 @@ from pyro_dropout.protocols import Context
 
 
 def is_traced() -> bool:
-    """Whether operations are being recorded for a compiled program."""
-    return bool(_get_current_dispatch_mode_stack())
+    """Whether operations are being recorded for a compiled program; a mode that only counts them records nothing."""
+    return any(not getattr(mode, "only_counts", False) for mode in _get_current_dispatch_mode_stack())
 
 
 def runs_on_cpu(value: Tensor) -> bool:

@@ -51,6 +51,7 @@ from pyro_dropout.training.preflight import (
     check_shared,
     check_validation,
 )
+from pyro_dropout.training.threads import enough_threads
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -227,8 +228,13 @@ def fit(
             bar=bar,
         )
 
+    def with_threads(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
+        counts = place.type == "cpu" and not distributed and not isinstance(guide, Ensemble)
+        with enough_threads(functools.partial(task.trial, batch) if counts else None):
+            return train(task, where, bar)
+
     def attempt(task: TrainingTask, where: str | Path | Checkpoint | None, bar: object = None) -> History:
-        work = functools.partial(train, task, where, bar)
+        work = functools.partial(with_threads, task, where, bar)
         tries = takes(model, "num_data") and stream is None
         with products_in(precision):
             return explained(work, task.try_step, batch, task.less) if tries else work()

@@ -1,7 +1,9 @@
 """The state of one training run: parameters, optimiser, data order and the step, compiled or not.
 
 A run holds its parameters separately from the modules, as the leaves of a step's inputs, so that thousands of steps do
-not touch a module; ``publish`` puts them back. Eager steps of one guide change its own tensors, in place.
+not touch a module; ``publish`` puts them back. On a CPU, and eagerly on a GPU, steps of one guide change its own
+tensors: parameters and the optimiser's state exist once. A compiled step has the optimiser in its program. Recorded
+steps, and those of a large network, have a program for the gradient alone, beside torch's own fused optimiser.
 """
 
 import time
@@ -23,15 +25,19 @@ from pyro_dropout.training.compile.functional import (
     StepInPlace,
     make_step,
     make_step_in_place,
+    numbered,
 )
-from pyro_dropout.training.compile.program import Chain, Program
+from pyro_dropout.training.compile.program import Chain, Program, apart_in_memory, counting
+from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, clock, plain
 from pyro_dropout.training.svi import warn_uncompiled
 
 # The most parameters that are copied now and then, so that a training that diverges can return to them.
-_LARGE = 2**25
+_LARGE = 2**23
+# The most parameters and moments of a network whose kernels are shorter than what inductor does around them.
+_SMALL = 2**20
 
 
 class TrainingRun:
@@ -46,8 +52,10 @@ class TrainingRun:
         batches: where mini-batches come from; None for all data at every step.
         write: puts parameters back into their owners.
         compile: "auto", "traced", True or False.
-        in_place: what takes eager steps instead, and changes ``values``.
-        guarded: whether eager steps of a large network are left out if their loss or gradient is not finite; others
+        gradients: the loss and the gradient of a step, for steps in place that are recorded.
+        in_place: what takes eager and recorded steps instead, and changes ``values``; compiled ones then change them
+            too.
+        guarded: whether steps in place of a large network are left out if their loss or gradient is not finite; others
             are taken back, by a copy of the parameters.
 
     Attributes:
@@ -65,14 +73,18 @@ class TrainingRun:
         inputs: tuple[Tree, ...] = (),
         batches: Source | None = None,
         compile: HowCompiled = "auto",
+        gradients: Gradients | None = None,
         in_place: StepInPlace | None = None,
         guarded: bool = False,
     ) -> None:
         self._step, self._write, self._batches, self._in_place = step, write, batches, in_place
-        self._guarded, self.refused = guarded and sum(value.numel() for value in values) > _LARGE, False
+        self._large = sum(value.numel() for value in values) > _LARGE
+        self._guarded, self.refused = guarded and self._large, False
         # The leaves that a step replaces: parameters first, then the optimiser's state.
         self.leaves, self._shape = tree_flatten((list(values), update.start(values)))
         self._count = len(values)
+        self._gradients, self._parted = gradients, False
+        self._replayed: Replayed | None = None
         self.t, self.lr = clock(update, values, 1)
         self.lr = self.lr if lr is None else lr.to(self.lr)
         self._inputs = inputs
@@ -84,7 +96,7 @@ class TrainingRun:
         self.traced = compile == "traced"
         if compile is not False:
             self._try_to_compile(compile)
-        if self._program is None:
+        if not self.compiled or self._parted:
             keep_freed_memory(values)
 
     @property
@@ -100,12 +112,32 @@ class TrainingRun:
     @property
     def changes_owners(self) -> bool:
         """Whether steps change the tensors of the guide and the model themselves."""
-        return self._in_place is not None and self._program is None
+        return self._in_place is not None and (self._program is None or self._parted or self._program.writes > 0)
 
     @property
     def guarded(self) -> bool:
         """Whether a step that is not finite is not taken, so that the parameters stay good."""
-        return self._guarded and self.changes_owners
+        return self._guarded and self._in_place is not None and (self._program is None or self._parted)
+
+    def _programmed(self, index: list[Tensor]) -> Program:
+        """Return the program of a step, or that of its gradient, where the optimiser runs beside it."""
+        values, state = tree_unflatten(self.leaves, self._shape)
+        rest = (*self._inputs, *index)
+        inputs = (values, state, self.t, self.lr, *rest)
+        whole, count = tree_leaves(inputs), len(self.leaves)
+        if self._in_place is None or self.t.is_cuda or not apart_in_memory(whole, count):
+            carries = self._count if self.t.is_cuda else 0  # a chain hands them on
+            return Program(self._step, *inputs, compile=not self.traced, carries=carries)
+        self._parted = self._gradients is not None and (self.traced or self._large)
+        if self._parted:
+            assert self._gradients is not None
+            gradient = numbered(self._gradients)
+            return Program(gradient, values, self.t, *rest, compile=not self.traced, fake=self._large)
+        program = Program(counting(self._step), *inputs, writes=count + 1)
+        if sum(leaf.numel() for leaf in self.leaves) < _SMALL:
+            self._index = [each.clone() for each in index]  # the same tensors at every step
+            self._replayed = program.replayed([*whole[: len(whole) - len(index)], *self._index])
+        return program
 
     def _try_to_compile(self, compile: HowCompiled) -> None:
         start = time.perf_counter()
@@ -113,9 +145,7 @@ class TrainingRun:
         index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
-                inputs = (values, state, self.t, self.lr, *self._inputs, *index)
-                carries = self._count if self.t.is_cuda else 0
-                program = Program(self._step, *inputs, compile=not self.traced, carries=carries)
+                program = self._programmed(index)
                 if self.t.is_cuda and (self._batches is None or self._batches.chained):
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
@@ -124,6 +154,7 @@ class TrainingRun:
         except Exception as cause:
             if compile is True:
                 raise
+            self._parted, self._replayed = False, None
             warn_uncompiled(cause)
             return
         self._program = program
@@ -137,17 +168,22 @@ class TrainingRun:
         losses = []
         for inputs in [[]] * count if self._batches is None else self._batches.inputs(count):
             losses.append(self._next(inputs))
-            if self.refused:
-                break
-            self.t.add_(1)
-            if self.break_off():
+            if self.refused or self.break_off():
                 break
         return torch.stack(losses)
 
     def _next(self, index: list[Tensor]) -> Tensor:
         """Take one more step, and return its loss."""
-        if self._program is not None and (self._batches is None or self._batches.usual(index)):
-            *self.leaves, loss = self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
+        usual = self._program is not None and (self._batches is None or self._batches.usual(index))
+        if usual and self._replayed is not None:
+            for mine, given in zip(self._index, index, strict=True):
+                mine.copy_(given)
+            return self._replayed()[0].clone()  # the next step writes over it
+        if usual and self._program is not None and not self._parted:
+            found = self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
+            if not self._program.writes:  # one that writes over parameters counts by itself
+                self.t.add_(1)
+            self.leaves, loss = found[: len(self.leaves)], found[-1]
             return loss
         values, state = tree_unflatten(self.leaves, self._shape)
         inputs = (values, state, self.t, self.lr, *self._inputs, *index)
@@ -155,8 +191,10 @@ class TrainingRun:
             if self._in_place is None:
                 *self.leaves, loss = tree_leaves(self._step(*inputs))
             else:
-                loss, taken = self._in_place(self.guarded, *inputs)
+                loss, taken = self._in_place(self.guarded, *inputs, recorded=self._program if usual else None)
                 self.refused = not taken
+        if not self.refused:
+            self.t.add_(1)
         return loss
 
     def _replay(self, chain: Chain) -> Tensor:
@@ -201,12 +239,11 @@ class TrainingRun:
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
         device = self.t.device
-        leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
-        self.t = tensors["t"].to(device)
         if self.changes_owners:
-            _copy(self.leaves, leaves)
+            _copy([*self.leaves, self.t], [tensors[f"leaf.{k:05d}"] for k in range(len(self.leaves))] + [tensors["t"]])
         else:
-            self.leaves = leaves
+            self.leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
+            self.t = tensors["t"].to(device)
         if self._batches is not None:
             self._batches.set_state(tensors)
 
@@ -331,6 +368,7 @@ def make_run(
         inputs=inputs,
         batches=batches,
         compile=compile,
+        gradients=gradients_of,
         in_place=make_step_in_place(gradients_of, parameters, update, decays=decays),
         guarded=guarded,
     )

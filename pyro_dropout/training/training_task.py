@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.batches import Batches, Source
@@ -89,6 +90,11 @@ class TrainingTask:
         found = Parameters(*self.parts, first.args, first.kwargs)
         check_trained(found.names, self.guide)
         return found
+
+    def trial(self, batch: int) -> None:
+        """Run the loss of a step once, and leave no trace of it."""
+        with forked():
+            self._parameters(batch)
 
     def _batches(self, batch: int) -> Source | None:
         count = self.call.count or 1

@@ -96,7 +96,7 @@ def test_compiled_training_learns_repeats_and_reports(capsys: pytest.CaptureFixt
     for _ in range(2):
         pyro.set_rng_seed(1)
         model, guide, x, y = problem()
-        history = pd.fit(model, guide, x, y, steps=205, batch_size=16, lr=0.02, seed=1, compile=True, progress=True)
+        history = pd.fit(model, guide, x, y, steps=10005, batch_size=16, lr=0.02, seed=1, compile=True, progress=True)
         runs.append((history.losses, guide.mean()["0.weight"]))
     assert history.compiled
     assert history.compile_seconds > 0
@@ -105,7 +105,7 @@ def test_compiled_training_learns_repeats_and_reports(capsys: pytest.CaptureFixt
     assert torch.equal(runs[0][0], runs[1][0])
     assert torch.equal(runs[0][1], runs[1][1])
     bar = capsys.readouterr().err
-    assert "/205 [" in bar  # it is cleared at the end
+    assert "/10005 [" in bar  # it is cleared at the end
     assert "loss=" in bar
     assert "step/s" in bar
 

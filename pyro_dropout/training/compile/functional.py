@@ -194,6 +194,16 @@ def make_gradients(model: object, guide: object, loss: Loss, parameters: Paramet
     return gradients_of
 
 
+def numbered(gradients_of: Gradients) -> Gradients:
+    """Return the same function with the number of the step as an input, to be recorded."""
+
+    def at(values: list[Tensor], t: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+        with at_step(t):
+            return gradients_of(values, *inputs)
+
+    return at
+
+
 def make_step_in_place(
     gradients_of: Gradients, parameters: Parameters, update: Update, *, decays: bool = False
 ) -> StepInPlace:
@@ -201,16 +211,23 @@ def make_step_in_place(
 
     A guarded step is taken only if the loss and the gradients are finite, and otherwise changes nothing. With
     ``decays`` a multiple of a parameter in its gradient may be left to the optimiser, which reads both anyway: the
-    gradients are then those of one backward pass on a CPU, and nothing else is made from them.
+    gradients are then those of one backward pass on a CPU, and nothing else is made from them. ``recorded``, a function
+    of (values, t, *inputs), gives the loss and the gradients in place of ``gradients_of``.
     """
     decays = decays and not parameters.divided
 
     def step(
-        guarded: bool, values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
+        guarded: bool,
+        values: list[Tensor],
+        state: list[list[Tensor]],
+        t: Tensor,
+        lr: Tensor,
+        *inputs: Tree,
+        recorded: Gradients | None = None,
     ) -> tuple[Tensor, bool]:
-        apart = decays and update.takes_decays(values)
+        apart = recorded is None and decays and update.takes_decays(values)
         with at_step(t), decays_apart(values) if apart else contextlib.nullcontext() as left:
-            loss, gradients = gradients_of(values, *inputs)
+            loss, gradients = gradients_of(values, *inputs) if recorded is None else recorded(values, t, *inputs)
         owed = {} if left is None else left.found
         if guarded:
             sizes = torch.stack([loss.to(t), *(size.to(t) for size in torch._foreach_norm(gradients))])

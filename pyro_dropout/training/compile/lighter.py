@@ -33,15 +33,15 @@ def make_lighter(graph: fx.Graph) -> None:
         (11, 4, tensor([2., 2., 2.]))
     """
     *nodes, output = graph.nodes
-    written = {_owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
-    returned = {_owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
+    written = {owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
+    returned = {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
     for node in nodes:
         if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
-        if same is None and _owner(node) not in written | returned and not _random(node):
+        if same is None and owner(node) not in written | returned and not _random(node):
             same = _factor(node, ones, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
@@ -68,7 +68,7 @@ def _pure(node: fx.Node) -> bool:
     return node.target is operator.getitem
 
 
-def _owner(node: fx.Node) -> fx.Node:
+def owner(node: fx.Node) -> fx.Node:
     """Return the tensor whose memory a view shows, or an operation has written into."""
     while _shares(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
@@ -100,13 +100,13 @@ def _factor(node: fx.Node, ones: set[fx.Node], written: set[fx.Node]) -> fx.Node
     left, right = node.args
     for one, other in ((left, right), (right, left)):
         if one in ones and isinstance(other, fx.Node) and _layout(other) == _layout(node):
-            return None if _owner(other) in written else other
+            return None if owner(other) in written else other
     return None
 
 
 def _said_before(node: fx.Node, known: dict[object, fx.Node], written: set[fx.Node]) -> fx.Node | None:
     """Return the node that computes the same from the same tensors, which nothing writes into."""
-    if not _pure(node) or any(_owner(each) in written for each in node.all_input_nodes):
+    if not _pure(node) or any(owner(each) in written for each in node.all_input_nodes):
         return None
     return known.setdefault((node.target, repr(node.args), repr(node.kwargs)), node)
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,8 +24,9 @@ from pyro_dropout.training.compile.carried_casts import carry_casts, cast
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.known_code import is_known
-from pyro_dropout.training.compile.lighter import make_lighter
+from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
+from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
@@ -45,6 +47,9 @@ class Program:
         compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
         carries: how many of its first inputs are parameters, which its first outputs replace, and whose copies in half
             precision a chain of calls hands on.
+        writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
+            inputs may share memory then.
+        fake: whether it is traced without computing anything where that is possible, which takes no memory.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
@@ -58,6 +63,8 @@ class Program:
         like: Sequence["Program"] = (),
         compile: bool = True,
         carries: int = 0,
+        writes: int = 0,
+        fake: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -67,11 +74,14 @@ class Program:
             outputs.append(spec)
             return result
 
-        self.graph = traced(flat_function, flat)
+        self.graph = traced(flat_function, flat, fake=fake)
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
-        if self.carried:
+        self.writes = writes
+        if writes:
+            _write_over(self.graph.graph, writes)
+        if self.carried or writes:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
@@ -101,7 +111,11 @@ class Program:
         count = len(found) - len(self.carried)
         if casts is not None:
             casts[:] = found[count:]
-        return found[:count]
+        return [*inputs[: self.writes], *found[:count]]
+
+    def replayed(self, inputs: list[Tensor]) -> Replayed:
+        """Return what runs this program on these tensors, and returns the outputs that are not written over them."""
+        return Replayed(lambda: self.flat(inputs)[self.writes :])
 
     def casts(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the copies that a first call needs, of the leaves of its inputs."""
@@ -114,6 +128,32 @@ class Program:
     def fits(self) -> bool:
         """Whether the tensors that it reads besides its inputs have the shapes and types that it was compiled for."""
         return all(alike(place.read(), tensor) for place, tensor in self.lifted)
+
+
+def apart_in_memory(tensors: Sequence[Tensor], count: int) -> bool:
+    """Whether the first ``count`` tensors can be written over: each fills its own memory, which no other one shares.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.training.compile.program import apart_in_memory
+        >>> x = torch.zeros(3)
+        >>> apart_in_memory([x, torch.zeros(3)], 1), apart_in_memory([x, x[:2]], 1)
+        (True, False)
+    """
+    owners = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()]
+    own = [tensor.untyped_storage().data_ptr() for tensor in tensors[:count] if tensor.numel()]
+    dense = all(torch.empty_like(each, device="meta").stride() == each.stride() for each in tensors[:count])
+    return dense and all(owners.count(each) == 1 for each in own)
+
+
+def counting(step: Step) -> Callable[..., Tree]:
+    """Return the same step with the number of the next one among its results."""
+
+    def counted(values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree) -> Tree:
+        new_values, new_state, loss = step(values, state, t, lr, *inputs)
+        return new_values, new_state, t + 1, loss
+
+    return counted
 
 
 _once: ContextVar[bool] = ContextVar("whether to record once", default=False)
@@ -129,10 +169,16 @@ def recording(*parts: object) -> Iterator[None]:
         _once.reset(before)
 
 
-def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
+def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], *, fake: bool = False) -> torch.fx.GraphModule:
     """Return a function of tensors as a graph of tensor operations; tracing it twice must give the same graph."""
-    graph = _trace(function, inputs)
-    if not _once.get() and not _same(graph, _trace(function, inputs)):
+    if fake:
+        try:
+            graph = _trace(function, inputs, "fake")
+        except Exception:  # a model that reads the values of its own tensors; it is traced with them
+            fake, graph = False, _trace(function, inputs)
+    else:
+        graph = _trace(function, inputs)
+    if not _once.get() and not _same(graph, _trace(function, inputs, "fake" if fake else "real")):
         raise PyroDropoutError(
             "it was traced twice and gave two different programs, so something outside torch changes between calls"
             " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
@@ -142,7 +188,9 @@ def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch
     return graph
 
 
-def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
+def _trace(
+    function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"] = "real"
+) -> torch.fx.GraphModule:
     def with_masks(*leaves: Tensor) -> list[Tensor]:
         with RecordedMasks():  # type: ignore[no-untyped-call]
             return function(*leaves)
@@ -150,11 +198,28 @@ def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch
     # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
     shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
     with torch.no_grad(), tracing(shapes):
-        graph: torch.fx.GraphModule = make_fx(with_masks)(*inputs)
+        graph: torch.fx.GraphModule = make_fx(with_masks, tracing_mode=mode)(*inputs)
     rewrite_skinny_products(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
+
+
+def _write_over(graph: torch.fx.Graph, count: int) -> None:
+    """Let a graph write its first outputs over its first inputs, after all else, and return the others."""
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    results = list(end.args[0])
+    written = set(places[:count])
+    with graph.inserting_before(end):
+        for k, result in enumerate(results):  # what shows an input would show what is written over it
+            if owner(result) in written and (k >= count or result is not places[k]):
+                results[k] = graph.call_function(torch.ops.aten.clone.default, (result,))
+                results[k].meta = dict(result.meta)
+        for place, result in zip(places, results[:count], strict=False):
+            if result is not place:
+                graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)
+    end.args = (results[count:],)
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:

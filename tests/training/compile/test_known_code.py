@@ -100,6 +100,14 @@ def test_known_steps_are_recorded_once_and_others_twice(recorded: list[int]) -> 
 
 
 def test_a_schedule_that_draws_is_still_found_out() -> None:
-    with pytest.warns(UserWarning, match="traced twice and gave two different programs"):
-        history = fitted(network(), schedule=lambda t: t * 0 + random.random())
-    assert not history.traced
+    model = network()
+    how = {"steps": 3, "progress": False, "schedule": lambda t: t * 0 + random.random()}
+    with pytest.raises(pd.PyroDropoutError, match="traced twice and gave two different programs"):
+        pd.fit(model, pd.AutoDropout(model), X, X, compile=True, **how)
+
+
+def test_a_schedule_runs_at_every_step_that_is_recorded() -> None:
+    seen: list[float] = []
+    history = fitted(network(), schedule=lambda t: seen.append(float(t)) or 1 / (1 + t))
+    assert history.traced
+    assert seen[-3:] == [0.0, 1.0, 2.0]
