@@ -25,6 +25,7 @@ from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
+from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
@@ -147,13 +148,21 @@ def _trace(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch
         with RecordedMasks():  # type: ignore[no-untyped-call]
             return function(*leaves)
 
-    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
-    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
-    with torch.no_grad(), tracing(shapes):
-        graph: torch.fx.GraphModule = make_fx(with_masks)(*inputs)
+    with torch.no_grad():
+        graph = record(with_masks, inputs)
+    if graph is None:
+        graph = _made(with_masks, inputs)
     rewrite_skinny_products(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    return graph
+
+
+def _made(function: Callable[..., list[Tensor]], inputs: list[Tensor]) -> torch.fx.GraphModule:
+    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
+    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+    with torch.no_grad(), tracing(shapes):
+        graph: torch.fx.GraphModule = make_fx(function)(*inputs)
     return graph
 
 
