@@ -19,6 +19,7 @@ from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
 InPlace = Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor, list[float]], None]
+Recorded = Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class Update:
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
         in_place: (parameters, gradients, state, lr, t, decays) changes all of them at once, for eager steps, which
             otherwise copy what ``apply`` returns; ``decays`` times the parameters belongs to the gradients.
+        recorded: (parameters, gradients, state, lr, t) does the same in one operation that reads no number in Python,
+            for recorded steps.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -57,6 +60,7 @@ class Update:
     clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
     in_place: InPlace | None = None
+    recorded: Recorded | None = None
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -112,6 +116,20 @@ class Update:
             for mine, each in zip([p, *own], [value, *new], strict=True):
                 mine.copy_(each)
 
+    def records_in_place(self, parameters: list[Tensor]) -> bool:
+        """Whether a recorded step can change these parameters and their state in one operation."""
+        return (
+            self.recorded is not None and self._all_at_once(parameters) and not any(map(torch.is_complex, parameters))
+        )
+
+    def step_recorded(
+        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
+    ) -> None:
+        """Change parameters and state as ``step`` does, in one operation, where ``records_in_place`` says so."""
+        assert self.recorded is not None
+        gradients, lr = self._prepared(gradients, t, lr)
+        self.recorded(parameters, gradients, state, lr, t)
+
     def _prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the clipped gradients, and the learning rate of a step."""
         if self.schedule is not None:
@@ -137,7 +155,9 @@ def _is_dense(value: Tensor) -> bool:
 
 
 def _in_memory(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a tensor as a vector in the parameter's order in memory: torch's fused kernels go through them so."""
+    """Return a tensor in the parameter's order in memory, as a vector: torch's fused kernels go through them so."""
+    if value.is_contiguous() and parameter.is_contiguous():
+        return value
     if value.stride() != parameter.stride():
         value = torch.empty_like(parameter).copy_(value)
     return value.as_strided((value.numel(),), (1,))
@@ -211,7 +231,28 @@ def adam(
                 decoupled_weight_decay=decoupled,
             )
 
-    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, in_place=in_place)
+    def recorded(
+        parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], lr: Tensor, t: Tensor
+    ) -> None:
+        pairs = list(zip(parameters, gradients, state, strict=True))
+        (torch._fused_adamw_ if decoupled else torch._fused_adam_)(
+            [_in_memory(p, p) for p in parameters],
+            [_in_memory(p, g) for p, g, _ in pairs],
+            [_in_memory(p, own[0]) for p, _, own in pairs],
+            [_in_memory(p, own[1]) for p, _, own in pairs],
+            [],
+            [t.to(torch.float32)] * len(pairs),
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=weight_decay,
+            eps=eps,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    name = "adamw" if decoupled else "adam"
+    return Update(name, lr, 2, apply, numbers, in_place=in_place, recorded=recorded)
 
 
 def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:

@@ -21,6 +21,7 @@ from pyro_dropout.training.compile.functional import (
     Parameters,
     Step,
     StepInPlace,
+    make_recorded_step,
     make_step,
     make_step_in_place,
 )
@@ -47,6 +48,7 @@ class TrainingRun:
         write: puts parameters back into their owners.
         compile: "auto", "traced", True or False.
         in_place: what takes eager steps instead, and changes ``values``.
+        recorded: what is recorded instead of ``step``, and changes its inputs.
         guarded: whether eager steps of a large network are left out if their loss or gradient is not finite; others
             are taken back, by a copy of the parameters.
 
@@ -66,9 +68,11 @@ class TrainingRun:
         batches: Source | None = None,
         compile: HowCompiled = "auto",
         in_place: StepInPlace | None = None,
+        recorded: Step | None = None,
         guarded: bool = False,
     ) -> None:
         self._step, self._write, self._batches, self._in_place = step, write, batches, in_place
+        self._recorded = recorded
         self._guarded, self.refused = guarded and sum(value.numel() for value in values) > _LARGE, False
         # The leaves that a step replaces: parameters first, then the optimiser's state.
         self.leaves, self._shape = tree_flatten((list(values), update.start(values)))
@@ -84,8 +88,13 @@ class TrainingRun:
         self.traced = compile == "traced"
         if compile is not False:
             self._try_to_compile(compile)
+        keep_freed_memory(self._temporaries(values))
+
+    def _temporaries(self, values: list[Tensor]) -> list[Tensor]:
+        """Return tensors of the sizes of those that a step frees, unless it is compiled."""
         if self._program is None:
-            keep_freed_memory(values)
+            return values
+        return self._program.shapes if self.traced else []
 
     @property
     def chained(self) -> bool:
@@ -109,13 +118,17 @@ class TrainingRun:
 
     def _try_to_compile(self, compile: HowCompiled) -> None:
         start = time.perf_counter()
-        values, state = tree_unflatten(self.leaves, self._shape)
+        changes = self.traced and self._recorded is not None
+        # A step that changes its inputs has its own: the tensors of the guide change when they are published.
+        leaves = [leaf.clone() for leaf in self.leaves] if changes else self.leaves
+        values, state = tree_unflatten(leaves, self._shape)
+        step = self._recorded if changes and self._recorded is not None else self._step
         index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
                 inputs = (values, state, self.t, self.lr, *self._inputs, *index)
                 carries = self._count if self.t.is_cuda else 0
-                program = Program(self._step, *inputs, compile=not self.traced, carries=carries)
+                program = Program(step, *inputs, compile=not self.traced, carries=carries)
                 if self.t.is_cuda and (self._batches is None or self._batches.chained):
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
@@ -127,6 +140,8 @@ class TrainingRun:
             warn_uncompiled(cause)
             return
         self._program = program
+        if changes:
+            self.leaves = [leaf.clone() for leaf in self.leaves]
         self.compile_seconds = time.perf_counter() - start
 
     def advance(self, steps: int) -> Tensor:
@@ -323,15 +338,18 @@ def make_run(
     if isinstance(update, torch.optim.Optimizer):
         trained = list(parameters.by_name.values())
         return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
+    values = parameters.values
+    at_once = update.records_in_place(values) and all(value.device.type == "cpu" for value in values)
     return TrainingRun(
         make_step(gradients_of, parameters, update),
-        parameters.values,
+        values,
         update,
         write=parameters.write,
         inputs=inputs,
         batches=batches,
         compile=compile,
         in_place=make_step_in_place(gradients_of, parameters, update, decays=decays),
+        recorded=make_recorded_step(gradients_of, parameters, update) if at_once else None,
         guarded=guarded,
     )
 

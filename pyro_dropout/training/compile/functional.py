@@ -238,3 +238,23 @@ def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -
         return new_values, new_state, loss
 
     return step
+
+
+def make_recorded_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Step:
+    """Return the same step as ``make_step``, to be recorded: it changes values and state, in one operation."""
+
+    def step(
+        values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
+    ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
+        with at_step(t):
+            loss, gradients = gradients_of(values, *inputs)
+        used = [k for k in range(len(values)) if k not in parameters.unused]
+        memory = {value.untyped_storage().data_ptr() for value in values}
+        loss, *slopes = (  # what shares the memory of a parameter would be read after that has changed
+            each.clone() if each.untyped_storage().data_ptr() in memory else each
+            for each in [loss, *(gradients[k] for k in used)]
+        )
+        update.step_recorded([values[k] for k in used], slopes, [state[k] for k in used], t, lr)
+        return values, state, loss
+
+    return step

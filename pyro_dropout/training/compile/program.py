@@ -27,6 +27,7 @@ from pyro_dropout.training.compile.lighter import make_lighter
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.surroundings import Surroundings
+from pyro_dropout.training.compile.swift_calls import call_swiftly
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
 Compiled = Callable[..., Sequence[Tensor]]
@@ -77,7 +78,10 @@ class Program:
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
         self._compiled: Compiled = self.graph
-        if compile:
+        if not compile:
+            call_swiftly(self.graph.graph)
+            self.graph.recompile()
+        else:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
@@ -103,6 +107,11 @@ class Program:
         if casts is not None:
             casts[:] = found[count:]
         return found[:count]
+
+    @property
+    def shapes(self) -> list[Tensor]:
+        """What it computes, in order, without values."""
+        return [node.meta["val"] for node in self.graph.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
 
     def casts(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the copies that a first call needs, of the leaves of its inputs."""
