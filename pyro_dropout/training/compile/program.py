@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,17 +182,37 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch._inductor.config as inductor
-        from torch._inductor.compile_fx import compile_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
-        shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
         # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
         on_gpu = any(tensor.is_cuda for tensor in inputs)
-        settings = {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
-        with tracing(shapes), inductor.patch(settings):
-            return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
+        settings: dict[str, Any] = {
+            "combo_kernels": on_gpu,
+            "cpp.min_chunk_size": _GRAIN,
+            "fallback_random": not on_gpu,
+        }
+        if on_gpu or inductor.cpp.vec_isa_ok is not None:
+            return _by_inductor(graph, inputs, settings)
+        # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
+        # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
+        try:
+            return _by_inductor(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
+        except Exception as cause:
+            if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
+                raise
+        valid_vec_isa_list.cache_clear()
+        return _by_inductor(graph, inputs, settings)
+
+
+def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
+    import torch._inductor.config as inductor
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
+    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+    with tracing(shapes), inductor.patch(settings):
+        return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
 def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
