@@ -10,6 +10,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dropout.training.compile import program
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch, at its first import
+
 
 class CppCompileError(RuntimeError):
     """Named as inductor's own."""
