@@ -81,9 +81,14 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@echo "$(CURDIR)" > $@
 
+# Python keeps the bytecode of what it imports. That of all packages takes minutes; the first import of what the
+# commands need takes seconds, and would otherwise be waited for by the first fit.
+PREPARE := $(RUN) pyro_dropout.cli.first_import
+
 # Stamps are written last, so an interrupted installation is simply done again.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e .
+	$(PREPARE)
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.made pyproject.toml constraints.txt

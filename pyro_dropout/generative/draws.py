@@ -12,6 +12,7 @@ from torch import Size, Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs, X, copies
 from pyro_dropout.generative.trial_run import run_for_shapes
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import (
     POINTS_FIRST,
@@ -57,7 +58,7 @@ def one_for_each_point(
     if all(recipe is None for recipe in recipes.values()):
         return dict(weights), x, Size()
     batches = {site: value.shape[: value.dim() - dimensions[site]] for site, value in weights.items()}
-    particles = torch.broadcast_shapes(*map(sample_dimensions, batches.values()))
+    particles = broadcast_shape(*map(sample_dimensions, batches.values()))
     single: dict[str, Tensor] = {}
     for site, value in weights.items():
         recipe, batch = recipes[site], batches[site]

@@ -11,6 +11,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.finite_rank import finite_rank_log_marginal
 from pyro_dropout.mathematics.shapes import Float
 
@@ -77,7 +78,7 @@ class FiniteRankNormal(TorchDistribution):
         """Return the log density of each event."""
         if self._validate_args:
             self._validate_sample(value)
-        batch = torch.broadcast_shapes(value.shape[:-2], self.batch_shape)
+        batch = broadcast_shape(value.shape[:-2], self.batch_shape)
         # ΦΦᵀ + εI is the covariance of noisy observations of precision 1/ε
         parts = (value, self.features, self.noise.reciprocal()[..., None, None])
         flat = (part.expand(batch + part.shape[-2:]).reshape(-1, *part.shape[-2:]) for part in parts)

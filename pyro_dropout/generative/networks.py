@@ -28,6 +28,7 @@ from pyro_dropout.generative.priors import LearnedNormal, Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
@@ -149,7 +150,7 @@ class BayesianNet(nn.Module):
         for name, value in scales.items():
             check_positive(f"the prior width of {name}", value)
             place = getattr(self, _buffer(name))
-            if torch.broadcast_shapes(torch.as_tensor(value).shape, place.shape) != place.shape:
+            if broadcast_shape(torch.as_tensor(value).shape, place.shape) != place.shape:
                 got = tuple(torch.as_tensor(value).shape)
                 raise ShapeError(f"the prior width of {name} must be a number or {tuple(place.shape)}; got {got}.")
         with torch.no_grad():
@@ -213,7 +214,7 @@ class BayesianNet(nn.Module):
             whole = value.shape[: value.dim() - self._parameter(name).dim()]
             batches.append(sample_dimensions(whole))
             plain[name] = value.reshape(batches[-1] + value.shape[len(whole) :]) if whole else value
-        batch = torch.broadcast_shapes(*batches)
+        batch = broadcast_shape(*batches)
         return self._vectorised(plain, x, batch) if batch else self._run(plain, x)
 
     @property

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Distribution, Message, Trace, Weights
 
@@ -69,7 +70,7 @@ def _log_prob(site: Site, scale: float | Tensor) -> Tensor:
 def full_distribution(site: Site) -> Distribution:
     """Return a site's distribution in the batch shape of its log-likelihoods: the data may have more batch elements."""
     fn, shape = site["fn"], site["value"].shape
-    batch = torch.broadcast_shapes(fn.batch_shape, shape[: len(shape) - fn.event_dim])
+    batch = broadcast_shape(fn.batch_shape, shape[: len(shape) - fn.event_dim])
     return fn if batch == fn.batch_shape else fn.expand(batch)
 
 

@@ -29,6 +29,7 @@ from pyro_dropout.guides.pyro_distribution import check_distribution, pyro_distr
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
 from pyro_dropout.guides.starts import Given, InitScale, check_init_scale, first_width, given_weights
 from pyro_dropout.guides.summary import facts_of, guide_card, told
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.functional_normal import Normal
@@ -376,7 +377,7 @@ class SiteGuide(Marginals):
         q.lenient, q.site = True, site.name
         free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
         lead = free.shape[: free.dim() - site.start.dim()]  # particles, and dimensions for inner plates
-        return free.reshape(torch.broadcast_shapes(site.start.shape, (*lead, *[1] * site.free_dim)))
+        return free.reshape(broadcast_shape(site.start.shape, (*lead, *[1] * site.free_dim)))
 
 
 def check_unless_by_site(check: Check, **options: BySite) -> None:

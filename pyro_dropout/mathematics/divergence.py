@@ -15,6 +15,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
 from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
@@ -35,7 +36,7 @@ def _prior(q: RowMixture, p: Distribution) -> tuple[Tensor, Tensor]:
         raise PyroDropoutError(f"p must be a Gaussian prior, torch's or Pyro's Normal; got {type(p).__name__}.")
     shape = p.batch_shape + p.event_shape
     try:
-        shape = torch.broadcast_shapes(shape, q.event_shape)
+        shape = broadcast_shape(shape, q.event_shape)
     except RuntimeError:
         raise ShapeError(
             f"p must broadcast to the weights, shape {tuple(q.event_shape)}; got {tuple(shape)}."
@@ -318,7 +319,7 @@ def kl(q: Distribution, p: Distribution, method: Method = "large_k", *, num_samp
         if method == "exact":
             value = value + kl_gap(q, num_samples=num_samples)
     full = p.batch_shape + p.event_shape
-    return value.expand(torch.broadcast_shapes(q.batch_shape, full[: max(0, len(full) - len(q.event_shape))]))
+    return value.expand(broadcast_shape(q.batch_shape, full[: max(0, len(full) - len(q.event_shape))]))
 
 
 def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> Tensor:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_positive, check_seed
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.kernel_frame import Covariance, Number, check_shape, check_values, own_parameters
@@ -33,7 +34,7 @@ def _check_bias(bias: Tensor, width: int, *others: Tensor) -> None:
     check_shape(bias.dim() >= 1 and bias.size(-1) == width, "bias", f"(..., {width})", bias)
     batches = [tuple(bias.shape[:-1]), *(tuple(other.shape[:-2]) for other in others)]
     try:
-        torch.broadcast_shapes(*batches)
+        broadcast_shape(*batches)
     except RuntimeError:
         raise ShapeError(f"leading dimensions must broadcast; got {', '.join(map(str, batches))}.") from None
 

@@ -17,6 +17,7 @@ from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
 
 from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
 from pyro_dropout.mathematics.shapes import Float
@@ -108,7 +109,7 @@ class FullRankNormal(TorchDistribution):
     def _log_density(self, noise: Tensor) -> Tensor:
         """Return log q of draws made from independent noise, (..., K)."""
         found = -0.5 * (noise.square().sum(-1) + len(self.root) * LOG_2PI) - self.half_log_det()
-        return found.expand(torch.broadcast_shapes(found.shape, self.batch_shape))
+        return found.expand(broadcast_shape(found.shape, self.batch_shape))
 
     def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
         """Return the same distribution with a larger batch; the parameters are shared, not copied."""

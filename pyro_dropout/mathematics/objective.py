@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_finite,
@@ -256,7 +257,7 @@ def _check(**values: Number) -> None:
         {"keep": check_keep, "num_data": check_whole}.get(name, check_positive)(name, value)
     shapes = {name: tuple(value.shape) for name, value in values.items() if isinstance(value, Tensor)}
     try:
-        torch.broadcast_shapes(*shapes.values())
+        broadcast_shape(*shapes.values())
     except RuntimeError:
         given = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         raise ShapeError(f"{' and '.join(shapes)} must broadcast to one shape; got {given}.") from None

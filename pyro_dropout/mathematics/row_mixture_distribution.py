@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Size, Tensor
 
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
@@ -351,7 +352,7 @@ class RowMixture(Scored):
         else:
             joint = self.log_joint(None, self.to_rows(value))
         total = torch.logsumexp(joint, 0).sum(-1)
-        return total.expand(torch.broadcast_shapes(total.shape, self.batch_shape))
+        return total.expand(broadcast_shape(total.shape, self.batch_shape))
 
     # --- moments and the rest of torch's interface ------------------------------------------------------------------
 

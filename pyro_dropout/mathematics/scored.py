@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch
 from pyro.distributions import TorchDistribution
 from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import detach_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.no_density import is_placeholder, no_density
 
@@ -83,7 +83,7 @@ class Scored(TorchDistribution):
     def _no_density(self, value: Tensor) -> Tensor:
         """Return a placeholder for the log density of ``value``."""
         lead = value.shape[: value.dim() - len(self.event_shape)]
-        return no_density(value, torch.broadcast_shapes(lead, self.batch_shape), self.site)
+        return no_density(value, broadcast_shape(lead, self.batch_shape), self.site)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Size, Tensor
 
+from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.protocols import Distribution
 
@@ -61,7 +62,7 @@ class Stacked(Scored):
         each = value.flatten(lead, lead + len(self.parts_shape) - 1).unbind(lead)
         found = torch.stack([part.log_prob(one) for part, one in zip(self.parts, each, strict=True)], -1)
         found = found.reshape(found.shape[:-1] + self.parts_shape)
-        return found.expand(torch.broadcast_shapes(found.shape, self.batch_shape))
+        return found.expand(broadcast_shape(found.shape, self.batch_shape))
 
     def each(self, of: Callable[[Distribution], Tensor]) -> Tensor:
         """Return one tensor from every part, stacked in the batch shape."""

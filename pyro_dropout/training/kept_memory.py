@@ -1,6 +1,6 @@
-"""Memory that an eager step frees stays with the process, for the next step.
+"""Memory that an eager or a recorded step frees stays with the process, for the next step.
 
-The C library of Linux gets a block of 128 KiB or more from the system and returns it as soon as it is freed. An eager
+The C library of Linux gets a block of 128 KiB or more from the system and returns it as soon as it is freed. Such a
 step frees some dozen of them, so every step would fault in the same pages again. The library raises its limit to the
 size of the largest block that it has returned, up to 32 MiB: freeing one large block is enough.
 """
@@ -27,5 +27,5 @@ def keep_freed_memory(values: list[Tensor]) -> None:
         >>> from pyro_dropout.training.kept_memory import keep_freed_memory
         >>> keep_freed_memory([torch.zeros(1000, 1000)])
     """
-    if any(value.device.type == "cpu" and _SMALLEST <= value.nbytes < _LARGEST for value in values):
+    if any(value.device.type != "cuda" and _SMALLEST <= value.nbytes < _LARGEST for value in values):
         _raise_limit()

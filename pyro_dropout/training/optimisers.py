@@ -137,7 +137,9 @@ def _is_dense(value: Tensor) -> bool:
 
 
 def _in_memory(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a tensor as a vector in the parameter's order in memory: torch's fused kernels go through them so."""
+    """Return a tensor in the parameter's order in memory, as a vector: torch's fused kernels go through them so."""
+    if value.is_contiguous() and parameter.is_contiguous():
+        return value
     if value.stride() != parameter.stride():
         value = torch.empty_like(parameter).copy_(value)
     return value.as_strided((value.numel(),), (1,))

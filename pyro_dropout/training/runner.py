@@ -96,8 +96,14 @@ class TrainingRun:
         self.traced = compile == "traced"
         if compile is not False:
             self._try_to_compile(compile)
-        if not self.compiled or self._parted:
-            keep_freed_memory(values)
+        keep_freed_memory(self._temporaries(values))
+
+    def _temporaries(self, values: list[Tensor]) -> list[Tensor]:
+        """Return tensors of the sizes of those that a step frees, unless it is compiled."""
+        if self._program is None:
+            return values
+        own = values if self._parted else []
+        return [*own, *self._program.shapes] if self.traced else own
 
     @property
     def chained(self) -> bool:

@@ -20,7 +20,7 @@ from tests.benchmarks.low_rank import HELD_BACK, write_table
 from tests.benchmarks.machine import cpu_model, moment
 from tests.benchmarks.report import Row, table
 
-AT_MOST = 60.0
+AT_MOST, AT_MOST_LARGER = 60.0, 180.0  # seconds: 500 rows x 8 columns, and 2,000 x 12
 GUIDES = ("dropout", "multiplicative", "mean-field", "low-rank")
 COLUMNS = {"part": "part", "seconds": "seconds", "cpu": "of the processor", "us": "µs a step", "limit": "at most"}
 
@@ -31,6 +31,7 @@ def measured(rows: int, columns: int) -> list[Row]:
         file, out = Path(folder) / "table.csv", Path(folder) / "out"
         write_table(file, round(rows * (1 - HELD_BACK)), columns)
         cold = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(Path(folder) / "cache")}
+        limit = AT_MOST if rows <= 500 else AT_MOST_LARGER
         command = [sys.executable, "-m", "pyro_dropout", "compare", str(file), "--target", "y", "--device", "cpu"]
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run(
@@ -40,10 +41,10 @@ def measured(rows: int, columns: int) -> list[Row]:
         whole, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
         scores = pd.read_csv(out / "table.csv")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return parts(scores.set_index("posterior"), whole, cpu)
+    return parts(scores.set_index("posterior"), whole, cpu, limit)
 
 
-def parts(scores: pd.DataFrame, whole: float, cpu: float) -> list[Row]:
+def parts(scores: pd.DataFrame, whole: float, cpu: float, limit: float) -> list[Row]:
     """Return the rows of the table from the scores of the command, and the seconds of the clock and the processor."""
     missing = [guide for guide in GUIDES if guide not in scores.index or not scores.loc[guide, "seconds"] > 0]
     if missing:
@@ -57,7 +58,7 @@ def parts(scores: pd.DataFrame, whole: float, cpu: float) -> list[Row]:
     return [
         *found,
         {"part": "all else", **blank, "seconds": rest},
-        {"part": "in all", **blank, "seconds": whole, "cpu": cpu, "limit": AT_MOST},
+        {"part": "in all", **blank, "seconds": whole, "cpu": cpu, "limit": limit},
     ]
 
 
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{given.rows} rows x {given.columns} columns, {cpu_model()}, {moment()}", flush=True)
     found = measured(given.rows, given.columns)
     print(table(COLUMNS, found))
-    return int(found[-1]["seconds"] > AT_MOST)
+    return int(found[-1]["seconds"] > found[-1]["limit"])
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ class Cascade:
         (40.0, torch.Size([10, 3]))
     """
 
-    mean: Float[Tensor, "N *D"]
+    mean: Float[Tensor, "N ..."]
     deferred: Bool[Tensor, " N"]
     uncertainty: Float[Tensor, " N"]
     cost: float

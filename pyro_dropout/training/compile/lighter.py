@@ -16,6 +16,7 @@ _VIEWS = {
     *(_aten.unsqueeze.default, _aten.squeeze.default, _aten.squeeze.dim, _aten.squeeze.dims),
     *(_aten.t.default, _aten.transpose.int, _aten.permute.default),
 }
+_WITH_ONE = {_aten.pow.Tensor_Scalar, _aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar}
 _ONES = {_aten.ones.default, _aten.ones_like.default}
 
 
@@ -33,20 +34,36 @@ def make_lighter(graph: fx.Graph) -> None:
         (11, 4, tensor([2., 2., 2.]))
     """
     *nodes, output = graph.nodes
-    written = {owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
-    returned = {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
+    last = _last_writes(nodes)  # nothing is read after them; but what they read must not be what they write
+    written = {owner(each) for node in nodes if _mutable(node) and node not in last for each in node.all_input_nodes}
+    returned = {owner(node) for node in output.all_input_nodes if node.op != "placeholder"}  # two stay two tensors
+    kept = (
+        written | returned | {owner(each) for node in last for each in node.all_input_nodes if each.op != "placeholder"}
+    )
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
     for node in nodes:
         if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
-        if same is None and owner(node) not in written | returned and not _random(node):
-            same = _factor(node, ones, written) or _said_before(node, known, written)
+        if same is None and owner(node) not in kept and not _random(node):
+            if _only_slice(node, written):
+                _show(node)
+            same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _last_writes(nodes: list[fx.Node]) -> set[fx.Node]:
+    """Return the operations at the end of a step that write into tensors, such as an optimiser's."""
+    found: set[fx.Node] = set()
+    for node in reversed(nodes):
+        if not _mutable(node):
+            break
+        found.add(node)
+    return found
 
 
 def _mutable(node: fx.Node) -> bool:
@@ -102,6 +119,34 @@ def _factor(node: fx.Node, ones: set[fx.Node], written: set[fx.Node]) -> fx.Node
         if one in ones and isinstance(other, fx.Node) and _layout(other) == _layout(node):
             return None if owner(other) in written else other
     return None
+
+
+def _itself(node: fx.Node, written: set[fx.Node]) -> fx.Node | None:
+    """Return the tensor of which this is the first power, or the product or quotient with the number 1."""
+    if node.target not in _WITH_ONE or len(node.args) != 2 or node.kwargs:
+        return None
+    value, one = node.args
+    if not isinstance(value, fx.Node) or isinstance(one, fx.Node) or one != 1 or _layout(value) != _layout(node):
+        return None
+    return None if owner(value) in written else value
+
+
+def _only_slice(node: fx.Node, written: set[fx.Node]) -> bool:
+    """Whether this writes a tensor into the only slice of another, of which it could be a view instead."""
+    if node.target is not _aten.select_backward.default or len(node.args) != 4:
+        return False
+    slope, sizes, place, _ = node.args
+    if not isinstance(slope, fx.Node) or not isinstance(sizes, list | tuple) or not isinstance(place, int):
+        return False
+    val = slope.meta.get("val")
+    only = sizes[place] == 1 and owner(slope) not in written
+    return bool(only) and isinstance(val, Tensor) and val.is_contiguous()
+
+
+def _show(node: fx.Node) -> None:
+    """Make the gradient of an only slice a view of the slice's gradient."""
+    slope, sizes, *_ = node.args
+    node.target, node.args = _aten.view.default, (slope, sizes)
 
 
 def _said_before(node: fx.Node, known: dict[object, fx.Node], written: set[fx.Node]) -> fx.Node | None:

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,9 @@ from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.replayed import Replayed
+from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.surroundings import Surroundings
+from pyro_dropout.training.compile.swift_calls import call_swiftly
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
 Compiled = Callable[..., Sequence[Tensor]]
@@ -86,7 +88,10 @@ class Program:
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
         self._compiled: Compiled = self.graph
-        if compile:
+        if not compile:
+            call_swiftly(self.graph.graph)
+            self.graph.recompile()
+        else:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
@@ -116,6 +121,11 @@ class Program:
     def replayed(self, inputs: list[Tensor]) -> Replayed:
         """Return what runs this program on these tensors, and returns the outputs that are not written over them."""
         return Replayed(lambda: self.flat(inputs)[self.writes :])
+
+    @property
+    def shapes(self) -> list[Tensor]:
+        """What it computes, in order, without values."""
+        return [node.meta["val"] for node in self.graph.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
 
     def casts(self, inputs: list[Tensor]) -> list[Tensor]:
         """Return the copies that a first call needs, of the leaves of its inputs."""
@@ -195,13 +205,25 @@ def _trace(
         with RecordedMasks():  # type: ignore[no-untyped-call]
             return function(*leaves)
 
-    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
-    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
-    with torch.no_grad(), tracing(shapes):
-        graph: torch.fx.GraphModule = make_fx(with_masks, tracing_mode=mode)(*inputs)
+    graph = None
+    if mode == "real":
+        with torch.no_grad():
+            graph = record(with_masks, inputs)
+    if graph is None:
+        graph = _made(with_masks, inputs, mode)
     rewrite_skinny_products(graph.graph)
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    return graph
+
+
+def _made(
+    function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"]
+) -> torch.fx.GraphModule:
+    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
+    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+    with torch.no_grad(), tracing(shapes):
+        graph: torch.fx.GraphModule = make_fx(function, tracing_mode=mode)(*inputs)
     return graph
 
 
@@ -228,17 +250,37 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch._inductor.config as inductor
-        from torch._inductor.compile_fx import compile_fx
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-        # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
-        shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
         # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
         on_gpu = any(tensor.is_cuda for tensor in inputs)
-        settings = {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
-        with tracing(shapes), inductor.patch(settings):
-            return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
+        settings: dict[str, Any] = {
+            "combo_kernels": on_gpu,
+            "cpp.min_chunk_size": _GRAIN,
+            "fallback_random": not on_gpu,
+        }
+        if on_gpu or inductor.cpp.vec_isa_ok is not None:
+            return _by_inductor(graph, inputs, settings)
+        # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
+        # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
+        try:
+            return _by_inductor(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
+        except Exception as cause:
+            if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
+                raise
+        valid_vec_isa_list.cache_clear()
+        return _by_inductor(graph, inputs, settings)
+
+
+def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
+    import torch._inductor.config as inductor
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
+    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+    with tracing(shapes), inductor.patch(settings):
+        return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
 def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:

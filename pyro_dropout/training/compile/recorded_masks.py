@@ -12,6 +12,11 @@ class RecordedMasks(TorchDispatchMode):
     torch's dropout fills an empty tensor in place. On a CPU, inductor may move what reads it before what fills it.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch is to keep its compiler away from this mode, for which it would load it: two seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         if func is not torch.ops.aten.bernoulli_.float or args[0].is_cuda or kwargs:
             return func(*args, **(kwargs or {}))

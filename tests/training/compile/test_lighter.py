@@ -137,3 +137,46 @@ def test_programs_of_all_kinds(long: int, data: st.DataObject) -> None:
         return [value.clone() for value in values]
 
     same(program, X, X.flip(0) / 4)
+
+
+def test_powers_products_and_quotients_with_one_are_left_out() -> None:
+    made = make_fx(lambda x: (x**1.0) * 1 / 1 + x)(torch.randn(3))
+    make_lighter(made.graph)
+    made.recompile()
+    x = torch.tensor([-0.0, float("nan"), 2.0])
+    assert [node.op for node in made.graph.nodes] == ["placeholder", "call_function", "output"]
+    torch.testing.assert_close(made(x), x + x, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_product_with_one_that_changes_the_type_stays() -> None:
+    made = make_fx(lambda x: (x * 1.0).exp())(torch.arange(3))
+    make_lighter(made.graph)
+    made.recompile()
+    torch.testing.assert_close(made(torch.arange(3)), torch.arange(3.0).exp())
+
+
+def test_the_gradient_of_an_only_slice_is_a_view() -> None:
+    made = make_fx(lambda g: torch.ops.aten.select_backward(g.exp(), [1, 3], 0, 0) + 1)(torch.randn(3))
+    make_lighter(made.graph)
+    made.recompile()
+    assert "aten.select_backward" not in made.code
+    torch.testing.assert_close(made(torch.zeros(3)), torch.full((1, 3), 2.0))
+    several = make_fx(lambda g: torch.ops.aten.select_backward(g.exp(), [2, 3], 0, 1) + 1)(torch.randn(3))
+    make_lighter(several.graph)
+    several.recompile()
+    torch.testing.assert_close(several(torch.zeros(3)), torch.tensor([[1.0] * 3, [2.0] * 3]))
+
+
+def test_what_a_last_write_reads_is_not_what_it_writes() -> None:
+    """The gradients of p·q are q and p: they are read after p has changed, so they stay copies."""
+
+    def step(p: Tensor, q: Tensor) -> list[Tensor]:
+        slopes = [q * 1, p * 1]
+        torch._foreach_sub_([p, q], slopes)
+        return [p, q]
+
+    made = make_fx(step)(torch.ones(2), torch.ones(2))
+    make_lighter(made.graph)
+    made.recompile()
+    found = made(torch.full((2,), 5.0), torch.full((2,), 3.0))
+    torch.testing.assert_close(found, [torch.full((2,), 2.0), torch.full((2,), -2.0)])
