@@ -26,8 +26,8 @@ from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
-from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.recorder import record
+from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.swift_calls import call_swiftly
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
