@@ -206,7 +206,7 @@ def _trace(
             return function(*leaves)
 
     graph = None
-    if mode == "real":
+    if mode == "real" and not any(each.is_cuda for each in inputs):
         with torch.no_grad():
             graph = record(with_masks, inputs)
     if graph is None:
