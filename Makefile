@@ -39,6 +39,7 @@ test-share: $(VENV)/.installed-dev ## Run a fifth of the long tests, another for
 bench: $(VENV)/.installed-dev ## Measure speed beside other libraries, into docs/benchmarks (ARGS=--quick: in 3 minutes).
 	$(PYTEST) -m bench tests/benchmarks
 	$(RUN) tests.benchmarks.speed $(ARGS)
+	$(if $(findstring --quick,$(ARGS)),,$(RUN) tests.benchmarks.limits)
 
 lint: $(VENV)/.installed-dev ## Check style, format and types.
 	$(RUN) ruff check .
