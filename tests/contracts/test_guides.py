@@ -152,6 +152,7 @@ def quick(request: pytest.FixtureRequest) -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", False)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("draws", ["shared", "per-example"])
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases())
@@ -271,6 +272,7 @@ def test_two_pairs_share_nothing(guide: str, kind: str, dtype: torch.dtype) -> N
     assert held == {id(value) for pair in pairs for value in parameters(pair[1], pair[0]).values()}
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("draws", ["shared", "per-example"])
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases(kinds=["mlp", "plain"]))
 def test_it_works_in_a_list_of_guides(guide: str, kind: str, dtype: torch.dtype, draws: str) -> None:

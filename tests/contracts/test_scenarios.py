@@ -51,7 +51,7 @@ def cases() -> list[object]:
 
 
 @pytest.mark.parametrize(("guide", "scenario"), cases())
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_it_stands_where_autonormal_stood(guide: str, scenario: str) -> None:
     what, why = outcome(scenario, guide)
     if guide == DROPS_VECTORS:

@@ -39,6 +39,7 @@ def moments(f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return each.mean(0), each.std(0) / math.sqrt(len(f))
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", ["relu", "tanh"])
 @pytest.mark.parametrize(("depth", "shared"), [(1, False), (2, False), (3, False), (2, True), (3, True)])
 @pytest.mark.parametrize(("space", "scaling"), [("weight", "features"), ("weight", "prior"), ("function", "features")])

@@ -72,6 +72,7 @@ def test_the_script_compares_both_ways_of_choosing(tmp_path: Path, monkeypatch: 
     assert record["evidence_chose"]["seconds"] < record["folds_chose"]["seconds"]
 
 
+@pytest.mark.deep
 def test_a_covariance_at_dropouts_mean_may_have_another_decay() -> None:
     torch.manual_seed(0)
     rows, asked = [torch.arange(0, 60, 2)], torch.arange(1, 60, 2).unsqueeze(0)

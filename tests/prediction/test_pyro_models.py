@@ -73,6 +73,7 @@ def kept(guide: Any, case: Case, count: int = DRAWS) -> pd.SampledPosterior:
 
 
 @EVERY
+@pytest.mark.thinned(2)
 def test_log_likelihoods_and_lp_are_those_of_the_trace(name: str) -> None:
     case, model, guide = posed(name)
     data = pd.to_arviz(model, guide, *case.args, samples=DRAWS, seed=0, **case.kwargs)

@@ -227,6 +227,7 @@ def test_many_chains_leave_a_distribution_with_heavy_tails_as_it_is() -> None:
             assert stats.binomtest(below, 400, level).pvalue > 1e-6
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_a_chain_is_the_same_alone_and_in_company() -> None:
     starts, plan = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 3))), Plan(10, 20, 0.8, 10)

@@ -22,6 +22,7 @@ def mcse(values: Tensor) -> float:
     return np.asarray(az.mcse(values.double().numpy())).item()  # type: ignore[no-any-return]
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.thinned(2)
 def test_a_linear_model_has_its_conjugate_posterior(dtype: torch.dtype) -> None:

@@ -362,7 +362,7 @@ AUTOGUIDES: dict[str, Callable[[Any], Any]] = {
         for number, pair in enumerate(itertools.product(EXPECTED, AUTOGUIDES))
     ],
 )
-@pytest.mark.thinned(2)
+@pytest.mark.thinned(4)
 def test_the_loss_and_its_gradient_have_one_expectation(case: str, name: str) -> None:
     """4.5 standard errors of 120 estimates: a correct number exceeds them 1 time in 50,000; there are some 500."""
     model, refused = EXPECTED[case]

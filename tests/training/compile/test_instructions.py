@@ -42,6 +42,7 @@ def test_they_are_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inductor.cpp.vec_isa_ok is None
 
 
+@pytest.mark.deep
 def test_they_are_tried_where_the_compiler_does_not_know_them(monkeypatch: pytest.MonkeyPatch) -> None:
     told = _compiling(monkeypatch, CppCompileError("unrecognized option -mavx512f"))
     _compile()

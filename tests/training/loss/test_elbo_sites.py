@@ -89,7 +89,7 @@ HANDLERS: dict[str, Callable[[Program], Program]] = {
 
 @pytest.mark.parametrize("of_guide", HANDLERS)
 @pytest.mark.parametrize("of_model", HANDLERS)
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(10)
 def test_scales_and_masks_count_where_they_stand(of_model: str, of_guide: str) -> None:
     alike(HANDLERS[of_model](plated), HANDLERS[of_guide](plated_guide), repeats=100)
 
