@@ -197,7 +197,7 @@ def make_gradients(model: object, guide: object, loss: Loss, parameters: Paramet
 def numbered(gradients_of: Gradients) -> Gradients:
     """Return the same function with the number of the step as an input, to be recorded."""
 
-    def at(values: list[Tensor], t: Tensor, *inputs: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def at(values: list[Tensor], t: Tensor, *inputs: Tree) -> tuple[Tensor, list[Tensor]]:
         with at_step(t):
             return gradients_of(values, *inputs)
 
