@@ -140,7 +140,7 @@ class TrainingRun:
             gradient = numbered(self._gradients)
             return Program(gradient, values, self.t, *rest, compile=not self.traced, fake=self._large)
         program = Program(counting(self._step), *inputs, writes=count + 1)
-        if sum(leaf.numel() for leaf in self.leaves) < _SMALL:
+        if program.writes and sum(leaf.numel() for leaf in self.leaves) < _SMALL:
             self._index = [each.clone() for each in index]  # the same tensors at every step
             self._replayed = program.replayed([*whole[: len(whole) - len(index)], *self._index])
         return program

@@ -34,12 +34,8 @@ def make_lighter(graph: fx.Graph) -> None:
         (11, 4, tensor([2., 2., 2.]))
     """
     *nodes, output = graph.nodes
-    last = _last_writes(nodes)  # nothing is read after them; but what they read must not be what they write
-    written = {owner(each) for node in nodes if _mutable(node) and node not in last for each in node.all_input_nodes}
-    returned = {owner(node) for node in output.all_input_nodes if node.op != "placeholder"}  # two stay two tensors
-    kept = (
-        written | returned | {owner(each) for node in last for each in node.all_input_nodes if each.op != "placeholder"}
-    )
+    written = {owner(each) for node in nodes if _mutable(node) for each in node.all_input_nodes}
+    kept = written | {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
     for node in nodes:
@@ -54,16 +50,6 @@ def make_lighter(graph: fx.Graph) -> None:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
     graph.eliminate_dead_code()
-
-
-def _last_writes(nodes: list[fx.Node]) -> set[fx.Node]:
-    """Return the operations at the end of a step that write into tensors, such as an optimiser's."""
-    found: set[fx.Node] = set()
-    for node in reversed(nodes):
-        if not _mutable(node):
-            break
-        found.add(node)
-    return found
 
 
 def _mutable(node: fx.Node) -> bool:

@@ -50,7 +50,7 @@ class Program:
         carries: how many of its first inputs are parameters, which its first outputs replace, and whose copies in half
             precision a chain of calls hands on.
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
-            inputs may share memory then.
+            inputs may share memory then. If it is compiled and an output shows another input, none is.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
 
     Attributes:
@@ -80,10 +80,11 @@ class Program:
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
-        self.writes = writes
-        if writes:
-            _write_over(self.graph.graph, writes)
-        if self.carried or writes:
+        # Inductor may leave out the copy of what shows an input, and then reads what is written over it.
+        self.writes = 0 if compile and _shows_inputs(self.graph.graph, writes) else writes
+        if self.writes:
+            _write_over(self.graph.graph, self.writes)
+        if self.carried or self.writes:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
@@ -225,6 +226,16 @@ def _made(
     with torch.no_grad(), tracing(shapes):
         graph: torch.fx.GraphModule = make_fx(function, tracing_mode=mode)(*inputs)
     return graph
+
+
+def _shows_inputs(graph: torch.fx.Graph, count: int) -> bool:
+    """Whether an output is, or is a view of, one of the first inputs other than the one that it replaces."""
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    written = set(places[:count])
+    return any(
+        owner(result) in written and (k >= count or result is not places[k]) for k, result in enumerate(end.args[0])
+    )
 
 
 def _write_over(graph: torch.fx.Graph, count: int) -> None:
