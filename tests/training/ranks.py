@@ -429,8 +429,18 @@ def commands(folder: Path) -> dict[str, Any]:
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
         table, out, answers = (str(folder / name) for name in ("wave.csv", "run", "answers.csv"))
         codes = []
+        plain = [
+            "--guide",
+            "dropout",
+            "--scale",
+            "plain",
+            "--noise",
+            "constant",
+            "--lr",
+            "0.01",
+        ]  # no plan for its steps
         for words in (
-            ["fit", table, "--target", "y", "--out", out, "--steps", "30", "--held-back", "0.2"],
+            ["fit", table, "--target", "y", "--out", out, "--steps", "30", "--held-back", "0.2", *plain],
             ["resume", out, "--steps", "40", "--json"],
             ["predict", out, table, "--out", answers, "--samples", "50"],
         ):
