@@ -438,7 +438,7 @@ def commands(folder: Path) -> dict[str, Any]:
             "constant",
             "--lr",
             "0.01",
-        ]  # no plan for its steps
+        ]  # without a plan
         for words in (
             ["fit", table, "--target", "y", "--out", out, "--steps", "30", "--held-back", "0.2", *plain],
             ["resume", out, "--steps", "40", "--json"],
