@@ -9,6 +9,9 @@ from torch import Tensor
 # Steps in one CUDA graph: enough that the launch cost is negligible, few enough that capturing them is quick.
 CHAIN = 20
 
+_AHEAD = 8 * CHAIN  # batches that are drawn at once, as long as they are
+_MOST = 2**18  # indices at most
+
 
 class Batches:
     """Mini-batches of indices, shuffled and without replacement within an epoch.
@@ -51,12 +54,17 @@ class Batches:
 
     def take(self, count: int) -> Tensor:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
-        while len(self.waiting) < count:
-            whole = self.rows.shape[-1] // self.size * self.size
-            draws = torch.rand(self.rows.shape, device=self.rows.device, generator=self.generator)
-            order = draws.argsort(-1)[..., :whole]
-            epoch = self.rows.gather(-1, order).unflatten(-1, (-1, self.size))
-            self.waiting = torch.cat([self.waiting, epoch.movedim(-2, 0)])
+        if len(self.waiting) < count:
+            each = self.rows.shape[-1] // self.size
+            needed = -(-(count - len(self.waiting)) // each)
+            epochs = max(needed, min(_AHEAD // each, _MOST // self.rows.numel()))
+            # One epoch is drawn after another, so that the order does not depend on how many are; they are sorted
+            # together, since a GPU takes as long to sort one of them.
+            shape, place = self.rows.shape, self.rows.device
+            draws = torch.stack([torch.rand(shape, device=place, generator=self.generator) for _ in range(epochs)])
+            order = draws.argsort(dim=-1, stable=True)[..., : each * self.size]
+            rows = self.rows.expand_as(draws).gather(-1, order).unflatten(-1, (each, self.size))
+            self.waiting = torch.cat([self.waiting, rows.movedim(-2, 1).flatten(0, 1)])
         taken, self.waiting = self.waiting[:count], self.waiting[count:]
         return taken
 

@@ -213,7 +213,8 @@ def adam(
                 decoupled_weight_decay=decoupled,
             )
 
-    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, in_place=in_place)
+    options = (("betas", betas), ("eps", eps), ("weight_decay", weight_decay))
+    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, options=options, in_place=in_place)
 
 
 def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:

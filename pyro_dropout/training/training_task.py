@@ -26,6 +26,7 @@ from pyro_dropout.training.distributed.data_parallel import check_parallel, para
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.one_kernel.fused_run import fused_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_trained
@@ -77,6 +78,10 @@ class TrainingTask:
     def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: HowCompiled) -> TrainingRun:
         """Return a training run of the guide's and the model's parameters in this process."""
         parameters, batches = self._parameters(batch), self._batches(batch)
+        if not self.call.kwargs:
+            fused = fused_run(self.parts, update, self.call.args, parameters, batch, batches, compile)
+            if fused is not None:
+                return fused
         gradients_of = make_gradients(*self.parts, parameters, self._arguments)
         buffers = Buffers(self.call.model, self.guide).values
         inputs = (buffers,)

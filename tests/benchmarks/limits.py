@@ -26,6 +26,7 @@ ON_CPU = (
 )
 ON_GPU = (
     ("precision",),
+    ("one_kernel",),
     ("laplace", "--device", "cuda"),
     ("linearised", "--device", "cuda"),
     ("memory", "--device", "cuda"),

@@ -33,6 +33,7 @@ from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
 from pyro_dropout.training.fleet.anchors import anchored
+from pyro_dropout.training.fleet.fleet_run import FleetRun, FusedFleetRun
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import (
     Replica,
@@ -48,25 +49,11 @@ from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
+from pyro_dropout.training.one_kernel.fused_run import fused_fleet
 from pyro_dropout.training.optimisers import Schedule, Update, chosen
 from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
-from pyro_dropout.training.runner import TrainingRun
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
-
-
-class FleetRun(TrainingRun):
-    """The training of a fleet.
-
-    Attributes:
-        total: how many steps ``fit`` takes.
-        names: the name of each of ``values``: its path in the first replica's model or guide.
-        facts: what must be the same when the training is resumed.
-    """
-
-    total: int
-    names: list[str]
-    facts: Callable[[], Record]
 
 
 class Fleet:
@@ -340,14 +327,20 @@ class Fleet:
             with places.replaced(settings[:count]), widths_kept(), products_in(precision):
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
-        solo = make_step(gradients, parameters, update)
-        settings = [buffer[0] for buffer in buffers]
-        example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
-        step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
-        inputs = (buffers, x, y, *([rows] if batches is None else []))
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
-        run = FleetRun(step, values, update, write=write, lr=rate, inputs=inputs, batches=batches, compile=how)
+        run: FleetRun | None = None
+        own: Any = {"write": write, "lr": rate, "batches": batches}
+        if precision == "float32" and not problem:
+            made = (update, parameters, values, (x, y), buffers, rows, batch, how)
+            run = fused_fleet(FusedFleetRun, self[0], loss, *made, **own)
+        if run is None:
+            solo = make_step(gradients, parameters, update)
+            settings = [buffer[0] for buffer in buffers]
+            example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
+            step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
+            inputs = (buffers, x, y, *([rows] if batches is None else []))
+            run = FleetRun(step, values, update, inputs=inputs, compile=how, **own)
         run.total = total
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},

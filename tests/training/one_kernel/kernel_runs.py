@@ -1,0 +1,70 @@
+"""Trainings by the kernel, and the same ones by the steps of any model with the same masks."""
+
+import contextlib
+import copy
+import os
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pyro
+import pytest
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.training.one_kernel import fused_run
+from pyro_dropout.training.optimisers import Update, named
+from pyro_dropout.training.training_task import TrainingTask
+
+PLACE = "cuda" if torch.cuda.is_available() else "cpu"
+if PLACE == "cpu":  # Triton's own interpreter runs the kernel there; it is asked for before Triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+
+@contextlib.contextmanager
+def by_the_kernel() -> Iterator[None]:
+    """Within this context small networks are trained by the kernel, on a CPU too."""
+    with mock.patch.object(fused_run, "is_possible", lambda compile, device: compile in (True, "auto")):
+        yield
+
+
+def one_run(model: Any, guide: Any, x: Tensor, y: Tensor, batch: int, update: Update | None, compile: bool) -> Any:
+    """Return a training that was set up as ``fit`` sets it up: by the kernel, or eagerly in float64 on the CPU."""
+    if not compile:
+        model, guide = copy.deepcopy((model, guide))
+    how: Any = {"device": PLACE} if compile else {"device": "cpu", "dtype": torch.float64}
+    model.to(**how), guide.to(**how)
+    call = ModelCall(model, (x.to(**how), y.to(**how), len(x)))
+    task = TrainingTask(guide, pd.ELBO(), call)
+    pyro.clear_param_store()
+    with by_the_kernel() if compile else contextlib.nullcontext():
+        run = task.run(update or named("adam", 0.01), batch, compile)
+    assert isinstance(run, fused_run.FusedRun) is compile
+    return run
+
+
+def with_masks(run: Any, masks: Tensor, sites: list[tuple[int, int]]) -> Tensor:
+    """Take eager steps with these masks, (steps, points, units); ``sites`` are the units of each layer that drops."""
+    drawn = iter(step[:, first:last] for step in masks.double().cpu() for first, last in sites)
+
+    def sample_masks(self: BernoulliMixture, sample_shape: Any = ()) -> list[Tensor]:
+        kept = next(drawn)
+        assert kept.shape == (*sample_shape, self.rows)
+        return [kept, 1 - kept]
+
+    losses = []
+    with mock.patch.object(BernoulliMixture, "sample_masks", sample_masks):
+        while sum(map(len, losses)) < len(masks):
+            losses.append(run.advance(len(masks) - sum(map(len, losses))))
+    return torch.cat(losses)
+
+
+def masks_of(run: Any, steps: int, points: int, keep: float = 0.7, networks: int = 1) -> Tensor:
+    """Return masks for all layers of a run's networks, (steps, networks, points, units)."""
+    units = sum(run._fused._network.widths[:-1])
+    generator = torch.Generator().manual_seed(3)
+    return (torch.rand(steps, networks, points, units, generator=generator) < keep).float().to(PLACE)
