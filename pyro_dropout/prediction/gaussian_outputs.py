@@ -181,10 +181,10 @@ def _class_moments(f: Tensor) -> Sums:
 def _with_whole_operations(f: Tensor) -> Sums:
     """On a GPU every operation is a pass over memory, so few are best."""
     p = torch.softmax(f, 1)
-    votes = (p == p.amax(1, keepdim=True)).sum(-1, dtype=torch.int32)
     spread, mean = torch.var_mean(p, -1, correction=0)
     surprise = torch.special.entr(p).sum((1, 2))
-    return {"mean": mean, "spread": spread, "surprise": surprise / f.shape[-1], "votes": votes / f.shape[-1]}
+    votes = p.eq_(p.amax(1, keepdim=True)).mean(-1)  # 1 where a class is the most probable, else 0
+    return {"mean": mean, "spread": spread, "surprise": surprise / f.shape[-1], "votes": votes}
 
 
 def _in_cache(f: Tensor) -> Sums:
