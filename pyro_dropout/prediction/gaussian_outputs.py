@@ -43,7 +43,7 @@ class Nodes:
             yield some, f.movedim(-1, 0)
 
     def by_output(self, mean: Tensor, root: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers, with a root of the covariance."""
+        """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers; ``root`` is L."""
         points, width = mean.shape
         z = _normal(width, self.count, self.seed, mean.dtype, mean.device)
         # m + L z is one product: (L, m)(z, 1).
