@@ -189,9 +189,9 @@ class FittedTable:
             ends = self.calibration.interval(found, asked.level, groups) or found.interval(asked.level)
             parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
             parts |= {"lower": ends[0], "upper": ends[1]}
-            parts |= {f"q={level:g}": found.quantile(level) for level in asked.quantiles}
-            centre = float(self.encoding.target_centre)
-            parts |= {f"p>{limit:.12g}": found.probability_above(limit - centre) for limit in asked.above}
+            known, centre = self.calibration, float(self.encoding.target_centre)
+            parts |= {f"q={level:g}": known.quantile(found, level, groups) for level in asked.quantiles}
+            parts |= {f"p>{t:.12g}": known.probability_above(found, t - centre, groups) for t in asked.above}
             columns |= {name: part[:, 0].tolist() for name, part in parts.items()}
         if self.calibration.support is not None:
             columns["unfamiliar"] = [int(flag) for flag in self.calibration.support.flag(x.cpu()).tolist()]
