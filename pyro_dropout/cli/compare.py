@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -55,7 +56,7 @@ def compare(
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     held_back: options.HeldBack = 0.2,
-    scale: options.PlainOrScale = "plain",
+    scale: options.PlainOrScale = "auto",
     noise: options.GivenNoise = "constant",
     guides: options.Guides = None,
     reference: Annotated[
@@ -179,7 +180,7 @@ def _data(
         if reading.target is not None:
             raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
         for option, value in (("scale", scale), ("noise", noise)):
-            if value not in ("plain", "constant"):
+            if value not in ("auto", "plain", "constant"):
                 raise options.refusal(f"--{option}", f"{name!r} has a model of its own; --{option} is for files.")
         data = BUNDLED[name]()
         return data, wave_model(data.train, 2 * width), []
@@ -197,6 +198,8 @@ def _data(
         return data, table_model(data.train, data.classes, width), []
     on = natural_scale(data.train[1]) if scale == "auto" else scale
     model = table_model(data.train, data.classes, width, on, noise)
+    if on != "plain":
+        data = replace(data, note=f"{data.note} Guides are compared on its {on} scale (--scale plain for another).")
     return data, model, [("scale", on), ("noise", noise)]
 
 

@@ -105,12 +105,12 @@ class Support:
         return (self._quotients(x).amax(1) > 1).to(x.device)
 
     def inputs(self, x: Float[Tensor, "N Q"]) -> list[tuple[int, ...]]:
-        """Return for each row the inputs that set it apart most, one or two; () if it is not flagged, or if all do."""
-        best, which = self._quotients(x).max(1)
+        """Return for each row the inputs that set it apart most, one or two; () if none does, or only all together."""
         single, pairs = self.rows.shape[1], len(self.paired)
+        best, which = self._quotients(x)[:, :-1].max(1)
         found: list[tuple[int, ...]] = []
         for value, place in zip(best.tolist(), which.tolist(), strict=True):
-            if value <= 1 or place >= single + pairs**2:
+            if value <= 1:
                 found.append(())
             elif place < single:
                 found.append((place,))
