@@ -73,7 +73,7 @@ def predict(
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     ignore_extra: Annotated[
-        bool, options.table_option("--ignore-extra", help="Of a run fitted with --strict: ignore columns that training did not have.")
+        bool, options.table_option("--ignore-extra", help="Ignore columns that a --strict run did not have.")
     ] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
