@@ -96,7 +96,7 @@ def slopes(x: Tensor, y: Tensor, n: Tensor) -> list[Tensor]:
     return [*found, losses[10](x * x)]
 
 
-@pytest.mark.parametrize("function", [elementwise, across, slopes])
+@pytest.mark.parametrize("function", [elementwise, across, pytest.param(slopes, marks=pytest.mark.deep)])
 def test_operations_are_those_of_torch(function: Callable[..., list[Tensor]]) -> None:
     torch.manual_seed(0)
     x, y, n = torch.randn(4, 3, dtype=F64), torch.randn(4, 3, dtype=F64), torch.randint(0, 3, (4, 3))
@@ -230,7 +230,7 @@ def test_an_energy_that_is_no_kernel_stays_on_the_cpu_with_the_same_draws(
     compile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyro_dropout.references.nuts.chains._WORTH_A_GPU", 0)
-    plan = Plan(60, 40, 0.8, 4)
+    plan = Plan(40, 20, 0.8, 4)
     expected = run_chains(unsupported, starts(2), plan, 3, compile=False)
     run = finished(_Run(unsupported, starts(2), plan, 3, compile, CUDA))
     assert run._gpu is None

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.references.nuts.adaptation import Plan, begun, untuned
+from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
 from pyro_dropout.references.nuts.no_u_turn import Array, planted
 from pyro_dropout.references.nuts.randoms import Randoms
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
@@ -204,13 +204,14 @@ class _Run:
     def results(self) -> list[ChainResult]:
         """Return the result of each chain."""
         tuning = self._stepping.tuning if self._gpu is None else self._gpu.tuning
+        tuning = Tuning(*(_numpy(part) for part in tuning))
         return [
             ChainResult(
                 self._draws[c],
                 int(tuning.diverged[c, 0]),
                 int(tuning.deepest[c, 0]),
                 float(tuning.step[c, 0]),
-                _numpy(tuning.scale)[c, : self._draws.shape[2]],
+                tuning.scale[c, : self._draws.shape[2]],
                 int(self._spent[c]),
             )
             for c in range(len(self._draws))

@@ -23,7 +23,8 @@ from pyro_dropout.references.nuts.stepping import Stepping
 
 _MIDDLE = 0.5  # noise of the step that is checked
 _ALIKE = 1e-6  # by how much it may be off: more than by rounding
-STEPS = 512  # in one launch: long enough that what the host does between two of them is short
+_FEW, _MANY = 64, 512  # steps of one launch; with many, what the host does between two of them is short
+_MOMENTA = 2**24  # numbers that the momenta of all chains may have, beyond those of few steps
 
 Function = Callable[..., list[Array]]
 
@@ -38,7 +39,7 @@ class ChainsOnGpu:
         draws: the draws so far, (C, draws, d); the others are filled in.
         spent: the steps of each chain until its last draw.
         device: where.
-        steps: of one launch.
+        steps: of one launch; by default as many as the memory for momenta allows, within bounds.
         compile: makes a function of a source.
         threads, lanes: of a chain, and how many of them can exchange numbers.
     """
@@ -51,7 +52,7 @@ class ChainsOnGpu:
         draws: NDArray[np.float64],
         spent: NDArray[np.int64],
         device: torch.device,
-        steps: int = STEPS,
+        steps: int | None = None,
         compile: Callable[[Source, torch.device], Launch] = compiled,
         *,
         threads: int = THREADS,
@@ -59,6 +60,8 @@ class ChainsOnGpu:
     ) -> None:
         whole = [torch.as_tensor(value).contiguous() for value in (*stepping.tree, *stepping.tuning)]
         self._used = _column(stepping.tuning.moves)
+        chains, _, width = random.ring.shape
+        steps = steps or min(max(_MOMENTA // (2 * chains * width), _FEW), _MANY)
         self._random, self._steps, self._device = random, steps, device
         ring = random.grown(2 * steps)
         one = [part[:1].clone() for part in whole]
