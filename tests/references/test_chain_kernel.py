@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.utils import cpp_extension
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
@@ -19,6 +20,7 @@ from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import _Run, run_chains
 from pyro_dropout.references.nuts.energy import Energy
 from pyro_dropout.references.nuts.kernel.chains_on_gpu import ChainsOnGpu
+from pyro_dropout.references.nuts.kernel.launch import any_headers
 from pyro_dropout.references.nuts.kernel.source import Source
 from pyro_dropout.references.nuts.kernel.values import UnsupportedError
 from tests.oracles.host_kernel import THREADS, compiled, computed
@@ -218,6 +220,15 @@ def test_a_kernel_that_is_wrong_is_noticed() -> None:
 
     with pytest.raises(UnsupportedError, match="is not that of the model"):
         on_host(_Run(energies, starts(2), PLAN, 0, False), 10, broken)
+
+
+def test_a_kernel_needs_no_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpp_extension, "CUDA_HOME", None)
+    with pytest.raises(OSError, match="CUDA_HOME"):
+        cpp_extension.include_paths("cuda")
+    with any_headers():
+        assert cpp_extension.include_paths("cuda")
+    assert cpp_extension.CUDA_HOME is None
 
 
 def unsupported(z: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,8 @@
 """Compiles a kernel of chains for a GPU, in a second or two, and runs it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ def compiled(source: Source, device: torch.device) -> Launch:
     gpu: Any = torch.cuda.get_device_properties(device)
     near = source.memory <= gpu.shared_memory_per_block_optin
     text = source.text if near else "#define FAR\n" + source.text
-    with torch.cuda.device(device):
+    with torch.cuda.device(device), any_headers():
         kernel = torch.cuda._compile_kernel(text, "chains")
         if near:
             kernel.set_shared_memory_config(source.memory)
@@ -38,3 +40,16 @@ def compiled(source: Source, device: torch.device) -> Launch:
             kernel(*sizes, [far[0], states, *others], shared_mem=source.memory if near else 0)
 
     return launch
+
+
+@contextmanager
+def any_headers() -> Iterator[None]:
+    """Within this context torch does not ask where CUDA's headers are: many machines have none, and none is needed."""
+    from torch.utils import cpp_extension
+
+    before = cpp_extension.CUDA_HOME
+    cpp_extension.CUDA_HOME = before or str(Path(torch.__file__).parent)
+    try:
+        yield
+    finally:
+        cpp_extension.CUDA_HOME = before
