@@ -19,6 +19,7 @@ import pyro
 import torch
 from experiments.co2_figures import panels, spreads
 from experiments.collection import co2_paper
+from experiments.distances import apart, rms
 from experiments.experiment import VERDICTS, Experiment
 from experiments.few_draws import few_draws
 from experiments.other_guides import fit_beside, learned_prior_guides, other_guides, reproduced
@@ -37,6 +38,7 @@ ENOUGH = 0.5  # half a standard deviation is the finest shade in the paper's fig
 DEPTHS, KINDS, DROPPED, PARTS = (4, 5), ("ReLU", "TanH"), (0.1, 0.2), ("4", "5", "guides", "learned", "ensembles")
 OTHERS = other_guides(lambda site: kept(site, 0.1))  # five more posteriors, of the 4-layer ReLU network
 LEARNED, COLD = learned_prior_guides(), 1e-4  # and three with learned priors, whose T reaches 1 at the last step
+ADAM = {"dropout, as many steps of Adam": lambda net: guide(net, 0.1)}  # as these have
 
 
 class Activation(nn.Module):
@@ -83,6 +85,8 @@ def train(x, y, args, device):
             learn, warm = part == "learned", pd.warm_up(args.guide_steps, COLD)
             of = {"steps": args.guide_steps, "loss": pd.ELBO(temperature=warm) if learn else None, **how}
             found |= fit_beside(lambda a=learn: build(4, "ReLU", 0.1, a)[0], LEARNED if learn else OTHERS, x, y, **of)
+            if learn:
+                found |= fit_beside(lambda: build(4, "ReLU", 0.1)[0], ADAM, x, y, **of | {"loss": None})
             continue
         if part == "ensembles":
             for k, (name, scaled) in enumerate(SCALED.items()):
@@ -120,16 +124,6 @@ class Questions:
         log_p = asked.log_prob(self.y)[self.after].mean().item()
         row |= {"error / σ": rms(error), "in ±2σ": (error.abs() <= 2).double().mean().item(), "log p after": log_p}
         return SimpleNamespace(f=f, mean=mean, std=std, spread=spread, at=at, row=row)
-
-
-def rms(values):
-    return values.square().mean().sqrt().item()
-
-
-def apart(one, other, where):
-    """Return the distance of two predictions: of means in units of their spread, and of spreads as a factor."""
-    pooled = ((one.spread**2 + other.spread**2) / 2).sqrt()
-    return rms(((one.mean - other.mean) / pooled)[where]), 2 ** rms((one.spread / other.spread)[where].log2())
 
 
 def judged(mc, standard, questions):
@@ -174,17 +168,22 @@ def main(argv=None):
     standard = {key: questions.ask(*found[key], args, method="standard") for key in mc}
     said = "{}, {} layers, {}, dropout {}".format
     named = {said("MC", *key): mc[key] for key in mc} | {said("standard", *key): standard[key] for key in mc}
-    named |= {name: answers[name] for name in ("GP", *OTHERS, *LEARNED, *SCALED) if name in answers}
+    named |= {name: answers[name] for name in ("GP", *OTHERS, *LEARNED, *ADAM, *SCALED) if name in answers}
     note = f"{data.note} std is that of f; σ has noise of {TAU**-0.5:g} in it (the GP fits its own)."
     experiment.table("CO₂, extrapolated", [{"posterior": name, **answer.row} for name, answer in named.items()], note)
-    if not mc:
-        return experiment.finish()
     error = {key: answer.row["RMSE on data"] for key, answer in answers.items()}
-    last = reproduced({name: error[name] for name in LEARNED}, error[4, "ReLU", 0.1])
-    for text, rows, rule, words in (*judged(mc, standard, questions), last):
+    others = {"dropout": (4, "ReLU", 0.1), **dict(zip(ADAM, ADAM, strict=True))}
+    last = [
+        reproduced({n: error[n] for n in LEARNED}, error[k], n)
+        for n, k in others.items()
+        if {k, *LEARNED} <= set(error)
+    ]
+    for text, rows, rule, words in (*(judged(mc, standard, questions) if mc else ()), *last):
         passed = [rule(row) for row in rows]
         ranges = [f"{min(values):.2f} to {max(values):.2f}" for values in zip(*rows, strict=True)]
         experiment.claim(text, VERDICTS[(not all(passed)) + (not any(passed))], words.format(*ranges))
+    if not mc:
+        return experiment.finish()
     four = {f"MC dropout, {kind}": mc[5, kind, 0.1] for kind in KINDS}
     four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"], **four}
     six = four | {name.capitalize(): answers[name] for name in SCALED}

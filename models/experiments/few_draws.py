@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from experiments.distances import rms
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
@@ -53,8 +54,4 @@ def few_draws(f: Float[Tensor, "T N"], count: int = 10) -> FewDraws:
     if f.dim() != 2 or len(f) < 2 * count:
         raise ShapeError(f"f must have shape (T, N) with T = {2 * count} draws or more; got {tuple(f.shape)}.")
     groups = f[: len(f) // count * count].reshape(-1, count, f.shape[1])
-    return FewDraws(_rms((groups.mean(1) - f.mean(0)) / f.std(0)), _rms(groups.std(1) / f.std(0) - 1))
-
-
-def _rms(values: Tensor) -> float:
-    return values.square().mean().sqrt().item()
+    return FewDraws(rms((groups.mean(1) - f.mean(0)) / f.std(0)), rms(groups.std(1) / f.std(0) - 1))

@@ -18,7 +18,7 @@ from torch import Tensor
 import pyro_dropout as pd
 
 LAPLACE, LOW_RANK = "Laplace, linearised", "low rank from Laplace"
-RATE, RANK = 0.01, 20
+RATE, RANK = 0.01, 60
 
 
 def laplaced(

@@ -74,13 +74,14 @@ def learned_prior_guides(rank: int = 5) -> dict[str, Callable[[Any], Any]]:
 
 
 def reproduced(
-    errors: Mapping[str, float], dropout: float, limit: float = 2.0
+    errors: Mapping[str, float], dropout: float, whose: str = "dropout", limit: float = 2.0
 ) -> tuple[str, list[tuple[float]], Callable[[tuple[float]], bool], str]:
     """Return the claim that Gaussian guides with learned priors reproduce the data, its numbers, its rule and a text.
 
     Args:
         errors: their RMSE on the data, by name.
         dropout: that of dropout.
+        whose: what the text calls it.
         limit: how many times dropout's each may be.
 
     Example:
@@ -89,9 +90,14 @@ def reproduced(
         >>> [rule(row) for row in rows]
         [True, False]
     """
-    words = f"RMSE on the data over that of dropout: {{}}; ≤ {limit:g} asked"
+    words = f"RMSE on the data over that of {whose}: {{}}; ≤ {limit:g} asked"
     rows = [(error / dropout,) for error in errors.values()]
-    return "Gaussian guides with learned priors reproduce the data", rows, lambda row: row[0] <= limit, words
+    return (
+        f"Gaussian guides with learned priors reproduce the data, beside {whose}",
+        rows,
+        lambda row: row[0] <= limit,
+        words,
+    )
 
 
 def fit_beside(

@@ -5,6 +5,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from pyro_dropout.protocols import Model, PyroModel, Record
     from pyro_dropout.tables.dataset import Dataset
     from pyro_dropout.tables.reading import Reading
+    from pyro_dropout.tabular.recipe import Noise, Scale
 
 HELP = (
     "Compare posterior approximations on one model and one set of data."
@@ -54,6 +56,8 @@ def compare(
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     held_back: options.HeldBack = 0.2,
+    scale: options.PlainOrScale = "auto",
+    noise: options.GivenNoise = "constant",
     guides: options.Guides = None,
     reference: Annotated[
         Literal["nuts"] | None,
@@ -114,7 +118,8 @@ def compare(
         kept = tuple(options.listed(keep))
         split = held_back, seed
         reading = Reading(target, task, missing, *columns, *split, decimal, encoding, separator, kept, strict)
-        found, model = _data(data, reading, width)
+        found, model, chosen = _data(data, reading, width, scale, noise)
+        given += chosen
         is_table = data not in BUNDLED
         steps = steps or (_STEPS if is_table else _SERIES_STEPS)
         rows = len(found.train[0])
@@ -162,17 +167,23 @@ def _made(name: str, members: int | None) -> "Callable[[Model], PyroModel]":
     return standard_guide(name, **({"members": members} if members and name in options.HAS_MEMBERS else {}))
 
 
-def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standardised]":
-    """Return the data and a model for them."""
+def _data(
+    name: str, reading: "Reading", width: int, scale: "Scale | Literal['auto']", noise: "Noise"
+) -> "tuple[Dataset, Standardised, list[tuple[str, object]]]":
+    """Return the data, a model for them, and the options of ``fit`` for its scale and noise."""
     from pyro_dropout.comparison.standard_models import wave_model
     from pyro_dropout.datasets.bundled import BUNDLED
+    from pyro_dropout.tabular.choice import natural_scale
     from pyro_dropout.tabular.recipe import table_model
 
     if name in BUNDLED:
         if reading.target is not None:
             raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
+        for option, value in (("scale", scale), ("noise", noise)):
+            if value not in ("auto", "plain", "constant"):
+                raise options.refusal(f"--{option}", f"{name!r} has a model of its own; --{option} is for files.")
         data = BUNDLED[name]()
-        return data, wave_model(data.train, 2 * width)
+        return data, wave_model(data.train, 2 * width), []
     if not reading.held_back:
         raise options.refusal("--held-back", "compare needs some held-back rows for the scores.")
     if name != "-" and not Path(name).exists() and (name in options.GUIDE_NAMES or not Path(name).suffix):
@@ -180,7 +191,16 @@ def _data(name: str, reading: "Reading", width: int) -> "tuple[Dataset, Standard
         hint = " Separate guides with commas: --guides a,b." if name in options.GUIDE_NAMES else ""
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
     data = reading.read(name)
-    return data, table_model(data.train, data.classes, width)
+    if data.classes:
+        for option, value in (("scale", scale), ("noise", noise)):
+            if value not in ("auto", "plain", "constant"):
+                raise options.refusal(f"--{option}", f"classes have no {option}; got {value!r}.")
+        return data, table_model(data.train, data.classes, width), []
+    on = natural_scale(data.train[1]) if scale == "auto" else scale
+    model = table_model(data.train, data.classes, width, on, noise)
+    if on != "plain":
+        data = replace(data, note=f"{data.note} Guides are compared on its {on} scale (--scale plain for another).")
+    return data, model, [("scale", on), ("noise", noise)]
 
 
 def _labels(data: "Dataset") -> dict[str, str]:
@@ -224,11 +244,7 @@ def _lines(data: "Dataset", result: "Comparison", out: Path, files: list[str], a
         data.note,
         *(f"- {sentence}" for sentence in plain_findings(result)),
         *again,
-        *(
-            ["`fit` without --guide also chooses the scale of the target and the noise, which are plain here."]
-            if again
-            else []
-        ),
+        *(["`fit` without --guide, --scale and --noise chooses all three on held-back rows."] if again else []),
         f"{result.seconds:.0f} s in total. Report: {os.path.join(shown, 'report.html')}",
         f"{len(files) - 1} more files next to it: scores in table.csv, figures/, and posteriors/ for ArviZ.",
     ]

@@ -212,11 +212,14 @@ ScaleName = Annotated[
         help="Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers.",
     ),
 ]
-LogTarget = Annotated[bool, computing_option("--log-target", help="The same as --scale log.")]
-NoiseName = Annotated[
-    Literal["auto", "constant", "by-input"],
-    computing_option("--noise", help="Noise of a numeric target: the same for all rows, or learned from the inputs."),
+PlainOrScale = Annotated[
+    Literal["auto", "plain", "log", "logit", "count"],
+    computing_option("--scale", help="Scale of a numeric target, as in fit; auto goes by the target's values alone."),
 ]
+LogTarget = Annotated[bool, computing_option("--log-target", help="The same as --scale log.")]
+_NOISE = "Noise of a numeric target: the same for all rows, or learned from the inputs."
+NoiseName = Annotated[Literal["auto", "constant", "by-input"], computing_option("--noise", help=_NOISE)]
+GivenNoise = Annotated[Literal["constant", "by-input"], computing_option("--noise", help=_NOISE)]
 ConformalSwitch = Annotated[
     bool,
     computing_option(
@@ -282,7 +285,7 @@ Linearised = Annotated[
 ]
 Thresholds = Annotated[
     list[str] | None,
-    output_option("--threshold", metavar="NUMBERS", help="Also write P(target > t) for each of these: 100,200."),
+    output_option("--threshold", "--above", metavar="NUMBERS", help="Also write P(target > t) for each: 100,200."),
 ]
 Quantiles = Annotated[
     list[str] | None,

@@ -1,11 +1,10 @@
 """``pyro-dropout predict``: predictions of a fitted run for the rows of a table."""
 
 import csv
+import difflib
 import itertools
-import math
 import os
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -16,6 +15,7 @@ import typer
 
 from pyro_dropout.cli import options
 from pyro_dropout.cli.fit import heard
+from pyro_dropout.cli.noticed import Noticed
 from pyro_dropout.cli.options import output_option, refusal
 from pyro_dropout.cli.safe_text import for_spreadsheet
 from pyro_dropout.cli.terminal import answer
@@ -73,7 +73,7 @@ def predict(
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     ignore_extra: Annotated[
-        bool, options.table_option("--ignore-extra", help="Ignore columns that were not in the training table.")
+        bool, options.table_option("--ignore-extra", help="Ignore columns that a --strict run did not have.")
     ] = False,
     seed: options.Seed = 0,
     device: options.Device = None,
@@ -85,13 +85,16 @@ def predict(
     from pyro_dropout.tables.files import arrived
     from pyro_dropout.tables.reading import read_input_pieces
     from pyro_dropout.tabular.fitted import FittedTable, Question
-    from pyro_dropout.tabular.run_folder import Run
+    from pyro_dropout.tabular.run_folder import Run, sha256_of
     from pyro_dropout.training.distributed.torchrun import local_device, rank_here, started_together
 
     run = Run.read(folder)
     data = str(arrived(data))
     limits, levels = options.numbers("--threshold", threshold), options.numbers("--quantiles", quantiles)
     asked = Question(level, levels, limits, samples, method or options.METHODS[run.recipe.guide], seed)
+    for each in levels:
+        if not 0 < each < 1:
+            raise refusal("--quantiles", f"each must lie strictly between 0 and 1, as in 0.1,0.9; got {each:g}.")
     asked.check(bool(run.encoding.classes))
     _check_file("--out", out, data, folder)
     _check_picture(plot, over, [column.name for column in run.encoding.inputs], out, data, folder)
@@ -104,7 +107,7 @@ def predict(
     together = started_together()
     where = local_device(where, where) if together else where
     fitted.model.to(where), fitted.guide.to(where)
-    noticed = _Noticed()
+    noticed = Noticed(run.encoding)
     with heard():
         found = (
             (noticed.seen(fitted.answers(table, x, asked, distributed=together), table), table) for table, x in pieces
@@ -137,7 +140,9 @@ def predict(
     record |= {"calibrated": fitted.calibrates(level), "unfamiliar": noticed.unfamiliar}
     record |= {"notes": noticed.notes, "beyond": {"rows": noticed.rows, "inputs": dict(noticed.inputs)}}
     said = [f"{count} predictions of {run.encoding.target!r}: {os.path.relpath(out)}", *noticed.said(Path(data).name)]
+    said += noticed.judged(level, sha256_of(Path(data)) == run.sha256) if noticed.compared else []
     said += _doubts(fitted, level)
+    record |= {"scores": noticed.scores()} if noticed.compared else {}
     record |= {"plot": str(plot)} if plot is not None else {}
     record |= {"explained": importance.as_json()} if importance is not None else {}
     answer(record, as_json, [*said, *drawings])
@@ -150,42 +155,6 @@ def _doubts(fitted: "FittedTable", level: float) -> list[str]:
         return []
     what = "there are no sets of classes" if fitted.encoding.classes else "intervals are the posterior's own"
     return [f"{what}: {fitted.calibration.rows} held-back rows calibrate levels up to {held.highest_level:.4g}."]
-
-
-class _Noticed:
-    """What is noticed about the table: how its file was read, and the rows that are unlike the training rows."""
-
-    def __init__(self) -> None:
-        self.rows = self.unfamiliar = 0
-        self.far: list[int] = []  # rows whose mean is outside its interval
-        self.inputs: Counter[str] = Counter()
-        self.notes: list[str] = []
-
-    def seen(self, columns: "Columns", table: "Table") -> "Columns":
-        """Count more rows, and return their answers."""
-        self.notes = list(table.notes)
-        beyond = [str(names).split("; ") for names in columns["beyond"] if names]
-        self.rows += len(beyond)
-        self.inputs.update(itertools.chain.from_iterable(beyond))
-        self.unfamiliar += sum(map(bool, columns.get("unfamiliar", [])))
-        if "mean" in columns:
-            parts = (columns[name] for name in ("row", "mean", "lower", "upper"))
-            self.far += [
-                row for row, mean, low, high in zip(*parts, strict=True) if not low <= mean <= high or math.isinf(mean)
-            ]
-        return columns
-
-    def said(self, file: str) -> list[str]:
-        """Return a sentence about the file and one about the rows, if there is anything to say."""
-        most = [f"{name} ({rows})" for name, rows in self.inputs.most_common(5)]
-        where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
-        told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
-        told += [f"rows unlike the training rows (unfamiliar): {self.unfamiliar}"] * bool(self.unfamiliar)
-        told += [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
-        if self.far:
-            which = ", ".join(map(str, self.far[:5])) + ", ..." * (len(self.far) > 5)
-            told.append(f"the mean is infinite or outside its own interval in row {which}: do not use it there")
-        return told
 
 
 def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Columns, Table]]":
@@ -303,7 +272,9 @@ def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: 
         return
     _check_chart("--plot", path, {"--out": out}, data, folder)
     if over is not None and over not in inputs:
-        raise refusal("--over", f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.")
+        close = difflib.get_close_matches(over, inputs, 1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        raise refusal("--over", f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.{meant}")
 
 
 def _printed(name: str, values: "Sequence[Cell]", centre: "Number") -> "list[Cell]":

@@ -75,8 +75,8 @@ def evaluating(*roots: object) -> Iterator[None]:
 
 def _set_modes(modules: list[nn.Module], modes: list[bool]) -> None:
     for module, mode in zip(modules, modes, strict=True):
-        if module.training != mode:  # to assign takes many times as long as to look
-            module.training = mode
+        if module.training != mode:
+            object.__setattr__(module, "training", mode)  # nn.Module's own takes many times as long
 
 
 def can_run(x: object) -> bool:

@@ -105,12 +105,12 @@ class Support:
         return (self._quotients(x).amax(1) > 1).to(x.device)
 
     def inputs(self, x: Float[Tensor, "N Q"]) -> list[tuple[int, ...]]:
-        """Return for each row the inputs that set it apart most, one or two; () if it is not flagged, or if all do."""
-        best, which = self._quotients(x).max(1)
+        """Return for each row the inputs that set it apart most, one or two; () if none does, or only all together."""
         single, pairs = self.rows.shape[1], len(self.paired)
+        best, which = self._quotients(x)[:, :-1].max(1)
         found: list[tuple[int, ...]] = []
         for value, place in zip(best.tolist(), which.tolist(), strict=True):
-            if value <= 1 or place >= single + pairs**2:
+            if value <= 1:
                 found.append(())
             elif place < single:
                 found.append((place,))
@@ -192,9 +192,16 @@ def _by_chance(rate: float) -> float:
 
 
 def _exceeded(values: Tensor, rate: float) -> float:
-    """Return the limit that a new value exceeds with at most this probability, or the largest if they are too few."""
-    place = min(math.ceil((len(values) + 1) * (1 - rate)), len(values))
-    return values.sort().values[place - 1].item()
+    """Return the limit that a new value exceeds with at most this probability.
+
+    Where values are too few to say, their upper half is continued as an exponential tail.
+    """
+    count, ordered = len(values), values.sort().values
+    place = math.ceil((count + 1) * (1 - rate))
+    if place <= count:
+        return ordered[place - 1].item()
+    upper = (ordered[-1] - ordered[(count - 1) // 2]) / math.log(count)  # per factor e of the probability
+    return (ordered[-1] - upper * math.log((count + 1) * rate)).item()
 
 
 class _Neighbourhoods:

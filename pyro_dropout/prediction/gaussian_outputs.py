@@ -39,15 +39,15 @@ class Nodes:
 
     def outputs(self, mean: Tensor, covariance: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield some points, and outputs there, (count, points, D), in the type of ``mean``."""
-        for some, f in self.by_output(mean, covariance, _PIECE):
+        for some, f in self.by_output(mean, semidefinite_root(covariance), _PIECE):
             yield some, f.movedim(-1, 0)
 
-    def by_output(self, mean: Tensor, covariance: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
-        """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers."""
+    def by_output(self, mean: Tensor, root: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
+        """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers; ``root`` is L."""
         points, width = mean.shape
         z = _normal(width, self.count, self.seed, mean.dtype, mean.device)
         # m + L z is one product: (L, m)(z, 1).
-        affine = torch.cat([semidefinite_root(covariance).to(mean), mean.unsqueeze(-1)], -1)
+        affine = torch.cat([root.to(mean), mean.unsqueeze(-1)], -1)
         size = max(1, piece // (self.count * width))
         for start in range(0, points, size):
             some = slice(start, start + size)
@@ -90,9 +90,9 @@ def output_moments(likelihood: Likelihood, mean: Tensor, covariance: Tensor, nod
         rate = torch.exp(exact + 0.5 * variance)
         return {"mean": rate, "spread": rate.square() * torch.expm1(variance), "noise": rate}
     if _is_one_class(likelihood):
-        piece = _ON_GPU if mean.is_cuda else _IN_CACHE
-        found = [_class_moments(f) for _, f in nodes.by_output(mean, covariance, piece)]
-        return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+        if not mean.is_cuda:
+            return _classes(mean, semidefinite_root(covariance), nodes, _IN_CACHE)
+        return _classes_without_waiting(mean, covariance, nodes)
     parts = [block_sums(likelihood, f) for _, f in nodes.outputs(mean, covariance)]
     whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     return {name: value if name == "mean" else value.to(F64) / nodes.count for name, value in whole.items()}
@@ -126,7 +126,7 @@ def output_log_prob(likelihood: Likelihood, mean: Tensor, covariance: Tensor, y:
         known = torch.ones_like(y, dtype=torch.bool) if ignored is None else y != ignored
         places = torch.where(known, y, 0)[:, None, None]
         each = []
-        for some, f in nodes.by_output(mean, covariance, piece):
+        for some, f in nodes.by_output(mean, semidefinite_root(covariance), piece):
             own = f.gather(1, places[some].expand(-1, 1, f.shape[-1])).squeeze(1)
             each.append(torch.logsumexp((own - torch.logsumexp(f, 1)).to(F64), -1))
         return torch.where(known, torch.cat(each) - math.log(nodes.count), 0.0)
@@ -171,6 +171,19 @@ def _is_one_class(likelihood: Likelihood) -> TypeGuard[Categorical]:
     return type(likelihood) is Categorical and likelihood.shape is None
 
 
+def _classes(mean: Tensor, root: Tensor, nodes: Nodes, piece: int) -> Sums:
+    """Return the moments of classes at each point, with a root of its covariance."""
+    found = [_class_moments(f) for _, f in nodes.by_output(mean, root, piece)]
+    return {name: torch.cat([part[name] for part in found]) for name in found[0]}
+
+
+def _classes_without_waiting(mean: Tensor, covariance: Tensor, nodes: Nodes) -> Sums:
+    """Return the same on a GPU; whether a covariance is singular is asked at the end, so that the GPU is never idle."""
+    root, failed = torch.linalg.cholesky_ex(covariance)
+    found = _classes(mean, root, nodes, _ON_GPU)
+    return _classes(mean, semidefinite_root(covariance), nodes, _ON_GPU) if bool(failed.any()) else found
+
+
 def _class_moments(f: Tensor) -> Sums:
     """Return the moments of classes over outputs, (N, C, T), in few passes over them; ``f`` may be overwritten."""
     means = _with_whole_operations(f) if f.is_cuda else _in_cache(f)
@@ -181,10 +194,10 @@ def _class_moments(f: Tensor) -> Sums:
 def _with_whole_operations(f: Tensor) -> Sums:
     """On a GPU every operation is a pass over memory, so few are best."""
     p = torch.softmax(f, 1)
-    votes = (p == p.amax(1, keepdim=True)).sum(-1, dtype=torch.int32)
     spread, mean = torch.var_mean(p, -1, correction=0)
     surprise = torch.special.entr(p).sum((1, 2))
-    return {"mean": mean, "spread": spread, "surprise": surprise / f.shape[-1], "votes": votes / f.shape[-1]}
+    votes = p.eq_(p.amax(1, keepdim=True)).mean(-1)  # 1 where a class is the most probable, else 0
+    return {"mean": mean, "spread": spread, "surprise": surprise / f.shape[-1], "votes": votes}
 
 
 def _in_cache(f: Tensor) -> Sums:

@@ -158,7 +158,7 @@ def _is_plain(model: Model, free: list[str]) -> bool:
     net = model.model if isinstance(model, Standardised) else model
     if not isinstance(net, BayesianNet) or not isinstance(net.net, nn.Sequential) or not runs_by_row(net.net):
         return False
-    path, last = list(net.net.named_children())[-1]
+    path, last = list(net.net._modules.items())[-1]  # named_children would leave out one that is there twice
     hooked = any(module._forward_hooks or module._forward_pre_hooks for module in net.net.modules())
     own = {f"{path}.weight", f"{path}.bias"}
     return type(last) is nn.Linear and bool(free) and set(free) <= own and not hooked and not noise_of(net)

@@ -312,7 +312,7 @@ class Prediction:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    @property
+    @functools.cached_property
     def target_distribution(self) -> Distribution:
         """p(y | f) at some output, for its kind."""
         return base_of(self._likelihood.distribution(self._like[0]))

@@ -116,7 +116,7 @@ class Column:
         """Return what is wrong with a cell that is not a number of single precision."""
         if value is None:
             what = "date" if self.notation.kind == "date" else "number"
-            return f"{brief(cell)} is not a {what} such as {self.notation.example}. Write it in this way."
+            return f"{brief(cell)} is not a {what} such as {self.notation.example}; write it like that."
         if not math.isfinite(value):
             return f"{brief(as_text(cell))} is not finite; a number is needed."
         return f"{as_text(cell)} is too large; change the unit."

@@ -38,11 +38,12 @@ _RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, i
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
 _IDENTIFIER = re.compile(
-    r"(?:.*[\W_])?(?:id|uid|uuid|guid|key)|id[\W_].*|index|row|row.?(?:id|num|number)|record|no\.?|nr\.?|#|unnamed.*",
+    r"(?:.*[\W_])?(?:id|uid|uuid|guid|key|no|nr|serial|barcode)\.?|.*[\W_](?:num|number)|id[\W_].*|index|row|row.?id"
+    r"|rownum(?:ber)?|record|#|unnamed.*",
     re.IGNORECASE,
 )
 _DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}(?: [0-9:]+)?")
-_CAMEL = re.compile(r".*[a-z]I[dD]")
+_CAMEL = re.compile(r".*[a-z](?:I[dD]|No|Nr|Num|Number)")
 _TIME = re.compile(
     r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
 )

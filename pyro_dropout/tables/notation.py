@@ -33,6 +33,8 @@ _SHAPE = re.compile(
     rf"(?P<sign>[-+]?)[{_SPACES}]?(?P<before>{_CURRENCY})?[{_SPACES}]?(?P<inner>[-+]?)"
     rf"(?P<digits>[0-9.,](?:[0-9.,'’{_SPACES}]*[0-9.,])?(?:[eE][-+]?[0-9]+)?)[{_SPACES}]?(?P<after>[%‰]|{_CURRENCY})?"
 )
+_WORD = "[^\\W\\d_]{1,8}[²³23]?"
+_MEASURE = re.compile(rf"(?P<number>[-+−]?[0-9][0-9.,]*)[{_SPACES}]?(?P<unit>[°µ]?{_WORD}(?:/{_WORD})?)")
 _ALIKE = str.maketrans({**dict.fromkeys(_SPACES, " "), "’": "'"})
 _EPOCH = datetime.datetime(1970, 1, 1)
 _DAY = datetime.timedelta(days=1)
@@ -47,7 +49,7 @@ class Notation:
         kind: "number", "date" (a number of days), or "boolean" (true and false, or 1 and 0).
         decimal: the decimal mark of numbers.
         thousands: the mark between thousands; "" for none.
-        unit: the currency or percent sign of every number; "" for none.
+        unit: the currency or percent sign of every number, or its unit, such as "km"; "" for none.
         zoned: whether dates have a time zone.
         binary: whether all numbers are 0 or 1, so that false and true mean the same.
         padded: whether some whole numbers begin with a zero, as codes do.
@@ -76,7 +78,7 @@ class Notation:
             return number
         if self.binary and as_label(cell) in ("false", "true"):
             return int(as_label(cell) == "true")
-        unit, digits = (split(cell) if isinstance(cell, str) else None) or ("", "")
+        unit, digits = ((split(cell) or measured(cell)) if isinstance(cell, str) else None) or ("", "")
         if unit != self.unit or not fits(digits, self.decimal, self.thousands):
             return None
         return as_number(digits.replace(self.thousands, "").replace(self.decimal, "."))
@@ -169,6 +171,17 @@ def split(text: str) -> tuple[str, str] | None:
         return None
     sign = found["sign"] or found["inner"]
     return found["before"] or found["after"] or "", sign + found["digits"].translate(_ALIKE)
+
+
+def measured(text: str) -> tuple[str, str] | None:
+    """Return the unit after a number, a word such as "km", and the signed digits; None if the text has another form.
+
+    Example:
+        >>> measured("1,200.5 km"), measured("80km/h"), measured("-3 °C"), measured("oak 3"), measured("30")
+        (('km', '1,200.5'), ('km/h', '80'), ('°C', '-3'), None, None)
+    """
+    found = _MEASURE.fullmatch(text)
+    return (found["unit"], found["number"].replace("−", "-")) if found else None
 
 
 def fits(digits: str, decimal: str, thousands: str) -> bool:

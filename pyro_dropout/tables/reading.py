@@ -208,9 +208,11 @@ def read_input_pieces(
         if absent and absent[0] in table.unread:
             table.column(absent[0])
         if absent:
+            which = f"column {absent[0]!r}" if len(absent) == 1 else f"columns {', '.join(map(repr, absent))}"
+            empty = "" if encoding.fill is None else f" Cells of {'it' if len(absent) == 1 else 'them'} may be empty."
             raise PyroDropoutError(
-                f"{table.file} has no column {absent[0]!r}, which the run was trained with; its columns are"
-                f" {', '.join(table.columns)}."
+                f"{table.file} has no {which}, which the run was trained with; its columns are"
+                f" {', '.join(table.columns)}.{empty}"
             )
         usual = {*known, encoding.target, *encoding.left_out}
         extra = [name for name in (*table.columns, *table.unread) if name not in usual]

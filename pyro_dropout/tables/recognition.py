@@ -12,14 +12,13 @@ import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, brief
-from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, split
+from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
 from pyro_dropout.tables.plain_numbers import written
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tables.texts import Floats, Texts, distinct_in
 
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _PADDED = re.compile(r"[-+]?0[0-9]+")
-_MEASURE = re.compile(r"(?P<number>[-+−]?[0-9][0-9.,]*) ?(?P<unit>[°µ]?[^\W\d_]{1,8}[²³]?(?:/[^\W\d_]{1,8}[²³]?)?)")
 
 
 class UnrecognisedError(RangeError):
@@ -78,8 +77,7 @@ def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) ->
     numbers = [is_number(cell) if isinstance(cell, str) else not isinstance(cell, bool) for cell in column.cells]
     if any(numbers):
         return _numbers(column, numbers, decimal)
-    _check_text(column)
-    return Recognised(None)
+    return _texts(column, decimal)
 
 
 def settle(table: Table, found: dict[str, Recognised], decimal: Decimal | None, instead: dict[str, str]) -> None:
@@ -156,6 +154,11 @@ def _numbers(column: _Column, numbers: list[bool], decimal: Decimal | None) -> R
     ((unit, _),) = weights.most_common(1)
     if len(weights) > 1:
         raise column.misfit([each == unit for each in units], f"in {unit}" if unit else "a number without a unit")
+    return _marked(column, unit, digits, decimal)
+
+
+def _marked(column: _Column, unit: str, digits: list[str], decimal: Decimal | None) -> Recognised:
+    """Return the marks of numbers that have one unit, or none."""
     possible = [Notation("number", *marks, unit) for marks in MARKS if all(fits(each, *marks) for each in digits)]
     if not possible:
         best = max(MARKS, key=lambda marks: column.count([fits(each, *marks) for each in digits]))
@@ -190,18 +193,21 @@ def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:
     return Recognised(notation, marked if pointed else None, marked is not None and not pointed)
 
 
-def _check_text(column: _Column) -> None:
-    """Raise if all texts of a column look like numbers or dates in a form that is not recognised."""
+def _texts(column: _Column, decimal: Decimal | None) -> Recognised:
+    """Return text, or numbers with one unit; raise if all texts look like numbers or dates in another form."""
     texts = [str(cell) for cell in column.cells]
-    measures = [_MEASURE.fullmatch(text) for text in texts]
-    units = {found["unit"] for found in measures if found}
-    numbers = {found["number"] for found in measures if found}
-    measured = all(measures) and (len(units) == 1 or units <= _POWERS) and len(numbers) > 2
-    if measured or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in texts):
+    parts = [part for part in map(measured, texts) if part is not None]
+    units, digits = {unit for unit, _ in parts}, [each for _, each in parts]
+    several = len(parts) == len(texts) and len(set(digits)) > 2
+    if several and len(units) == 1 and not units <= _POWERS:
+        return _marked(column, units.pop(), digits, decimal)
+    powers = several and units <= _POWERS
+    if powers or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in texts):
         raise UnrecognisedError(
             f"{column.table.where(column.rows[0], column.name)}: {brief(texts[0])} looks like a number or a date, in a"
-            f" form that is not recognised. Write it like 1234.5 or 2024-01-31, without a unit, or {column.instead}."
+            f" form that is not recognised. Write it like 1234.5 or 2024-01-31, or {column.instead}."
         )
+    return Recognised(None)
 
 
 def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> TwoReadingsError:

@@ -1,5 +1,6 @@
 """A table in memory: named columns, and where each row stands in its file."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -52,7 +53,11 @@ class Table:
                 " be read. Convert it, or leave it out (--drop)."
             )
         if name not in self.columns:
-            raise PyroDropoutError(f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.")
+            close = difflib.get_close_matches(name, self.columns, 1)
+            meant = f" Did you mean {close[0]!r}?" if close else ""
+            raise PyroDropoutError(
+                f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.{meant}"
+            )
         return self.columns[name]
 
     def only(self, kept: Sequence[int] | NDArray[np.int64]) -> "Table":

@@ -1,5 +1,6 @@
 """What held-back rows say about a posterior: how far its intervals must reach to hold their level, and its scores."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,8 +13,10 @@ from pyro_dropout.judging.scores.interval_score import interval_score
 from pyro_dropout.judging.support import Support
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.prediction.tails import is_whole, predicted_tails
 from pyro_dropout.protocols import Record
 
+_F64 = torch.float64
 _LEVEL = 0.95
 _MOST = 20_000  # held-back rows whose scores are kept
 
@@ -53,6 +56,42 @@ class Calibration:
             known = known.to(low.device).unsqueeze(-1)
             low, high = torch.where(known, apart[0], low), torch.where(known, apart[1], high)
         return low, high
+
+    def quantile(self, prediction: Prediction, level: float, groups: Sequence[str] | None = None) -> Tensor:
+        """Return the quantile of each row, (N, D): an end of the calibrated interval that has as much beyond it.
+
+        Levels further out than the held-back rows support are the posterior's own, and not inside those that are.
+        """
+        own, central = prediction.quantile(level), round(abs(1 - 2 * level), 12)
+        if self.intervals is None or central == 0:
+            return own
+        rows = sum(self.intervals.counts.values())
+        ends = self.interval(prediction, min(central, rows / (rows + 1)), groups)
+        assert ends is not None
+        if _supports(self.intervals, central):
+            return ends[level > 0.5]
+        return torch.maximum(own, ends[1]) if level > 0.5 else torch.minimum(own, ends[0])
+
+    def probability_above(
+        self, prediction: Prediction, threshold: float, groups: Sequence[str] | None = None
+    ) -> Tensor:
+        """Return P(y > threshold) of each row, (N, D), calibrated as the intervals are.
+
+        That of whole numbers is the posterior's own: their intervals hold more than their level.
+        """
+        own = prediction.probability_above(threshold)
+        if self.intervals is None or is_whole(prediction.target_distribution):
+            return own
+        below, above = predicted_tails(prediction, torch.full_like(own, threshold, dtype=_F64))
+        outer = torch.minimum(below, above)
+        found = _calibrated(outer, next(iter(self.intervals.scores.values())))
+        apart = self._own(groups, _LEVEL)
+        if apart is not None:
+            for label in set(apart[0]):
+                here = torch.tensor([each == label for each in apart[0]]) & apart[1]
+                scores = self.by_group.scores[label]  # type: ignore[union-attr]
+                found = torch.where(here.to(found.device).unsqueeze(-1), _calibrated(outer, scores), found)
+        return torch.where(above > below, 1 - found, found).to(own)
 
     def sets(self, prediction: Prediction, level: float, groups: Sequence[str] | None = None) -> Tensor | None:
         """Return which classes are in the calibrated set of each row, (N, C); None if there are too few rows."""
@@ -160,6 +199,28 @@ def _scored(ends: Ends, y: Tensor) -> tuple[float, float]:
     """Return the share of targets in their intervals, and the mean interval score."""
     inside = ((y >= ends[0]) & (y <= ends[1])).double().mean()
     return float(inside), float(interval_score(*ends, y, _LEVEL).mean())
+
+
+def _calibrated(log_tail: Tensor, scores: Tensor) -> Tensor:
+    """Return the probability beyond a point, (N, D), from the log of what the posterior says, at most log ½.
+
+    The k-th of n scores, -log of a tail, is where (1 - k/(n + 1))/2 is left beyond; straight lines lead from one to the
+    next, and from a half at the median. Beyond the last, tails shrink as the posterior's do.
+    """
+    n = len(scores)
+    score = -log_tail.to(_F64)
+    found = torch.empty_like(score)
+    for k, column in enumerate(scores.to(score).T):
+        x = torch.cat([column.new_tensor([math.log(2)]), column.clamp_min(math.log(2))])
+        y = 0.5 * (1 - torch.arange(n + 1, dtype=_F64, device=x.device) / (n + 1))
+        x, y = x[x.isfinite()], y[x.isfinite()]
+        own = score[:, k].contiguous()
+        place = torch.searchsorted(x, own, right=True).clamp(1, max(1, len(x) - 1))
+        low, high = x[place - 1], x[place.clamp_max(len(x) - 1)]
+        share = torch.where(high > low, (own - low) / (high - low), 1.0).clamp(0, 1)
+        within = y[place - 1] + share * (y[place.clamp_max(len(x) - 1)] - y[place - 1])
+        found[:, k] = torch.where(own > x[-1], y[-1] * torch.exp(x[-1] - own), within)
+    return found
 
 
 def _enough(count: int, level: float) -> bool:

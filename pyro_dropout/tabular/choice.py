@@ -228,8 +228,13 @@ class _Search:
 
     def _against(self, other: "_Candidate") -> str:
         """Return what another candidate would have lost, named by what is different in it."""
-        loss = (self.best.log_prob - other.log_prob).mean().item()
-        what = f"would lose {loss:.2g} nats" if not loss < 0 else f"gains {-loss:.2g} nats, too few to count"
+        apart = self.best.log_prob - other.log_prob
+        loss = apart.mean().item()
+        error = apart.std().item() / math.sqrt(len(apart)) if len(apart) > 1 else 0.0
+        what = f"would lose {loss:.2g} nats"
+        if loss < 0:
+            chance = f" ± {error:.1g} nats (may be chance)" if -loss <= 2 * error else " nats (too few to count)"
+            what = f"would gain {-loss:.2g}{chance}"
         return f"{self._apart(other.recipe)} {what}"
 
     def _apart(self, mine: Recipe) -> str:

@@ -15,7 +15,8 @@ from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tabular.calibration import calibrate
 from pyro_dropout.tabular.choice import LEARNING_RATE, MEAN_FIELD, STEPS, batch_for, choose_recipe, natural_scale
-from pyro_dropout.tabular.fitted import FittedTable, finished, group_labels
+from pyro_dropout.tabular.fitted import FittedTable, finished
+from pyro_dropout.tabular.groups import group_labels
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.tabular.run_folder import Run, Training, sha256_of
 from pyro_dropout.training.fit import fit

@@ -2,7 +2,7 @@
 
 import base64
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from pyro_dropout.tables.reading import read_input_pieces
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tabular.calibration import Calibration
 from pyro_dropout.tabular.explain import Importance, explain, features_of
+from pyro_dropout.tabular.groups import group_labels
 from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run
 
@@ -135,7 +136,7 @@ class FittedTable:
             calibration = known(run, support)
         except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as cause:
             raise PyroDropoutError(f"{folder} is damaged: {cause} is missing or wrong. Fit the run again.") from None
-        return cls(run, model, guide, calibration)
+        return cls(run, model, guide, calibration, said=str(extra.get("said", "")))
 
     def save(self, folder: str | Path) -> None:
         """Write the run into a new or empty folder, for ``pyro-dropout predict`` and ``FittedTable.load``."""
@@ -152,7 +153,7 @@ class FittedTable:
         """Write the posterior beside the record of the run, and with it what rows of the table are like."""
         support = self.calibration.support
         packed = None if support is None else {k: _packed(v) for k, v in support.state().items()}
-        self.run.save(folder, self.model, self.guide, extra | {"support": packed})
+        self.run.save(folder, self.model, self.guide, extra | {"support": packed, "said": self.said})
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -189,14 +190,23 @@ class FittedTable:
             ends = self.calibration.interval(found, asked.level, groups) or found.interval(asked.level)
             parts = {"mean": found.mean, "std": found.std, "epistemic_std": found.epistemic.sqrt()}
             parts |= {"lower": ends[0], "upper": ends[1]}
-            parts |= {f"q={level:g}": found.quantile(level) for level in asked.quantiles}
-            centre = float(self.encoding.target_centre)
-            parts |= {f"p>{limit:.12g}": found.probability_above(limit - centre) for limit in asked.above}
+            known, centre = self.calibration, float(self.encoding.target_centre)
+            parts |= {f"q={level:g}": known.quantile(found, level, groups) for level in asked.quantiles}
+            parts |= {f"p>{t:.12g}": known.probability_above(found, t - centre, groups) for t in asked.above}
             columns |= {name: part[:, 0].tolist() for name, part in parts.items()}
         if self.calibration.support is not None:
-            columns["unfamiliar"] = [int(flag) for flag in self.calibration.support.flag(x.cpu()).tolist()]
+            columns |= self._unfamiliar(self.calibration.support, x.cpu())
         columns["beyond"] = ["; ".join(names) for names in self.encoding.beyond(x.cpu(), table)]
         return columns
+
+    def _unfamiliar(self, support: Support, x: Tensor) -> Columns:
+        """Return which rows are unlike the training rows, and the columns that set them apart, one or two of them."""
+        flags = support.flag(x)
+        names = [name for name, places in features_of(self.encoding).items() for _ in places]
+        apart = [""] * len(x)
+        for row, inputs in zip(flags.nonzero()[:, 0].tolist(), support.inputs(x[flags]), strict=True):
+            apart[row] = "; ".join(dict.fromkeys(names[k] for k in inputs)) or "all inputs together"
+        return {"unfamiliar": flags.int().tolist(), "unfamiliar_in": apart}
 
     def calibrates(self, level: float) -> bool:
         """Return whether intervals or sets of this level are calibrated on held-back rows."""
@@ -211,8 +221,8 @@ class FittedTable:
         self,
         data: object,
         level: float = 0.95,
-        quantiles: Sequence[float] = (),
-        above: Sequence[float] = (),
+        quantiles: float | Sequence[float] = (),
+        above: float | Sequence[float] = (),
         samples: int = 500,
         seed: int = 0,
     ) -> "pandas.DataFrame":
@@ -223,14 +233,15 @@ class FittedTable:
         Args:
             data: a data frame, or the path of a file; it need not have the target.
             level: the probability of the interval, or of the set of classes.
-            quantiles: levels whose quantiles are wanted as well, such as [0.1, 0.9].
-            above: numbers t for which P(y > t) is wanted.
+            quantiles: levels whose quantiles are wanted as well, such as [0.1, 0.9]; calibrated as intervals are.
+            above: numbers t for which P(y > t) is wanted; calibrated too, unless targets are whole numbers.
             samples: weight draws.
             seed: of these draws.
         """
         import pandas
 
-        asked = Question(level, tuple(quantiles), tuple(above), samples, None, seed)
+        levels, limits = (tuple(each) if isinstance(each, Iterable) else (each,) for each in (quantiles, above))
+        asked = Question(level, levels, limits, samples, None, seed)
         asked.check(bool(self.encoding.classes))
         table, x = self._read(data)
         columns = self.answers(table, x, asked)
@@ -368,24 +379,6 @@ def _unpacked(found: Record) -> Tensor:
         raise TypeError("a tensor")
     raw = bytearray(base64.b64decode(found["data"], validate=True))
     return torch.frombuffer(raw, dtype=_TYPES[found["type"]]).reshape(found["shape"]).clone()
-
-
-def group_labels(encoding: Encoding, x: Tensor, name: str) -> list[str]:
-    """Return the category of each encoded row in a column of categories; "" where it is missing."""
-    start = 0
-    for column in encoding.inputs:
-        width = len(column.features)
-        if column.name == name:
-            if column.categories is None:
-                raise PyroDropoutError(f"groups: the column {name!r} holds numbers; a column of categories is needed.")
-            labels = [*column.categories, *(["(other)"] if column.other else [])]
-            part = x[:, start : start + len(labels)]
-            best = part.max(-1)
-            pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            return [labels[place] if value == 1 else "" for place, value in pairs]
-        start += width
-    known = ", ".join(column.name for column in encoding.inputs if column.categories is not None)
-    raise PyroDropoutError(f"groups: {name!r} is not a column of categories among the inputs ({known or 'none'}).")
 
 
 def uncentred(name: str, values: list[Cell], centre: Number) -> list[Cell]:

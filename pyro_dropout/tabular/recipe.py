@@ -127,7 +127,9 @@ class Recipe:
         return cls(**record)
 
 
-def table_model(train: Data, classes: tuple[str, ...], width: int) -> Standardised:
+def table_model(
+    train: Data, classes: tuple[str, ...], width: int, scale: Scale = "plain", noise: Noise = "constant"
+) -> Standardised:
     """Return the network that guides are compared on: one hidden layer of ReLU, in the units of a table.
 
     Example:
@@ -135,4 +137,4 @@ def table_model(train: Data, classes: tuple[str, ...], width: int) -> Standardis
         >>> table_model((torch.randn(9, 2), torch.arange(9) % 3), ("a", "b", "c"), 20).model.net[-1].out_features
         3
     """
-    return Recipe("dropout", width).build(train, classes)[0]
+    return Recipe("dropout", width, noise=noise, scale=scale).build(train, classes)[0]

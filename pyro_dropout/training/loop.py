@@ -66,14 +66,14 @@ def loop(
             looks, due, number = group.any(now - shown > 0.5, late, interruption.number)
             if looks or done >= total or run.refused:
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
-                good, seen, shown = [] if run.guarded else run.snapshot(), done, now
+                good, seen, shown = [] if run.guarded else run.snapshot(good), done, now
                 bar.set_postfix(loss=f"{ledger.losses[-1].nanmean().item():.4g}", refresh=False)
             bar.update(taken)
             watched = watch is not None and done // watch.every != (done - taken) // watch.every
             writes = keeper is not None and (bool(due or number) or done >= total)
             if (watched or writes) and seen < done:  # parameters that are not finite are neither validated nor saved
                 _stop_if_diverged(run, ledger.losses, seen, good, blame)
-                good, seen = [] if run.guarded else run.snapshot(), done
+                good, seen = [] if run.guarded else run.snapshot(good), done
             if watched:
                 assert watch is not None
                 stopped = watch.stop(done)

@@ -218,9 +218,13 @@ class TrainingRun:
         """The current parameters."""
         return self.leaves[: self._count]
 
-    def snapshot(self) -> list[Tensor]:
-        """Return a copy of the current parameters."""
-        return [value.detach().clone() for value in self.values]
+    def snapshot(self, over: list[Tensor] | None = None) -> list[Tensor]:
+        """Return a copy of the current parameters; it is written over an earlier one that is given, if that fits."""
+        found = over or []
+        if [each.shape for each in found] != [each.shape for each in self.values]:
+            return [value.detach().clone() for value in self.values]
+        _copy(found, self.values)
+        return found
 
     def restore(self, values: list[Tensor]) -> None:
         """Restore a snapshot of the parameters; the optimiser's state stays as it is."""

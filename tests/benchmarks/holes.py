@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="tables; all by default")
     names = parser.parse_args().names
     print(f"{'table':14}{'rows':>6}{'columns':>9}  {'hole':22}{'inside':>7}{'flagged':>9}{'outside':>9}{'seconds':>9}")
+    slabs = []
     for name, x in inputs():
         if names and name not in names:
             continue
@@ -70,12 +71,19 @@ def main() -> None:
                 support = pd.Support.of(outside[cut:])
                 parts.append([support.flag(each).double().mean().item() for each in (x[inside], outside[:cut])])
             shares = [sum(part) / len(part) for part in zip(*parts, strict=True)]
+            if kind.startswith("column") and "within" not in kind:
+                slabs.append(shares)
             took = (time.perf_counter() - begun) / len(parts)
             print(
                 f"{name:14}{len(x):6}{x.shape[1]:9}  {kind:22}{int(inside.sum()):7}{shares[0]:9.0%}{shares[1]:9.1%}"
                 f"{took:9.1f}",
                 flush=True,
             )
+    flagged, others = zip(*slabs, strict=True)
+    print(
+        f"{len(slabs)} holes in a column: of the rows inside at least {min(flagged):.0%} are flagged (at least 90%), of"
+        f" the rows outside at most {max(others):.1%} (at most 5%)"
+    )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ ON_GPU = (
     ("laplace", "--device", "cuda"),
     ("linearised", "--device", "cuda"),
     ("memory", "--device", "cuda"),
+    ("nuts", "--device", "cuda", "--quick"),
 )
 
 

@@ -4,10 +4,14 @@ Leapfrog steps a second and the smallest number of effective samples a second, o
 1-10-1 and 1-20-1 tanh networks on 30 points, on one thread. Beside it stands the sampler as it was before: one chain at
 a time by recursion, with a compiled energy. Both are warm: compilation is timed by itself. They run in turns in one
 process, and seconds are those of the processor, because others may use the machine.
+
+With ``--device cuda`` the same networks run on a GPU, with 2 and with 64 chains, in turns with 2 compiled chains on the
+CPU. Seconds are those of a clock, from the same starts to as many draws of each chain.
 """
 
 import argparse
 import statistics
+import sys
 import time
 from typing import Any
 
@@ -25,6 +29,8 @@ from pyro_dropout.training.compile.program import Program
 from tests.oracles import recursive_nuts
 
 ASKED = 4.0  # times as many effective samples a second
+MANY_LIMIT = 1.5  # on a GPU: seconds of 64 chains over those of 2; the slowest of 64 takes more steps than that of 2
+FEW_LIMIT = 1.0  # seconds of 2 chains on a GPU over those of 2 compiled ones on a CPU
 
 
 def problem(width: int) -> tuple[pd.BayesianNet, Tensor, Tensor]:
@@ -131,16 +137,74 @@ def batches(width: int, few: int, many: int, steps: int) -> None:
         )
 
 
+class Timed:
+    """Some chains on one device, compiled once; each run starts anew."""
+
+    def __init__(self, width: int, chains: int, device: str) -> None:
+        self.model, self.x, y = problem(width)
+        self.energy = Energy(ModelCall(self.model, (self.x, y)))
+        self.chains, self.device = chains, torch.device(device)
+        torch.manual_seed(1)
+        self._starts = torch.stack([self.energy.start() for _ in range(chains)])
+        self.seconds: list[float] = []
+        self.compiling, self.steps, self.least = 0.0, 0, 0.0
+
+    def run(self, plan: Plan, seed: int) -> None:
+        """Sample, and note the seconds without those of compilation."""
+        began = time.perf_counter()
+        run = _Run(self.energy, self._starts, plan, seed, compile=True, device=self.device)
+        run.block()
+        start, before = time.perf_counter(), run.steps
+        self.compiling = max(self.compiling, start - began)
+        while run.left:
+            run.block()
+        if run.not_on_gpu is not None:
+            raise run.not_on_gpu
+        self.seconds.append((time.perf_counter() - start) * run.steps / (run.steps - before))
+        self.steps = run.steps
+        draws = np.stack([chain.draws for chain in run.results()])
+        self.least = effective(self.energy, self.model, self.x, draws)
+
+    @property
+    def middle(self) -> float:
+        """The median of the seconds."""
+        return statistics.median(self.seconds)
+
+    def __str__(self) -> str:
+        step = f"{1e6 * self.middle / self.steps:7.1f} µs a step of all"
+        spent = f"{self.middle:7.2f} s{self.steps:8d} steps  {step}{self.least / self.middle:10.1f} ESS/s"
+        return f"{self.chains:3d} chains on {self.device.type:5s}{spent}  ({self.compiling:.1f} s to compile)"
+
+
+def on_gpu(width: int, draws: int, rounds: int) -> bool:
+    """Print the speeds on a GPU, and return whether they are within their limits."""
+    runs = [Timed(width, 2, "cuda"), Timed(width, 64, "cuda"), Timed(width, 2, "cpu")]
+    for seed in range(rounds):
+        for each in runs:
+            each.run(Plan(draws, draws, 0.8, 10), seed)
+            print(f"1-{width}-1  {each}", flush=True)
+    few, many, cpu = runs
+    found = ((many, few, MANY_LIMIT), (few, cpu, FEW_LIMIT))
+    for one, other, limit in found:
+        label = f"{one.chains} chains on {one.device.type} over {other.chains} on {other.device.type}"
+        print(f"1-{width}-1  {label}: {one.middle / other.middle:.2f} times the seconds (limit {limit})", flush=True)
+    return all(one.middle <= limit * other.middle for one, other, limit in found)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=500)
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="100 draws, one round")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     given = parser.parse_args()
     if given.quick:
         given.draws, given.rounds = 100, 1
     torch.set_num_threads(1)
+    if given.device == "cuda":
+        within = [on_gpu(units, given.draws, given.rounds) for units in (10, 20)]
+        sys.exit(not all(within))
     for units in (10, 20):
         speeds(units, given.chains, given.draws, given.rounds)
         batches(units, 2, 64, 1280 if given.quick else 12800)

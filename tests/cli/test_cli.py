@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import pyarrow
 import pyarrow.parquet
@@ -73,8 +74,11 @@ def test_classes_are_predicted(fitted: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout) == {
         "folder": str(fitted / "trees"), "target": "kind", "rows": 30, "file": str(out), "level": 0.95, "samples": 20,
         "method": "mc", "classes": ["ash", "elm", "oak"], "notes": [], "beyond": {"rows": 0, "inputs": {}},
-        "calibrated": False, "unfamiliar": 0,
+        "calibrated": False, "unfamiliar": 0, "scores": {"rows": 30, "accuracy": mock.ANY},
     }  # fmt: skip
+    kinds = [row["kind"] for row in table_of(fitted / "trees.csv")]
+    right = [row["class"] == kind for row, kind in zip(table_of(out), kinds, strict=True)]
+    assert json.loads(done.stdout)["scores"]["accuracy"] == sum(right) / 30
     for row in table_of(out):
         probs = {name: float(row[f"p={name}"]) for name in ("ash", "elm", "oak")}
         assert sum(probs.values()) == pytest.approx(1, abs=1e-5)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import shlex
 from pathlib import Path
@@ -234,7 +235,32 @@ def test_the_command_to_fit_has_the_options_given_and_a_new_folder(tmp_path: Pat
     given = dict(zip(words[2::2], words[3::2], strict=True))
     assert given == {
         "--target": "price", "--missing": "mean", "--drop": "town", "--guide": "ensemble", "--width": "5",
-        "--members": "2", "--steps": "3", "--held-back": "0.3", "--out": "run-2",
+        "--members": "2", "--steps": "3", "--scale": "plain", "--noise": "constant", "--held-back": "0.3",
+        "--out": "run-2",
     }  # fmt: skip
     fitted = run(*words, "--no-compile", "--quiet")
     assert fitted.exit_code == 0, fitted.stderr
+
+
+def test_guides_are_compared_on_the_scale_and_with_the_noise_asked_for(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = ["area,price,kind", *(f"{k},{math.exp(k / 10) + k % 3},{'ab'[k % 2]}" for k in range(1, 41))]
+    data = written(tmp_path, "\n".join(rows))
+    few = ["--guides", "dropout", "--seeds", 1, "--samples", 20, *FEW]
+    done = run("compare", data, "--target", "price", "--scale", "auto", "--noise", "by-input", *few)
+    assert done.exit_code == 0, done.stderr
+    assert "--scale log --noise by-input" in done.stdout
+    with monkeypatch.context() as patch:
+        scored = []
+        patch.setattr(comparison, "compare", lambda model, *args, **how: scored.append(model) or 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run("compare", data, "--target", "price", "--scale", "log", *few)
+    assert type(scored[0].likelihood).__name__ == "Transformed"
+    for options, complaint in {
+        ("--target", "kind", "--scale", "log"): "classes have no scale; got 'log'",
+        ("--target", "kind", "--noise", "by-input"): "classes have no noise; got 'by-input'",
+    }.items():
+        done = run("compare", data, *options, *few)
+        assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
+    done = run("compare", "co2", "--noise", "by-input", *few)
+    assert (done.exit_code, "has a model of its own" in done.stderr) == (2, True)

@@ -86,3 +86,47 @@ def test_weights_that_are_shared_changed_or_hidden() -> None:
 def test_sequences_have_no_row_for_each_point() -> None:
     net = nn.Linear(3, 2)
     assert not found(net, torch.randn(5, 4, 3), likelihood=Categorical(dims=(4, 2))).linear
+
+
+def stacks() -> dict[str, nn.Module]:
+    """Return networks of plain layers; in some a layer or a weight is there twice."""
+    act, square = nn.ReLU(), nn.Linear(4, 4)
+    tied = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    tied[4].weight = tied[2].weight
+    return {
+        "plain": nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+        "no bias": nn.Sequential(nn.Linear(3, 4, bias=False), nn.Dropout(0.5), nn.Linear(4, 2, bias=False)),
+        "one activation twice": nn.Sequential(nn.Linear(3, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 2)),
+        "one layer twice": nn.Sequential(nn.Linear(3, 4), square, nn.ReLU(), square, nn.ReLU(), nn.Linear(4, 2)),
+        "the last layer twice": nn.Sequential(nn.Linear(3, 4), square, nn.ReLU(), square),
+        "one weight twice": tied,
+        "a norm": nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2)),
+        "one inside another": nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 2)),
+        "in place": nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)),
+        "float64": nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double(),
+    }
+
+
+@pytest.mark.parametrize("name", stacks())
+def test_a_stack_of_plain_layers_gives_the_same_without_listening(name: str) -> None:
+    net = stacks()[name].eval()
+    model, x = BayesianNet(net), X.to(next(net.parameters()).dtype)
+    torch.manual_seed(1)
+    weights = {name: torch.randn_like(net.get_parameter(name)) for name in model.sites}
+    quick, slow = (last_layer(model, weights, x.clone(), sure=sure) for sure in (True, False))
+    assert torch.equal(quick.outputs, slow.outputs)
+    assert (quick.path, quick.sites, quick.linear) == (slow.path, slow.sites, slow.linear)
+    if slow.linear:
+        assert torch.equal(quick.features, slow.features)
+
+
+@pytest.mark.parametrize("x", [torch.randn(5, 4), torch.randn(3), X.double(), torch.randn(2, 5, 3)])
+def test_inputs_that_a_stack_cannot_take_are_refused_as_by_any_network(x: Tensor) -> None:
+    model = BayesianNet(stacks()["plain"])
+    weights = {name: model.net.get_parameter(name).detach() for name in model.sites}
+    said = []
+    for sure in (True, False):
+        with pytest.raises(Exception) as error:
+            last_layer(model, weights, x, sure=sure)
+        said.append((type(error.value), str(error.value)))
+    assert said[0] == said[1]

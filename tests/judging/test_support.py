@@ -66,6 +66,14 @@ def test_rows_like_the_training_rows_are_flagged_as_rarely_as_promised() -> None
         assert rate < 0.1 or share > 0.05
 
 
+def test_few_rows_flag_few_others() -> None:
+    shares = []
+    for seed in range(20):
+        x = torch.randn(360, 13, generator=torch.Generator().manual_seed(seed))
+        shares.append(pd.Support.of(x[:60]).flag(x[60:]).double().mean().item())
+    assert sum(shares) / len(shares) < 0.055  # three rows of sixty; 0.066 if the largest of the sixty were the limit
+
+
 def test_rows_beyond_the_training_rows_are_flagged() -> None:
     x = table(800)
     support = pd.Support.of(x)

@@ -22,6 +22,7 @@ from pyro_dropout.generative.jacobians import Jacobians
 from pyro_dropout.mathematics.gaussian_expectations import log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.prediction.gaussian_outputs import (
     Nodes,
+    _classes_without_waiting,
     _in_cache,
     _with_whole_operations,
     output_log_prob,
@@ -33,6 +34,7 @@ from pyro_dropout.prediction.linearised_prediction import LinearisedPrediction
 from tests.contracts.guides import GUIDES
 
 F64 = torch.float64
+CLASSES = pd.Categorical()
 
 
 def linearised(model: Any, posterior: Any, x: Any, **options: Any) -> LinearisedPrediction:
@@ -539,6 +541,18 @@ def test_moments_of_classes_are_the_same_in_both_ways() -> None:
     ours, theirs = _with_whole_operations(f), _in_cache(f.clone())
     for name, value in ours.items():
         torch.testing.assert_close(value.to(F64), theirs[name], rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("singular", [False, True])
+def test_a_gpu_that_does_not_wait_gives_the_same_classes(singular: bool) -> None:
+    mean, root = torch.randn(6, 3, dtype=F64), torch.randn(6, 3, 3, dtype=F64)
+    if singular:
+        root[2], root[4, :, 1:] = 0.0, 0.0
+    covariance, nodes = root @ root.mT, Nodes(64, 0)
+    ours, theirs = _classes_without_waiting(mean, covariance, nodes), output_moments(CLASSES, mean, covariance, nodes)
+    for name, value in ours.items():
+        assert bool(value.isfinite().all())
+        torch.testing.assert_close(value, theirs[name], rtol=1e-12, atol=1e-12, msg=name)
 
 
 def test_a_hook_that_draws_noise_is_found_in_a_plain_stack_too() -> None:

@@ -221,6 +221,8 @@ LEFT_OUT: dict[str, tuple[str, list[Any], str]] = {
     "an index from one": ("Nummer", list(range(1, ROWS + 1)), "counts the rows; --keep Nummer uses it"),
     "an identifier": ("id", [7919 * k % 1009 for k in range(ROWS)], "an identifier; --keep id uses it"),
     "an identifier of many words": ("houseId", [9 * k % 101 + 7 for k in range(ROWS)], "an identifier; --keep houseId"),
+    "an order's number": ("order_no", [7919 * k % 1009 for k in range(ROWS)], "an identifier; --keep order_no uses it"),
+    "a number of many words": ("orderNumber", [9 * k % 101 for k in range(ROWS)], "an identifier; --keep orderNumber"),
     "an identifier with gaps": ("ID", ["", *(9 * k % 101 for k in range(1, ROWS))], "an identifier; --keep ID uses it"),
     "codes": ("parcel", [f"{7919 * k % 1009:06}" for k in range(ROWS)], "an identifier; --keep parcel uses it"),
     "names": ("owner", [f"owner {k}" for k in range(ROWS)], "text, all different"),

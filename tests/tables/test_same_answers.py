@@ -270,7 +270,7 @@ def refuses_what_does_not_fit(whole: Whole, folder: Path, of_file: list[str]) ->
         assert done.exit_code == 2
         said = done.stderr.strip()
         assert f"bad.csv, row {6 + whole.comments}, column " in said, said
-        assert re.search(r"Write it in this way|Leave the row out", said), said
+        assert re.search(r"write it like that|Leave the row out", said), said
         assert contents(folder) == before
 
 

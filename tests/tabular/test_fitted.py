@@ -37,8 +37,12 @@ def test_a_raw_frame_is_fitted_and_predicted(fitted: FittedTable) -> None:
     found = fitted.predict(frame.drop(columns="price"), quantiles=[0.1], above=[200_000, 0])
     assert list(found.index) == list(frame.index)
     assert list(found) == [
-        *("mean", "std", "epistemic_std", "lower", "upper", "q=0.1", "p>200000", "p>0", "unfamiliar", "beyond")
+        *("mean", "std", "epistemic_std", "lower", "upper", "q=0.1", "p>200000", "p>0", "unfamiliar"),
+        *("unfamiliar_in", "beyond"),
     ]
+    alike = fitted.predict(frame.drop(columns="price"), quantiles=0.1, above=200_000)
+    assert (alike["p>200000"] == found["p>200000"]).all()
+    assert (alike["q=0.1"] == found["q=0.1"]).all()
     assert (found["lower"] > 0).all()
     assert (found["p>0"] > 0.999).all()
     assert ((found["lower"] < found["q=0.1"]) & (found["q=0.1"] < found["mean"])).all()
@@ -85,6 +89,7 @@ def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitte
     new = houses(30).drop(columns="price")
     wanted = fitted.predict(new)
     pandas.testing.assert_frame_equal(again.predict(new), wanted)
+    assert again.said == fitted.said != ""
     new.to_csv(tmp_path / "new.csv", index=False)
     done = run("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet", "--json")
     assert done.exit_code == 0, done.stderr
@@ -94,6 +99,32 @@ def test_a_folder_answers_as_the_fit_did_in_python_and_on_the_command_line(fitte
         assert int(row["unfamiliar"]) == own["unfamiliar"]
     with pytest.raises(pd.PyroDropoutError, match="not empty"):
         fitted.save(tmp_path / "run")
+
+
+def test_an_unfamiliar_row_says_what_sets_it_apart(fitted: FittedTable) -> None:
+    new = houses(4)
+    new.loc[1001, "area"] = 1e6
+    found = fitted.predict(new)
+    assert (found["unfamiliar"][1001], found["unfamiliar_in"][1001]) == (True, "area")
+    assert ((found["unfamiliar_in"] != "") == found["unfamiliar"]).all()
+
+
+def test_predictions_of_rows_with_the_target_are_compared_with_it(fitted: FittedTable, tmp_path: Path) -> None:
+    fitted.save(tmp_path / "run")
+    new = houses(30)
+    new.loc[1003, "price"] = None
+    new.to_csv(tmp_path / "new.csv", index=False)
+    asked = ["predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet"]
+    scores = json.loads(run(*asked, "--json").stdout)["scores"]
+    found, kept = fitted.predict(new), new["price"].notna()
+    errors = (found["mean"] - new["price"])[kept]
+    inside = ((found["lower"] <= new["price"]) & (new["price"] <= found["upper"]))[kept]
+    assert scores == pytest.approx({"rows": 29, "rmse": (errors**2).mean() ** 0.5, "coverage": inside.mean()}, rel=1e-4)
+    assert "On 29 rows, which have the target too: rmse " in run(*asked).stdout
+    new["price"] = "unknown"
+    new.to_csv(tmp_path / "new.csv", index=False)
+    done = run(*asked, "--json")
+    assert (done.exit_code, "scores" in json.loads(done.stdout)) == (0, False)
 
 
 def test_what_held_back_rows_said_cannot_be_edited(fitted: FittedTable, tmp_path: Path) -> None:

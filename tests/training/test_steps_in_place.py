@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training import runner
 from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.kept_memory import keep_freed_memory
+from pyro_dropout.training.optimisers import named
+from pyro_dropout.training.training_task import TrainingTask
 from tests.oracles.memory import peak_allocated
 
 X = torch.linspace(-1, 1, 30).unsqueeze(-1)
@@ -39,6 +42,23 @@ def test_the_guides_own_tensors_take_the_eager_steps(compile: Any, batch_size: i
         assert [parameter.data_ptr() for parameter in guide.parameters()] == places
         found.append((history.losses, [parameter.detach() for parameter in guide.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=2e-6, atol=1e-6)
+
+
+def test_a_snapshot_is_written_over_an_earlier_one_that_fits() -> None:
+    model, guide = pair()
+    task = TrainingTask(guide, pd.ELBO(), ModelCall(model, (X, X**2, len(X))))
+    run = task.run(named("adam", 0.01), len(X), False)
+    first = run.snapshot()
+    kept = [each.clone() for each in first]
+    run.advance(2)
+    again = run.snapshot(first)
+    assert all(one is other for one, other in zip(again, first, strict=True))
+    assert all(map(torch.equal, again, run.values))
+    assert not all(map(torch.equal, again, kept))
+    for other in ([], first[:1], [each.flatten() for each in first]):
+        fresh = run.snapshot(other)
+        assert all(map(torch.equal, fresh, run.values))
+        assert not any(one is two for one in fresh for two in (*other, *run.values))
 
 
 @pytest.mark.parametrize("compile", RECORDED_OR_COMPILED)

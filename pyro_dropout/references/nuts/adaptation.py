@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pyro.infer.mcmc.adaptation import WarmupAdapter
 
-from pyro_dropout.references.nuts.no_u_turn import SIDE, Array, Tree, integers, kit, refreshed
+from pyro_dropout.references.nuts.no_u_turn import SIDE, Array, Tree, integers, kit, refreshed, row_of
 
 _LIKELY = math.log(0.8)  # a step size that is searched is the largest with this acceptance; Stan's value
 _SMALLEST, _LARGEST = 1e-10, 1e10  # step sizes
@@ -112,7 +112,7 @@ def turned(tree: Tree, tuning: Tuning, plan: Plan, noise: Array, momenta: Array)
     settles = (tuning.searching == 0) & (tuning.draw >= plan.warmup)  # an average, because the last one is noisy
     tuning = tuning._replace(step=xp.where(settles, xp.exp(tuning.average), tuning.step))
     again = searched | moved
-    momentum = momenta[integers(range(len(momenta)), momenta), (tuning.moves % momenta.shape[1])[:, 0]]
+    momentum = row_of(momenta, tuning.moves % momenta.shape[1])
     searching = tuning.searching > 0
     sign = xp.where(searching | (noise[:, SIDE, None] < 0.5), 1.0, -1.0)
     tree = refreshed(tree, again, momentum, sign, searching)

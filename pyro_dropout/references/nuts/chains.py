@@ -2,13 +2,13 @@
 
 One step evaluates the model once for all chains and adds one leaf to the tree of each. No chain waits for another: one
 whose trajectory ends draws the next momentum at once. Each chain has random numbers of its own, so its draws do not
-depend on how many others there are.
+depend on how many others there are. With a model on a GPU, long runs go on there, in one kernel.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +17,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.references.nuts.adaptation import Plan, begun, untuned
-from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, planted
+from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
+from pyro_dropout.references.nuts.no_u_turn import Array, planted
+from pyro_dropout.references.nuts.randoms import Randoms
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
 from pyro_dropout.training.compile.decision import Compile
+
+if TYPE_CHECKING:  # loaded where a GPU is used
+    from pyro_dropout.references.nuts.kernel.chains_on_gpu import ChainsOnGpu
 
 Tick = Callable[[int, int], None]  # is told how many draws are new, and how many steps have been taken in all
 
@@ -29,6 +33,8 @@ _BLOCK = 64  # steps for which random numbers are drawn together
 _WORTH_RECORDING = 192  # steps after which the run is worth a recording, which takes as long as about that many
 _WORTH_TELLING = 1500  # steps after which a run is long
 _WORTH_COMPILING = 12_000  # steps to come that save about as much time as the compiler takes, half a minute
+_WORTH_A_GPU = 8_000  # the same for a GPU's kernel, which takes a few seconds
+_CPU = torch.device("cpu")
 
 
 @dataclass
@@ -59,12 +65,14 @@ def run_chains(
     seed: int,
     tick: Tick = lambda draws, steps: None,
     compile: Compile = False,
+    device: torch.device = _CPU,
 ) -> list[ChainResult]:
     """Run one chain from each row of ``starts``, (chains, d), with one call of ``energies`` per step of all chains.
 
-    ``tick`` is called after every few steps.
+    ``tick`` is called after every few steps. ``energies`` and ``starts`` are on the CPU. With a GPU as ``device``, the
+    chains go on there, if the steps can be written as its kernel and there are enough of them.
     """
-    run = _Run(energies, starts, plan, seed, compile)
+    run = _Run(energies, starts, plan, seed, compile, device)
     while run.left:
         tick(run.block(), run.steps)
     return run.results()
@@ -73,12 +81,13 @@ def run_chains(
 class _Run:
     """The chains of one call, which go on block by block until none has draws left."""
 
-    def __init__(self, energies: Energies, starts: Tensor, plan: Plan, seed: int, compile: Compile) -> None:
-        self._plan, self._compile = plan, compile
+    def __init__(
+        self, energies: Energies, starts: Tensor, plan: Plan, seed: int, compile: Compile, device: torch.device = _CPU
+    ) -> None:
+        self._plan, self._compile, self._device = plan, compile, device
         size = starts.shape[1]
         more = -size % _LANES
-        self._random = _Randoms(seed, len(starts), size, more, starts.device)
-        self._on_cpu = starts.device.type == "cpu"
+        self._random = Randoms(seed, len(starts), size, more, rows=_BLOCK)
         _check_starts(*energies(starts))
 
         def padded(z: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,34 +97,45 @@ class _Run:
         # Coordinates that stay at 0 fill whole vectors of the processor; nothing else depends on them.
         starts = pad(starts, (0, more))
         energy, slope = padded(starts)
-        first: list[Array] = [starts, energy[:, None], slope]
-        z, energies_at, slopes = [_numpy(each) for each in first] if self._on_cpu else first
+        z, energies_at, slopes = [_numpy(each) for each in (starts, energy[:, None], slope)]
         tree = planted(z, energies_at, slopes, plan.max_depth + 1)
-        tree, tuning = begun(tree, untuned(z), self._random.momenta(not self._on_cpu))
+        tree, tuning = begun(tree, untuned(z), self._random.momenta(False))
         self._stepping = Stepping(padded, plan, tree, tuning)
         self._done = np.zeros(len(starts), int)  # draws of each chain
         self._draws = np.empty((len(starts), plan.samples, size))
         self._spent = np.zeros(len(starts), int)  # steps of each chain until its last draw
         self._cause: Exception | None = None
+        self._gpu: ChainsOnGpu | None = None
+        self.not_on_gpu: Exception | None = None  # why the chains do not run on the GPU
         self.steps, self.left = 0, True
 
     def block(self) -> int:
         """Take a number of steps, and return how many draws they gave."""
         self._decide()
+        if self._gpu is not None:
+            return self._block_on_gpu(self._gpu)
         stepping = self._stepping
-        numbers = self._random.block(_whole(stepping.tuning.moves), stepping.on_torch)
+        self._random.replace(_whole(stepping.tuning.moves))
+        numbers = self._random.noise(_BLOCK, stepping.on_torch)
         momenta = self._random.momenta(stepping.on_torch)
         turns: list[tuple[int, Array, Array]] = []
         for noise in numbers:
             ended = stepping.leaf(noise)
             self.steps += 1
-            # To ask a GPU would be to wait for it, so there everything that may be needed is done.
-            if not self._on_cpu or ended:
+            if ended:
                 left = stepping.turn(noise, momenta)
                 turns.append((self.steps, stepping.tuning.draw + 0, stepping.tree.chosen_z + 0))  # copies
-                if self._on_cpu and not left:
+                if not left:
                     break
         return self._collected(turns)
+
+    def _block_on_gpu(self, gpu: "ChainsOnGpu") -> int:
+        before, self._done = self._done, gpu.block(self.steps)
+        self.steps += gpu.steps
+        self.left = bool((self._done < self._plan.warmup + self._plan.samples).any())
+        if not self.left:
+            self._draws, self._spent = gpu.results()
+        return int((self._done - before).sum())
 
     def _collected(self, turns: list[tuple[int, Array, Array]]) -> int:
         """Keep the draws that a block gave, and return how many there are, those of warmup included."""
@@ -138,6 +158,13 @@ class _Run:
         how, total = self._stepping.how, self._plan.warmup + self._plan.samples
         slowest = int(self._done.min())
         to_come = self.steps / max(slowest, 1) * (total - slowest)
+        if self._may_go_to_gpu(to_come):
+            try:
+                self._to_gpu()
+            except Exception as cause:  # then the CPU goes on, with the same answers
+                self.not_on_gpu = cause
+        if self._gpu is not None:
+            return
         if self._compile is True and how == "eager":
             self._try(self._compiled)
         if self._compile != "auto" or self.steps < _WORTH_RECORDING:
@@ -148,6 +175,19 @@ class _Run:
             self._try(self._compiled)
         if self._cause is not None and how == "eager" and self.steps >= _WORTH_TELLING > self.steps - _BLOCK:
             warnings.warn(f"this model cannot be compiled, so sampling is slow: {self._cause}", stacklevel=2)
+
+    def _may_go_to_gpu(self, to_come: float) -> bool:
+        if self._device.type != "cuda" or self._gpu is not None or self.not_on_gpu is not None or not self._compile:
+            return False
+        return self._compile is True or (self.steps >= _WORTH_RECORDING and to_come > _WORTH_A_GPU)
+
+    def _to_gpu(self, go_on: "Callable[..., ChainsOnGpu] | None" = None) -> None:
+        if go_on is None:
+            from pyro_dropout.references.nuts.kernel.chains_on_gpu import ChainsOnGpu
+
+            go_on = ChainsOnGpu
+        self._random.replace(_whole(self._stepping.tuning.moves))
+        self._gpu = go_on(self._stepping, self._plan, self._random, self._draws, self._spent, self._device)
 
     def _compiled(self) -> None:
         momenta = self._random.momenta(True)
@@ -163,58 +203,19 @@ class _Run:
 
     def results(self) -> list[ChainResult]:
         """Return the result of each chain."""
-        tuning = self._stepping.tuning
+        tuning = self._stepping.tuning if self._gpu is None else self._gpu.tuning
+        tuning = Tuning(*(_numpy(part) for part in tuning))
         return [
             ChainResult(
                 self._draws[c],
                 int(tuning.diverged[c, 0]),
                 int(tuning.deepest[c, 0]),
                 float(tuning.step[c, 0]),
-                _numpy(tuning.scale)[c, : self._draws.shape[2]],
+                tuning.scale[c, : self._draws.shape[2]],
                 int(self._spent[c]),
             )
             for c in range(len(self._draws))
         ]
-
-
-class _Randoms:
-    """Random numbers of each chain: noise for the leaves of a block, and momenta in a ring, (chains, M, d).
-
-    Momenta that a block has used are replaced before the next one, which uses at most one in each step. Their last
-    coordinates, of which there are ``more``, are 0.
-    """
-
-    def __init__(self, seed: int, chains: int, size: int, more: int, device: torch.device) -> None:
-        self._uniform = [np.random.default_rng([seed, c, 0]) for c in range(chains)]
-        self._normal = [np.random.default_rng([seed, c, 1]) for c in range(chains)]
-        self._size, self._ring = size, np.zeros((chains, _BLOCK, size + more))
-        for row, random in zip(self._ring, self._normal, strict=True):
-            row[:, :size] = random.standard_normal((_BLOCK, size))
-        self._used = np.zeros(chains, int)
-        self._device = device
-        self._tensor: Tensor | None = None
-
-    def momenta(self, on_torch: bool) -> Array:
-        """Return the ring, as a tensor or as an array."""
-        if not on_torch:
-            return self._ring
-        if self._tensor is None:
-            self._tensor = torch.from_numpy(self._ring).to(self._device)  # on a CPU, it is the same memory
-        return self._tensor
-
-    def block(self, used: NDArray[np.int64], on_torch: bool) -> Sequence[Array]:
-        """Return the noise of each step, (chains, 3); ``used`` counts the momenta used by each chain."""
-        for c, random in enumerate(self._normal):
-            rows = np.arange(self._used[c], used[c]) % _BLOCK
-            self._ring[c, rows, : self._size] = random.standard_normal((len(rows), self._size))
-        self._used = used
-        if self._device.type != "cpu":
-            self._tensor = None
-        noise = 1 - np.stack([random.random((_BLOCK, 3)) for random in self._uniform], 1)  # never 0
-        noise[..., [LEAF, HALF]] = -np.log(noise[..., [LEAF, HALF]])
-        with np.errstate(divide="ignore"):  # 1 gives infinite noise, by which the leaf is chosen
-            noise[..., LEAF] = -np.log(noise[..., LEAF])
-        return torch.from_numpy(noise).to(self._device).unbind(0) if on_torch else list(noise)
 
 
 def _numpy(values: Array) -> NDArray[Any]:

@@ -88,6 +88,13 @@ def integers(values: Sequence[int], like: Array) -> Array:
     return torch.tensor(values, device=like.device) if isinstance(like, torch.Tensor) else np.array(values)
 
 
+def row_of(rows: Array, number: Array) -> Array:
+    """Return for each chain one of its rows, (C, M, d) to (C, d); ``number`` is (C, 1)."""
+    if isinstance(rows, torch.Tensor):
+        return rows.gather(1, number[..., None].expand(-1, 1, rows.shape[2]))[:, 0]
+    return rows[np.arange(len(rows)), number[:, 0]]
+
+
 def planted(z: Array, energy: Array, slope: Array, levels: int) -> Tree:
     """Return trees of one point (C, d) each, without momentum; ``energy`` is (C, 1)."""
     xp = kit(z)

@@ -51,10 +51,13 @@ def nuts(
     """Draw weights from the posterior itself with the no-U-turn sampler; for small models and few data.
 
     All chains run as one batch in float64, with one evaluation of the model per step, so many chains cost little more
-    than a few. They start at draws from the prior. Parameters that are not random (hidden ones, a learned τ) stay
-    fixed. It warns if trajectories diverge, or if chains disagree about the values that the model returns or, if it
-    returns none, about its sites. The draws are returned in any case; where warnings are errors, the ``posterior`` of
-    the exception has them.
+    than a few. If a small model is on a GPU, a long run goes on there, in one kernel for all chains and steps, which
+    takes about as long for 64 chains as for two; its draws are those of the CPU up to rounding.
+
+    Chains start at draws from the prior. Parameters that are not random (hidden ones, a learned τ) stay fixed. It warns
+    if trajectories diverge, or if chains disagree about the values that the model returns or, if it returns none, about
+    its sites. The draws are returned in any case; where warnings are errors, the ``posterior`` of the exception has
+    them.
 
     Args:
         model: a network of this package, or any Pyro model whose latent sites are continuous.
@@ -66,8 +69,8 @@ def nuts(
         target_accept: the target acceptance rate; closer to 1, steps are shorter and fewer trajectories diverge.
         max_tree_depth: a trajectory has at most 2 to this power steps.
         points: where R-hat of the function's values is computed, as ``model(points)``; by default at the data.
-        compile: "auto", record the steps soon and compile them if many are to come; True, compile them at once; False,
-            never.
+        compile: "auto", record the steps soon and compile them, for the model's GPU if it has one, if many are to
+            come; True, compile them at once; False, never.
         progress: whether to show a progress bar.
         kwargs: the model's own keyword arguments.
 
@@ -109,9 +112,9 @@ def nuts(
     with bar, evaluating(model):
         if progress:
             tqdm.write(_expected(energy, starts, plan), file=sys.stderr)
-        ran = run_chains(energy, starts, plan, int(seed), tick, compile)
+        device, dtype = place_of([model], call), _type_of(call)
+        ran = run_chains(energy, starts, plan, int(seed), tick, compile, device)
     z = torch.stack([torch.from_numpy(chain.draws) for chain in ran])
-    device, dtype = place_of([model], call), _type_of(call)
     weights = {name: value.to(device, dtype) for name, value in energy.weights(z).items()}
     lost = sum(chain.diverged for chain in ran)
     posterior = SampledPosterior(weights, divergences=lost, seconds=time.perf_counter() - began)

@@ -1,11 +1,12 @@
 """A step of all chains as two functions of arrays: one leaf for every tree, and what follows the end of trees.
 
 At first the model runs as it is. Recorded, its energy is a list of plain tensor operations. Both times the rest is
-numpy's on a CPU, which is faster there. Compiled, energy and tree are one kernel that writes over the tensors of the
-state. All three compute the same up to rounding.
+numpy's, which is faster there. Compiled, energy and tree are one kernel that writes over the tensors of the state. From
+the same two functions the kernel of a GPU is written (``kernel``). All of them compute the same up to rounding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -80,16 +81,22 @@ class Stepping:
     def compile(self, noise: Tensor, momenta: Tensor) -> None:
         """Compile both functions, for inputs of these shapes."""
         state = [torch.as_tensor(value).clone(memory_format=torch.contiguous_format) for value in self._state]
+        with self.functions() as (leaf_of, turn_of):
+            leaf = Program(leaf_of, *state, noise, compile=False)
+            turn = Program(turn_of, *state, noise, momenta, compile=False)
+            functions = writing(leaf.graph, state, noise), writing(turn.graph, state, noise, momenta)
+        (self._leaf, self._turn), self._state = functions, state
+        self.how = "compiled"
+
+    @contextmanager
+    def functions(self) -> Iterator[tuple[Callable[..., list[Array]], Callable[..., list[Array]]]]:
+        """Give both functions of the whole state, to be recorded: (*state, noise) and (*state, noise, momenta)."""
         before, self._called = self._called, self._energies
         try:
             with unvalidated():
-                leaf = Program(self._leaf_of, *state, noise, compile=False)
-                turn = Program(self._turn_of, *state, noise, momenta, compile=False)
-                functions = writing(leaf.graph, state, noise), writing(turn.graph, state, noise, momenta)
+                yield self._leaf_of, self._turn_of
         finally:
             self._called = before
-        (self._leaf, self._turn), self._state = functions, state
-        self.how = "compiled"
 
     def _keeping(self, function: Callable[..., list[Array]]) -> Callable[..., Array]:
         """Return a function that keeps all results but the last one as the state."""

@@ -1,0 +1,381 @@
+"""From the tensor operations of a recorded function to loops in C.
+
+Each operation becomes an expression of its inputs. It gets a loop of its own if it is a sum, or if its value is used
+more than once or is dear.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, fx
+
+from pyro_dropout.references.nuts.kernel.calls import Call, Constants
+from pyro_dropout.references.nuts.kernel.elementwise import (
+    ARITHMETIC,
+    CHEAP,
+    COMPARISONS,
+    DEAR,
+    DEAR_ARITHMETIC,
+    FILLED,
+    LOGIC,
+    PREDICATES,
+    REDUCTIONS,
+    SAME,
+    VIEWS,
+    WORDS,
+)
+from pyro_dropout.references.nuts.kernel.loops import Loops
+from pyro_dropout.references.nuts.kernel.values import (
+    Indices,
+    Shape,
+    UnsupportedError,
+    Value,
+    broadcast,
+    c_type,
+    joined,
+    number,
+    permuted,
+    reshaped,
+    selected,
+    shifted,
+    within,
+)
+
+
+class Lowering:
+    """A graph of tensor operations as loops.
+
+    Args:
+        graph: the operations, with an example of each value.
+        inputs: the graph's inputs.
+        constants: takes the tensors that the graph holds.
+        loops: takes the loops.
+        prefix: begins the names of tensors.
+    """
+
+    def __init__(
+        self, graph: fx.GraphModule, inputs: Sequence[Value], constants: Constants, loops: Loops, prefix: str
+    ) -> None:
+        self._graph, self._constants, self._loops, self._prefix = graph, constants, loops, prefix
+        self._values: dict[fx.Node, Any] = {}
+        self._known: dict[fx.Node, Tensor] = {}  # values that depend on nothing but constants
+        self._count = 0
+        places = iter(inputs)
+        self.outputs: list[Value] = []
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                self._values[node] = next(places)
+            elif node.op == "get_attr":
+                self._known[node] = getattr(graph, node.target)
+            elif node.op == "output":
+                self.outputs = [self._value(each) for each in node.args[0]]
+            else:
+                self._lower(node)
+
+    def _value(self, node: Any, dtype: torch.dtype = torch.float64) -> Value:
+        if not isinstance(node, fx.Node):
+            return number(node, dtype)
+        if node in self._known and node not in self._values:
+            self._values[node] = self._constants.value(self._known[node])
+        return self._values[node]  # type: ignore[no-any-return]
+
+    def _lower(self, node: fx.Node) -> None:
+        if not isinstance(node.target, torch._ops.OpOverload):
+            self._values[node] = self._value_of_many(node)
+            return
+        inputs = node.all_input_nodes
+        if all(each in self._known for each in inputs) and not node.target._schema.is_mutable:
+            if torch.Tag.nondeterministic_seeded in node.target.tags:
+                raise UnsupportedError("the model draws random numbers of its own")
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self._known[each])
+            found = node.target(*args, **kwargs)
+            if isinstance(found, Tensor):
+                self._known[node] = found
+                return
+        value = self._new(Call.of(node))
+        if isinstance(value, Value) and value.cost > CHEAP and (len(node.users) > 1 or value.cost >= DEAR):
+            value = self._stored(value)
+        self._values[node] = value
+
+    def _value_of_many(self, node: fx.Node) -> Value:
+        """Return one of several results."""
+        many, which = node.args
+        return self._values[many][which]  # type: ignore[index, no-any-return]
+
+    def _stored(self, value: Value, over: Shape | None = None, kind: str = "") -> Value:
+        self._count += 1
+        return self._loops.stored(f"{self._prefix}{self._count}", value, over, kind)
+
+    def _new(self, node: Call) -> Any:
+        name = node.name
+        if name in ("split_with_sizes", "split"):
+            return self._split(node)
+        if not isinstance(node.example, Tensor):
+            raise UnsupportedError(f"a kernel has no {name}")
+        shape, dtype = tuple(node.example.shape), node.example.dtype
+        own = self._special.get(name)
+        if own is not None:
+            return own(self, node, shape, dtype)
+        if name in SAME:
+            return self._value(node.args[0])
+        if name in VIEWS and self._value(node.args[0]).dtype == dtype:
+            return reshaped(self._value(node.args[0]), shape)
+        if name in FILLED:
+            return number(FILLED[name], dtype, shape)
+        if name in REDUCTIONS:
+            return self._reduced(node, REDUCTIONS[name], dtype)
+        if node.kwargs and set(node.kwargs) - {"alpha"}:
+            raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
+        if name in ARITHMETIC or name in DEAR_ARITHMETIC:
+            dear = name in DEAR_ARITHMETIC
+            if len(node.args) > 2:
+                raise UnsupportedError(f"a kernel has no {node.name} with {len(node.args)} arguments")
+            text = DEAR_ARITHMETIC[name] if dear else ARITHMETIC[name]
+            return self._each(text, node.args, shape, dtype, cost=DEAR if dear else 1)
+        if name in COMPARISONS:
+            return self._each(f"({{0}} {COMPARISONS[name]} {{1}})", node.args, shape, dtype, cast=False)
+        if name in PREDICATES:
+            return self._each(PREDICATES[name], node.args, shape, dtype, cast=False)
+        if name in LOGIC:
+            return self._each(f"({{0}} {LOGIC[name]} {{1}})", node.args, shape, dtype)
+        if name in WORDS:
+            return self._each(f"((bool){{0}} {WORDS[name]} (bool){{1}})", node.args, shape, dtype, cast=False)
+        raise UnsupportedError(f"a kernel has no {node.name}")
+
+    # --- operations one by one ----------------------------------------------------------------------------------------
+
+    def _each(
+        self, text: str, args: Sequence[Any], shape: Shape, dtype: torch.dtype, *, cast: bool = True, cost: int = 1
+    ) -> Value:
+        """Return an operation on elements."""
+        parts = []
+        for arg in args:
+            like = dtype if cast else torch.float64
+            if not isinstance(arg, fx.Node) and not cast and not isinstance(arg, float):
+                like = torch.int64
+            parts.append(broadcast(self._value(arg, like), shape))
+        kind = c_type(dtype)
+
+        def at(indices: Indices) -> str:
+            found = [
+                f"(({kind}){part.at(indices)})" if cast and part.dtype != dtype else part.at(indices) for part in parts
+            ]
+            return f"(({kind}){text.format(*found)})"
+
+        return Value(shape, dtype, at, cost + sum(part.cost for part in parts))
+
+    def _sum_of_two(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        name = node.name
+        alpha = node.kwargs.get("alpha", node.argument(2, 1))
+        left, right = node.args[:2]
+        if "rsub" in name:
+            left, right = right, left
+            if alpha != 1:
+                raise UnsupportedError("a kernel has no rsub with alpha")
+        sign = "+" if name.endswith("add") else "-"
+        if dtype == torch.bool:
+            sign = "|"
+        times = "{1}" if alpha == 1 else f"({alpha!r} * {{1}})"
+        return self._each(f"({{0}} {sign} {times})", (left, right), shape, dtype)
+
+    def _where(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        which, *rest = (broadcast(self._value(arg, dtype), shape) for arg in node.args)
+        kind = c_type(dtype)
+
+        def at(indices: Indices) -> str:
+            yes, no = (f"({kind}){part.at(indices)}" for part in rest)
+            return f"({which.at(indices)} ? {yes} : {no})"
+
+        return Value(shape, dtype, at, 1 + which.cost + sum(part.cost for part in rest))
+
+    def _not(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        return self._each("(!{0})" if dtype == torch.bool else "(~{0})", node.args, shape, dtype)
+
+    def _power(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        base, power = node.args
+        if power == 2 and isinstance(base, fx.Node):
+            return self._each("({0} * {1})", (base, base), shape, dtype)
+        return self._each("pow({0}, {1})", node.args, shape, dtype, cost=DEAR)
+
+    def _remainder(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        if dtype.is_floating_point:
+            raise UnsupportedError("a kernel has no remainder of real numbers")
+        return self._each("((({0} % {1}) + {1}) % {1})", node.args, shape, dtype)
+
+    def _clamp(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        low, high = ([*node.args[1:], None, None])[:2]
+        low, high = node.kwargs.get("min", low), node.kwargs.get("max", high)
+        name = node.name
+        if name.endswith("clamp_max"):
+            low, high = None, low
+        value = self._value(node.args[0])
+        for bound, text in ((low, "larger({0}, {1})"), (high, "smaller({0}, {1})")):
+            if bound is not None:
+                value = self._pair(text, value, self._value(bound, dtype), shape, dtype)
+        return value
+
+    def _pair(self, text: str, left: Value, right: Value, shape: Shape, dtype: torch.dtype) -> Value:
+        left, right, kind = broadcast(left, shape), broadcast(right, shape), c_type(dtype)
+        return Value(
+            shape,
+            dtype,
+            lambda at: text.format(f"(({kind}){left.at(at)})", f"(({kind}){right.at(at)})"),
+            1 + left.cost + right.cost,
+        )
+
+    def _converted(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        return self._each("{0}", node.args[:1], shape, dtype, cost=0)
+
+    def _expanded(self, node: Call, shape: Shape, _: torch.dtype) -> Value:
+        return broadcast(self._value(node.args[0]), shape)
+
+    def _permuted(self, node: Call, *_: Any) -> Value:
+        value = self._value(node.args[0])
+        order = list(range(len(value.shape)))
+        name = node.name
+        if name.endswith("permute"):
+            order = list(node.args[1])
+        else:
+            a, b = node.args[1:] if len(node.args) > 1 else (0, len(order) - 1)
+            order[a], order[b] = order[b], order[a]
+        return permuted(value, order)
+
+    def _sliced(self, node: Call, shape: Shape, _: torch.dtype) -> Value:
+        value = self._value(node.args[0])
+        start, end, step = node.argument(2), node.argument(3), node.argument(4, 1)
+        dim = node.argument(1, 0) % len(value.shape)
+        begin, _end, step = slice(start, end, step).indices(value.shape[dim])
+        return shifted(value, dim, begin, step, shape)
+
+    def _selected(self, node: Call, *_: Any) -> Value:
+        value, dim, index = self._value(node.args[0]), node.args[1], node.args[2]
+        dim = dim % len(value.shape)
+        return selected(value, dim, index % value.shape[dim])
+
+    def _split(self, node: Call) -> list[Value]:
+        value = self._value(node.args[0])
+        dim = node.argument(2, 0) % len(value.shape)
+        found, start = [], 0
+        for part in node.example:
+            found.append(shifted(value, dim, start, 1, tuple(part.shape)))
+            start += part.shape[dim]
+        return found
+
+    def _joined(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        parts = [self._value(each) for each in node.args[0]]
+        dim = node.argument(1, 0) % len(shape)
+        return joined([part for part in parts if part.size], dim, shape, dtype)
+
+    def _padded(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        value, sides = self._value(node.args[0]), list(node.args[1])
+        fill = node.argument(2, 0)
+        if any(side < 0 for side in sides):
+            raise UnsupportedError("a kernel has no padding of less than nothing")
+        for k in range(len(sides) // 2):
+            dim = len(shape) - 1 - k
+            grown = (*value.shape[:dim], shape[dim], *value.shape[dim + 1 :])
+            value = within(value, number(fill, dtype, grown), dim, sides[2 * k], grown)
+        return value
+
+    def _slice_within(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        other, value = self._value(node.args[0]), self._value(node.args[1])
+        dim, start = node.argument(2, 0) % len(shape), node.argument(3)
+        if node.argument(5, 1) != 1:
+            raise UnsupportedError("a kernel has no slice_scatter with a step")
+        return within(value, other, dim, slice(start, None).indices(shape[dim])[0], shape)
+
+    def _select_within(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        other, value = self._value(node.args[0]), self._value(node.args[1])
+        dim = node.args[2] % len(shape)
+        row = reshaped(value, (*value.shape[:dim], 1, *value.shape[dim:]))
+        return within(row, other, dim, node.args[3] % shape[dim], shape)
+
+    def _filled(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        return number(node.args[1], dtype, shape)
+
+    def _gathered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        value, dim, index = self._value(node.args[0]), node.args[1], self._value(node.args[2])
+        dim = dim % max(len(shape), 1)
+
+        def at(indices: Indices) -> str:
+            return value.at((*indices[:dim], f"(int)({index.at(indices)})", *indices[dim + 1 :]))
+
+        return Value(shape, dtype, at, value.cost + index.cost + 2)
+
+    # --- sums ---------------------------------------------------------------------------------------------------------
+
+    def _reduced(self, node: Call, kind: str, dtype: torch.dtype) -> Value:
+        value = self._value(node.args[0])
+        dims = node.argument(1)
+        dims = [dims] if isinstance(dims, int) else list(dims or range(len(value.shape)))
+        dims = sorted(dim % len(value.shape) for dim in dims) if value.shape else []
+        keep = bool(node.kwargs.get("keepdim", node.argument(2, False)))
+        kept = [k for k in range(len(value.shape)) if k not in dims]
+        turned = permuted(value, [*kept, *dims]) if value.shape else value
+        cast = Value(turned.shape, dtype, lambda at: f"(({c_type(dtype)}){turned.at(at)})", turned.cost)
+        found = self._total(cast, tuple(value.shape[k] for k in dims), kind)
+        return reshaped(found, tuple(1 if k in dims else s for k, s in enumerate(value.shape))) if keep else found
+
+    def _mean(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        total = self._reduced(node, "sum", dtype)
+        count = self._value(node.args[0]).size // max(total.size, 1)
+        return self._pair("({0} / {1})", total, number(count, dtype), shape, dtype)
+
+    def _total(self, terms: Value, over: Shape, kind: str = "sum") -> Value:
+        if all(size == 1 for size in over):
+            return reshaped(terms, terms.shape[: len(terms.shape) - len(over)])
+        return self._stored(terms, over, kind)
+
+    def _product(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        *added, left, right = (self._value(arg) for arg in node.args)
+        if node.kwargs:
+            raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
+        inner, kind = left.shape[-1], c_type(dtype)
+
+        def at(indices: Indices) -> str:
+            *batch, i, j, k = indices
+            return f"(({kind})({left.at((*batch, i, k))} * {right.at((*batch, k, j))}))"
+
+        product = self._total(Value((*shape, inner), dtype, at, 1 + left.cost + right.cost), (inner,))
+        for bias in added:
+            product = self._pair("({0} + {1})", product, bias, shape, dtype)
+        return product
+
+    def _scattered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        other, dim = self._value(node.args[0]), node.args[1] % len(shape)
+        index, source = self._value(node.args[2]), self._value(node.args[3])
+        if any(index.shape[k] != shape[k] for k in range(len(shape)) if k != dim):
+            raise UnsupportedError("a kernel has no scatter_add of a part")
+        kind = c_type(dtype)
+
+        def at(indices: Indices) -> str:
+            *own, term = indices
+            there = (*own[:dim], term, *own[dim + 1 :])
+            return f"(({kind})({index.at(there)} == {own[dim]} ? {source.at(there)} : 0))"
+
+        terms = Value((*shape, index.shape[dim]), dtype, at, 2 + index.cost + source.cost)
+        return self._pair("({0} + {1})", other, self._total(terms, (index.shape[dim],)), shape, dtype)
+
+    _special: ClassVar[dict[str, Callable[["Lowering", Call, Shape, torch.dtype], Value]]] = {
+        **dict.fromkeys(("add", "sub", "rsub"), _sum_of_two),
+        **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
+        **dict.fromkeys(("t", "transpose", "permute"), _permuted),
+        **dict.fromkeys(("bitwise_not", "logical_not"), _not),
+        **dict.fromkeys(("clamp", "clamp_min", "clamp_max"), _clamp),
+        **dict.fromkeys(("full_like",), _filled),
+        "where": _where,
+        "mean": _mean,
+        "pow": _power,
+        "remainder": _remainder,
+        "_to_copy": _converted,
+        "expand": _expanded,
+        "slice": _sliced,
+        "select": _selected,
+        "cat": _joined,
+        "constant_pad_nd": _padded,
+        "slice_scatter": _slice_within,
+        "select_scatter": _select_within,
+        "gather": _gathered,
+        "scatter_add": _scattered,
+    }

@@ -1,0 +1,91 @@
+"""Kernels on the CPU: the same source, compiled by a C++ compiler, with a few threads that run side by side.
+
+What a GPU does between barriers in any order, these threads do too, so a barrier that is missing can show.
+"""
+
+import ctypes
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.references.nuts.kernel.calls import Constants
+from pyro_dropout.references.nuts.kernel.source import PREAMBLE, Source, lowered, outside, packed
+from pyro_dropout.references.nuts.kernel.values import c_type
+
+THREADS = 3
+_BEFORE = """
+#include <cmath>
+#include <omp.h>
+#include <vector>
+using namespace std;
+#define DEVICE static inline
+#define BARRIER _Pragma("omp barrier")
+#define INF __builtin_inf()
+#define NEIGHBOUR(value, away) value
+"""
+_AFTER = """
+extern "C" void chains(int count, double* states, const char* constants, const double* noises, const double* rings,
+                       double* draws, long long* spent, int steps, int before) {{
+  for (int chain = 0; chain < count; ++chain) {{
+    vector<double> memory({words});
+    #pragma omp parallel num_threads({threads})
+    run(chain, omp_get_thread_num(), memory.data(), states, constants, noises, rings, draws, spent, steps, before);
+  }}
+}}
+"""
+
+
+def compiled(source: Source, _: torch.device) -> Callable[..., None]:
+    """Return a function of the kernel's tensors and numbers, as ``launch.compiled`` does for a GPU."""
+    after = _AFTER.format(words=source.memory // 8, threads=source.threads)
+    function = _library(_BEFORE + source.text + after).chains
+
+    def launch(states: Tensor, *others: Tensor | int) -> None:
+        function(ctypes.c_int(len(states)), *(_argument(each) for each in (states, *others)))
+
+    return launch
+
+
+def computed(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the results of a function of tensors, from its loops in C."""
+    constants = Constants()
+    given = [outside(f"x{k}", value) for k, value in enumerate(inputs)]
+    found, loops = lowered(function, list(inputs), given, constants, "a", THREADS, 1)
+    stored = [loops.stored(f"y{k}", value) for k, value in enumerate(found)]
+    held, lines = packed(constants.tensors)
+    results = [torch.empty(value.shape, dtype=value.dtype) for value in found]
+    tensors = [*inputs, *results, held]
+    text = [f'extern "C" void all({", ".join(f"void* p{k}" for k in range(len(tensors)))}) {{']
+    text += [f"const char* constants = (const char*)p{len(tensors) - 1};", *lines]
+    text += [f"{c_type(x.dtype)}* x{k} = ({c_type(x.dtype)}*)p{k};" for k, x in enumerate(inputs)]
+    text += [f"vector<double> m_{name}({size});" for name, (size, _) in loops.places.items()]
+    for name, (_, dtype) in loops.places.items():
+        text.append(f"{c_type(dtype)}* {name} = ({c_type(dtype)}*)m_{name}.data();")
+    text += [f"#pragma omp parallel num_threads({THREADS})", "{ const int tid = omp_get_thread_num();"]
+    text += [*loops.written(), "BARRIER;"]
+    for k, (value, result) in enumerate(zip(stored, results, strict=True)):
+        place = f"(({c_type(result.dtype)}*)p{len(inputs) + k})"
+        name = f"y{k}" if result.numel() == 1 else f"y{k}[i]"
+        text.append(f"if (tid == 0) for (int i = 0; i < {result.numel()}; ++i) {place}[i] = {name};")
+        assert value.shape == tuple(result.shape)
+    text.append("} }")
+    _library("\n".join([_BEFORE, PREAMBLE, *text])).all(*(_argument(each) for each in tensors))
+    return results
+
+
+def _argument(value: Tensor | int) -> Any:
+    return ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
+
+
+def _library(text: str) -> Any:
+    folder = Path(tempfile.mkdtemp())
+    code, library = folder / "kernel.cpp", folder / "kernel.so"
+    code.write_text(text.replace("BARRIER;", "BARRIER"))
+    command = ["g++", "-O0", "-shared", "-fPIC", "-fopenmp", "-std=c++17", str(code), "-o", str(library)]
+    subprocess.run(command, check=True, capture_output=True)
+    return ctypes.CDLL(str(library))

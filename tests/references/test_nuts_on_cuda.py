@@ -1,0 +1,151 @@
+"""The no-U-turn sampler on a GPU: moments, counts, seeds and adaptation, beside those of the CPU."""
+
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.references.nuts.adaptation import Plan
+from pyro_dropout.references.nuts.chains import ChainResult, _Run
+from pyro_dropout.references.nuts.energy import Energy
+from tests.references.test_no_u_turn import CENTRE, COVARIANCE, STDS, bent, energies
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("unchecked_shapes"),
+]
+F64 = torch.float64
+CUDA = torch.device("cuda")
+
+
+def sampled(energy: Any, starts: Tensor, plan: Plan, seed: int) -> list[ChainResult]:
+    """Run chains on the GPU, and nowhere else."""
+    run = _Run(energy, starts, plan, seed, True, CUDA)
+    while run.left:
+        run.block()
+    assert run.not_on_gpu is None
+    assert run._gpu is not None
+    return run.results()
+
+
+def on_cpu(energy: Any, starts: Tensor, plan: Plan, seed: int) -> list[ChainResult]:
+    run = _Run(energy, starts, plan, seed, False)
+    while run.left:
+        run.block()
+    return run.results()
+
+
+def somewhere(chains: int) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(0).normal(size=(chains, 3)))
+
+
+def test_a_gaussian_comes_out_as_it_is() -> None:
+    """9 numbers within 5.5 standard errors: it fails on correct code with probability 4e-7."""
+    chains = sampled(energies, somewhere(8), Plan(1000, 500, 0.8, 10), 3)
+    draws = np.stack([chain.draws for chain in chains]) - CENTRE.numpy()
+    assert draws.shape == (8, 1000, 3)
+    for i in range(3):
+        assert abs(draws[..., i].mean()) < 5.5 * np.asarray(az.mcse(draws[..., i])).item()
+        assert np.asarray(az.rhat(draws[..., i])).item() < 1.01
+        for j in range(i + 1):
+            product = draws[..., i] * draws[..., j]
+            assert abs(product.mean() - COVARIANCE[i, j]) < 5.5 * np.asarray(az.mcse(product)).item()
+    assert sum(chain.diverged for chain in chains) == 0
+    for chain in chains:  # each has learned how wide each coordinate is
+        assert np.all((chain.scale / STDS > 0.5) & (chain.scale / STDS < 2))
+        assert 0.1 < chain.step < 2.5
+    assert len({chain.step for chain in chains}) == 8
+
+
+@pytest.mark.parametrize("energy", [energies, bent])
+@pytest.mark.parametrize("plan", [Plan(15, 45, 0.8, 3), Plan(25, 0, 0.8, 10)], ids=["with-warmup", "deep-trees"])
+def test_chains_are_those_of_the_cpu(energy: Any, plan: Plan) -> None:
+    found, expected = (run(energy, somewhere(3), plan, 5) for run in (sampled, on_cpu))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.draws, other.draws, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(one.scale, other.scale, rtol=1e-5)
+        assert one.step == pytest.approx(other.step, rel=1e-5)
+        assert (one.diverged, one.deepest, one.steps) == (other.diverged, other.deepest, other.steps)
+
+
+def test_a_chain_is_the_same_alone_and_in_company_and_by_seed() -> None:
+    plan = Plan(40, 40, 0.8, 10)
+    together, again, alone = (sampled(bent, somewhere(n), plan, 5) for n in (40, 40, 1))
+    for one, other in zip(together, again, strict=True):
+        np.testing.assert_array_equal(one.draws, other.draws)
+    np.testing.assert_array_equal(alone[0].draws, together[0].draws)
+    other = sampled(bent, somewhere(1), plan, 6)
+    assert not np.allclose(alone[0].draws, other[0].draws)
+
+
+def test_a_chain_that_needs_more_memory_than_its_processor_has_is_that_of_the_cpu() -> None:
+    torch.manual_seed(0)
+    x = torch.linspace(-2, 2, 12).unsqueeze(-1)
+    net = nn.Sequential(nn.Linear(1, 120), nn.Tanh(), nn.Linear(120, 1))
+    energy = Energy(ModelCall(pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0)), (x, torch.sin(x))))
+    starts, plan = torch.stack([energy.start() for _ in range(2)]), Plan(4, 0, 0.8, 3)
+    for one, other in zip(sampled(energy, starts, plan, 1), on_cpu(energy, starts, plan, 1), strict=True):
+        np.testing.assert_allclose(one.draws, other.draws, rtol=1e-6, atol=1e-7)
+
+
+def test_a_linear_model_on_a_gpu_has_its_conjugate_posterior() -> None:
+    """6 numbers within 5 Monte Carlo standard errors: 4e-6 to fail on correct code."""
+    torch.manual_seed(1)
+    x = torch.randn(20, 2, device=CUDA)
+    y = x @ torch.tensor([[1.0], [-2.0]], device=CUDA) + 0.5
+    model = pd.BayesianNet(nn.Linear(2, 1).cuda(), likelihood=pd.Gaussian(tau=2.0)).cuda()
+    options: Any = {"samples": 300, "warmup": 150, "seed": 0, "compile": True, "progress": False}
+    found = pd.nuts(model, x, y, chains=16, **options)
+    exact = pd.conjugate(model, x, y)
+    assert found.weights["weight"].shape == (16, 300, 1, 2)
+    assert found.weights["weight"].device.type == "cuda"
+    assert found.divergences == 0
+    draws = torch.cat([found.weights["weight"].flatten(2), found.weights["bias"]], -1).double().cpu()
+    mean = torch.cat([exact.mean()["weight"].flatten(), exact.mean()["bias"]]).double().cpu()
+    covariance = exact.covariance.cpu()
+    for k in range(3):
+        square = (draws[..., k] - mean[k]) ** 2
+        for values, expected in ((draws[..., k], mean[k]), (square, covariance[k, k])):
+            error = np.asarray(az.mcse(values.numpy())).item()
+            assert abs(values.mean() - expected) < 5 * error
+    again = pd.nuts(model, x, y, chains=16, **options)
+    assert torch.equal(found.weights["bias"], again.weights["bias"])
+
+
+def test_lost_trajectories_are_counted() -> None:
+    def funnel(x: Tensor, y: Tensor | None = None) -> Tensor:
+        width = pyro.sample("width", dist.Normal(0.0, 3.0))
+        value = pyro.sample("value", dist.Normal(0.0, torch.exp(width)).expand([4]).to_event(1))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x, 1.0).to_event(1), obs=y)
+        return x + value[0]
+
+    x = torch.zeros(1, 1, dtype=F64)
+    energy = Energy(ModelCall(funnel, (x, x)))
+    torch.manual_seed(0)
+    starts = torch.stack([energy.start() for _ in range(8)])
+    chains = sampled(energy, starts, Plan(100, 50, 0.6, 6), 0)
+    assert sum(chain.diverged for chain in chains) > 0
+    assert sum(chain.deepest for chain in chains) > 0
+
+
+def test_a_model_that_is_no_kernel_gives_the_draws_of_the_cpu() -> None:
+    def correlated(x: Tensor, y: Tensor | None = None) -> Tensor:
+        w = pyro.sample("w", dist.Normal(0.0, 1.0))
+        root = torch.linalg.cholesky(torch.eye(2, dtype=x.dtype, device=x.device) * (1 + w**2))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(x * root[0, 0], 1.0).to_event(1), obs=y)
+        return x * w
+
+    x = torch.linspace(-1, 1, 6, dtype=F64).unsqueeze(-1)
+    options: Any = {"chains": 2, "samples": 150, "warmup": 100, "seed": 2, "progress": False}
+    found = pd.nuts(correlated, x.cuda(), 2 * x.cuda(), **options)
+    expected = pd.nuts(correlated, x, 2 * x, **options)
+    torch.testing.assert_close(found.weights["w"].cpu(), expected.weights["w"])
