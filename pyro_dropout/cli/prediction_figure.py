@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.prediction.plot_style import PALETTE, literal_text
+from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.cells import Cell, as_label, as_number
 
@@ -102,13 +102,13 @@ def plot_predictions(
         _classes(upper, lower, at, answers, target)
     lower.set(xlabel=over, ylim=(0, None))
     if labels is not None:
-        lower.set_xticks(range(len(labels)), labels)
+        categories_below(lower, range(len(labels)), labels)
     if dates:
         ticks = matplotlib.dates.AutoDateLocator()  # type: ignore[no-untyped-call]
         written = matplotlib.dates.ConciseDateFormatter(ticks)  # type: ignore[no-untyped-call]
         lower.xaxis.set(major_locator=ticks, major_formatter=written)
     for axes in (upper, lower):
-        axes.spines[["top", "right"]].set_visible(False)
+        finish(axes)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
@@ -118,7 +118,7 @@ def _numbers(upper: Axes, lower: Axes, at: list[float], answers: Answers, target
     # Thinner for many rows, which would otherwise be a solid block.
     wide, dot = (min(most, max(least, 200 / len(mean))) for least, most in ((0.6, 2.0), (1.5, 3.0)))
     bar = {"color": PALETTE[0], "lw": wide}
-    upper.vlines(at, answers["lower"], answers["upper"], alpha=0.3, label=f"{level:.0%} interval", **bar)
+    upper.vlines(at, answers["lower"], answers["upper"], alpha=0.3, label=f"{percent(level)} interval", **bar)
     known = "±2 epistemic std: uncertainty of the mean"
     upper.vlines(at, mean - 2 * doubt, mean + 2 * doubt, alpha=0.8, label=known, **bar)
     upper.plot(at, mean, "o", color="black", ms=dot, label="prediction")

@@ -14,7 +14,7 @@ from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.moments import is_class
-from pyro_dropout.prediction.plot_style import PALETTE, literal_text
+from pyro_dropout.prediction.plot_style import PALETTE, finish, literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure, Record
 from pyro_dropout.tables.encoding import Encoding
@@ -83,6 +83,8 @@ class Importance:
 
 def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -> None:
     """Draw one bar chart on some axes: of the "mean" or of the "doubt"."""
+    from matplotlib.ticker import MaxNLocator
+
     shown = min(len(importance.names), _SHOWN)
     heights, errors = (getattr(importance, name)[:shown].tolist() for name in (which, f"{which}_error"))
     colour = PALETTE[0] if which == "mean" else PALETTE[1]
@@ -97,14 +99,8 @@ def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -
         (True, "doubt"): "change of the entropy (nats)",
     }
     ax.set(xlabel=said[importance.classes, which], xlim=(0, None))
-    ax.xaxis.set_major_locator(_few_ticks())
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _few_ticks() -> object:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(5)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    finish(ax)
 
 
 def _short(name: str) -> str:

@@ -45,7 +45,7 @@ def test_each_row_stands_where_its_cell_says() -> None:
     intervals, doubt = (group.get_segments() for group in upper.collections)
     assert [tuple(ends[:, 1]) for ends in intervals] == [(0.0, 2.0), (1.0, 3.0), (2.5, 5.5)]
     assert [tuple(ends[:, 1].round(6)) for ends in doubt] == [(0.8, 1.2), (1.6, 2.4), (3.4, 4.6)]
-    assert "90% interval" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "90 % interval" in [text.get_text() for text in figure.legends[0].get_texts()]
     assert lower.get_xlabel() == "age"
 
 

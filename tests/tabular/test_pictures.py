@@ -53,7 +53,7 @@ def test_the_titles_of_numbers_are_true() -> None:
     far = torch.arange(60) == 7
     figure = picture(numbers, WIDE, x, y, unfamiliar=far)
     assert drawn(figure) == [
-        "80% of 60 held-back rows in their 95% interval",
+        "80 % of 60 held-back rows in their 95 % interval",
         "How often intervals hold, 60 held-back rows",
         "Prediction by kind, averaged over 60 rows",
         "Prediction by size, averaged over 60 rows",
@@ -77,8 +77,8 @@ def test_calibrated_intervals_are_a_point_of_their_own() -> None:
     figure = picture(numbers, WIDE, x[40:], y[40:], level=0.9, interval=interval)
     low, high = interval(numbers(x[40:]))
     share = ((low <= y[40:]) & (y[40:] <= high)).double().mean().item()
-    assert f"calibrated 90% interval: {share:.1%}" in [line.get_label() for line in figure.axes[1].lines]
-    assert f"{share:.0%} of 40 held-back rows in their 90% interval" in drawn(figure)
+    assert f"calibrated 90 % interval: {100 * share:.1f} %" in [line.get_label() for line in figure.axes[1].lines]
+    assert f"{100 * share:.0f} % of 40 held-back rows in their 90 % interval" in drawn(figure)
 
 
 def test_without_targets_predictions_stand_in_order_beside_what_matters() -> None:
@@ -90,6 +90,22 @@ def test_without_targets_predictions_stand_in_order_beside_what_matters() -> Non
     heights = figure.axes[0].lines[0].get_ydata()
     assert len(heights) == 250
     assert bool((heights[1:] >= heights[:-1]).all())
+
+
+def test_curves_of_numbers_and_of_dates_look_alike() -> None:
+    encoding = Encoding((Column("day", cycles=("week",)), Column("size"), Column("rest")), "y")
+    x = torch.randn(60, 5)
+    figure = picture(numbers, encoding, x)
+    lines = [line for ax in figure.axes[2:] for line in ax.lines if line.get_label() == "mean prediction"]
+    assert [(line.get_marker(), line.get_linestyle()) for line in lines] == [("None", "-")] * 2
+
+
+def test_percentages_are_written_in_one_way() -> None:
+    x = table(60)
+    figure = picture(numbers, WIDE, x, numbers(x).mean, level=0.995)
+    written = [*drawn(figure), *(text.get_text() for ax in figure.axes for text in ax.get_legend().get_texts())]
+    assert all("%" not in text.replace(" %", "") for text in written)
+    assert any("99.5 % interval" in text for text in written)
 
 
 def test_a_single_input_has_its_curve_in_the_units_of_the_table() -> None:
@@ -109,7 +125,7 @@ def test_classes_have_a_confusion_and_no_intervals() -> None:
     y[:15] = (y[:15] + 1) % 3
     figure = picture(classes, CLASSES, x, y)
     titles = drawn(figure)
-    assert titles[0] == "75% of 60 held-back rows right"
+    assert titles[0] == "75 % of 60 held-back rows right"
     assert titles[1] == "How often the most probable class is right, 60 held-back rows"
     assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 60
     assert "interval" not in " ".join(titles)
