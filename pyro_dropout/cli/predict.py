@@ -240,21 +240,15 @@ class _Shown:
 
     def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
         """Write the plot, with the training table if it still exists; return the x column and a remark."""
-        from pyro_dropout.cli.prediction_figure import plot_predictions, widest
+        from pyro_dropout.cli.prediction_figure import draw_over, widest
         from pyro_dropout.tabular.fitted import uncentred
 
-        outcome, inputs = run.encoding.outcome, {column.name: column for column in run.encoding.inputs}
-        over, target = over or widest(self._cells, list(inputs)), outcome.name
+        over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
         known, remark = _fitted_to(run)
-        axis = inputs[over]
-        measured = (axis.plotted(known[over]), outcome.plotted(known[target])) if known else None
-        answers = {name: uncentred(name, values, outcome.centre) for name, values in self._answers.items()}
-        some = "" if len(self._lots) == rows else f" for {len(self._lots)} of {rows} rows"
-        title = (
-            f"{target} by {run.recipe.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
-        )
-        cells, dates = axis.plotted(self._cells[over]), axis.notation.kind == "date"
-        figure = plot_predictions(over, cells, answers, target, level, measured, title, dates)
+        centre = run.encoding.outcome.centre
+        answers = {name: uncentred(name, values, centre) for name, values in self._answers.items()}
+        guide = run.recipe.guide
+        figure = draw_over(run.encoding, over, self._cells, answers, guide=guide, rows=rows, level=level, known=known)
         _save(figure, path)
         return over, remark
 
