@@ -7,7 +7,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -122,13 +121,14 @@ def predict(
             drawings.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
         importance = None
         if explain is not None or (plot is not None and over is None):
-            first = next(read_input_pieces(data, run.encoding, _PICTURED, ignore_extra=ignore_extra, **how))
-            some = "" if count <= _PICTURED else f" of the first {_PICTURED:,} rows"
+            few = min(_PICTURED, max(2, 4 * size))  # less memory for many classes
+            first = next(read_input_pieces(data, run.encoding, few, ignore_extra=ignore_extra, **how))
+            some = "" if count <= few else f" of the first {few:,} rows"
+            importance = None if explain is None else fitted.explained(first[1], asked)
             if plot is not None and over is None:
-                _save(fitted.drawn(*first, replace(asked, samples=min(samples, 200))), plot)
+                _save(fitted.drawn(*first, asked, importance), plot)
                 drawings.append(f"picture{some}: {os.path.relpath(plot)}")
-            if explain is not None:
-                importance = fitted.explained(first[1], replace(asked, samples=min(samples, 200)))
+            if importance is not None and explain is not None:
                 _save(importance.plot(run.encoding.target), explain)
                 best = ", ".join(importance.names[:3])
                 drawings.append(f"predictions{some} depend most on {best}: {os.path.relpath(explain)}")
@@ -181,7 +181,8 @@ class _Noticed:
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
         told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
         told += [f"rows unlike the training rows (unfamiliar): {self.unfamiliar}"] * bool(self.unfamiliar)
-        told += [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
+        what = "rows outside the training range, or with a new category"
+        told += [f"{what}: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
         if self.far:
             which = ", ".join(map(str, self.far[:5])) + ", ..." * (len(self.far) > 5)
             told.append(f"the mean is infinite or outside its own interval in row {which}: do not use it there")

@@ -275,7 +275,8 @@ def _second(ax: Axes, prediction: Prediction, importance: Importance | None, enc
     """Draw which columns matter; of a table with one input, how certain its rows are."""
     if importance is not None:
         draw_importance(ax, importance, "mean", encoding.target)
-        ax.set_title("Change of the prediction when a column is shuffled", fontsize=10)
+        ax.set_title(importance.title, fontsize=10)
+        ax.legend(frameon=False, fontsize=8, loc="lower right")
         return
     classes = bool(encoding.classes)
     doubt = prediction.entropy if classes else prediction.std

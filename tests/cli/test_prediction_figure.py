@@ -1,5 +1,6 @@
 """The picture of predictions: every row is in it, numbers and classes, over numbers and categories."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -189,6 +190,41 @@ def test_the_command_writes_it(fitted: Path, tmp_path: Path, name: str) -> None:
     assert done.exit_code == 0, done.stderr
     assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads(done.stdout)["plot"].endswith("p.png")
+
+
+@pytest.mark.parametrize("name", ["houses", "trees"])
+def test_picture_file_and_chart_show_the_same_numbers(
+    fitted: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures: list[Any] = []
+    monkeypatch.setattr(predict, "_save", lambda figure, path: figures.append(figure))
+    target = {"houses": "price", "trees": "kind"}[name]
+    with (fitted / f"{name}.csv").open(newline="") as file:
+        rows = [{key: cell for key, cell in row.items() if key != target} for row in csv.DictReader(file)]
+    rows[0] |= {key: "99999" for key in rows[0] if key in ("area", "age")}
+    with (tmp_path / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    asked = ["predict", fitted / name, tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--quiet"]
+    done = run(*asked, "--plot", tmp_path / "p.png", "--explain", tmp_path / "e.png")
+    assert done.exit_code == 0, done.stderr
+    picture, chart = figures
+    with (tmp_path / "p.csv").open(newline="") as file:
+        said = [row for row in csv.DictReader(file) if not row["beyond"]]
+    assert len(said) == len(rows) - 1
+    wanted = sorted(float(row["mean" if name == "houses" else "probability"]) for row in said)
+    lines = [line for line in picture.axes[0].lines if line.get_label() != "unlike the training rows"]
+    drawn = sorted(float(height) for line in lines for height in line.get_ydata())
+    dots = [line for line in picture.axes[0].lines if line.get_label() == "unlike the training rows"]
+    drawn += [float(height) for line in dots for height in line.get_ydata()] if name == "houses" else []
+    assert sorted(drawn) == pytest.approx(wanted, rel=1e-5)
+    bars = [[bar.get_width() for bar in axes.patches] for axes in (picture.axes[1], chart.axes[0])]
+    assert bars[0] == bars[1]
+    left = "1 more left out: a number outside its training range"
+    assert left in picture._suptitle.get_text()
+    for title in (picture.axes[1].get_title(), chart._suptitle.get_text()):
+        assert f"{len(rows) - 1} rows within the training range, each column shuffled 3 times" in title
 
 
 def test_a_picture_says_why_the_data_of_the_fit_are_not_in_it(fitted: Path, tmp_path: Path) -> None:

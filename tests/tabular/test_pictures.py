@@ -3,6 +3,8 @@
 import io
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -85,8 +87,9 @@ def test_without_targets_predictions_stand_in_order_beside_what_matters() -> Non
     figure = picture(numbers, WIDE, table(300), rows="rows")
     assert drawn(figure)[:2] == [
         "Predictions of 300 rows, 250 shown",
-        "Change of the prediction when a column is shuffled",
+        "Change of the prediction when a column is shuffled\n200 of 300 rows, each column shuffled 2 times",
     ]
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["±2 standard errors"]
     heights = figure.axes[0].lines[0].get_ydata()
     assert len(heights) == 250
     assert bool((heights[1:] >= heights[:-1]).all())
@@ -141,6 +144,21 @@ def test_positive_numbers_and_counts_have_pictures(predict: Any, y: Any) -> None
     figure = picture(predict, WIDE, x, y(x))
     assert len(drawn(figure)) == 4
     assert len(drawn(picture(predict, WIDE, x))) == 4
+
+
+@pytest.mark.deep
+def test_a_picture_has_the_intervals_of_groups_that_the_predictions_have() -> None:
+    dice = np.random.default_rng(0)
+    frame = pandas.DataFrame({"area": dice.normal(50, 9, 200), "town": dice.choice(["north", "south"], 200)})
+    frame["price"] = frame["area"] + np.where(frame["town"] == "north", 30, 1) * dice.normal(size=200)
+    options: Any = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
+    fitted = pd.fit_table(frame, target="price", groups="town", **options)
+    new = frame.drop(columns="price")[5:30]
+    said = fitted.predict(new, level=0.8).sort_values("mean", kind="stable")
+    said = said[said["beyond"] == ""]
+    panel = fitted.plot(new, level=0.8).axes[0]
+    ends = np.array([segment[:, 1] for segment in panel.collections[0].get_segments()])
+    np.testing.assert_allclose(ends, said[["lower", "upper"]], rtol=1e-4)
 
 
 def test_partial_dependence_is_that_of_a_sum() -> None:
