@@ -276,7 +276,7 @@ def _second(ax: Axes, prediction: Prediction, importance: Importance | None, enc
     if importance is not None:
         draw_importance(ax, importance, "mean", encoding.target)
         ax.set_title(importance.title, fontsize=10)
-        ax.legend(frameon=False, fontsize=8, loc="lower right")
+        ax.legend(frameon=False, fontsize=8)
         return
     classes = bool(encoding.classes)
     doubt = prediction.entropy if classes else prediction.std
@@ -306,7 +306,10 @@ def _depends(
         doubt = 2 * found.doubt[:, 0].double()
         every = "" if single else "mean "
         _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{every}{percent(level)} interval of a row")
-        _band(ax, at, mean - doubt, mean + doubt, named, PALETTE[0], 0.35, "±2 epistemic std: doubt about the mean")
+        inner = (mean - doubt).clamp(low, high), (mean + doubt).clamp(low, high)  # a skewed posterior's may stick out
+        cut = bool(((inner[0] > mean - doubt) | (inner[1] < mean + doubt)).any())
+        label = f"±2 epistemic std{', cut at the interval' if cut else ': doubt about the mean'}"
+        _band(ax, at, *inner, named, PALETTE[0], 0.35, label)
         style = "o" if named or len(at) == 1 else "-"
         ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{every}prediction")
         if single and data[1] is not None and not named:

@@ -161,6 +161,22 @@ def test_a_picture_has_the_intervals_of_groups_that_the_predictions_have() -> No
     np.testing.assert_allclose(ends, said[["lower", "upper"]], rtol=1e-4)
 
 
+def test_the_band_of_the_mean_ends_where_the_interval_does() -> None:
+    def narrow(found: pd.Prediction) -> tuple[Tensor, Tensor]:
+        return found.mean - 0.1, found.mean + 9
+
+    figure = picture(numbers, WIDE, table(60), interval=narrow)  # the epistemic standard deviation is 0.5
+    (panel,) = [ax for ax in figure.axes if ax.get_title().startswith("Prediction by size")]
+    (curve,) = [line for line in panel.lines if line.get_label() == "mean prediction"]
+    cut = "±2 epistemic std, cut at the interval"
+    (band,) = [each for each in panel.collections if each.get_label() == cut]
+    lowest, highest = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+    assert lowest == pytest.approx(curve.get_ydata().min() - 0.1, rel=1e-5)
+    assert highest == pytest.approx(curve.get_ydata().max() + 1, rel=1e-5)
+    labels = [each.get_label() for ax in picture(numbers, WIDE, table(60)).axes for each in ax.collections]
+    assert "±2 epistemic std: doubt about the mean" in labels
+
+
 def test_partial_dependence_is_that_of_a_sum() -> None:
     x = table(40)
     found = dependence(numbers, WIDE, x, "kind", lambda each: each.interval(0.9))
