@@ -48,6 +48,15 @@ def finish(ax: Axes) -> None:
     """Give axes the look of all: no frame, large numbers short, labels away from the numbers.
 
     Numbers up to 10,000 on an axis that is far from 0, such as years, stay as they are.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> ax = Figure().subplots()
+        >>> ax.set_ylim(0, 6000)
+        (0.0, 6000.0)
+        >>> finish(ax)
+        >>> ax.yaxis.get_major_formatter()(1500)
+        '1.5k'
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
@@ -67,7 +76,15 @@ def finish(ax: Axes) -> None:
 
 
 def categories_below(ax: Axes, places: Sequence[float], names: Sequence[str]) -> None:
-    """Write names below an axis, all on one line; at an angle, if they are long together."""
+    """Write names below an axis, all on one line; at an angle, if they are long together.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> ax = Figure().subplots()
+        >>> categories_below(ax, [0, 1], ["Audi", "Škoda"])
+        >>> [text.get_text() for text in ax.get_xticklabels()]
+        ['Audi', 'Škoda']
+    """
     turned: Record = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"}
     # Text is aligned by its box by default: a letter with an accent would push its name down.
     ax.set_xticks(places, names, va="baseline", **(turned if sum(map(len, names)) > _LONG else {}))
