@@ -86,7 +86,8 @@ class Noticed:
         where = ", ".join(most + ["..."] * (len(self.inputs) > len(most)))
         told = [f"{file}: {'; '.join(self.notes)}"] if self.notes else []
         told += [f"rows unlike the training rows (unfamiliar): {self.unfamiliar}"] * bool(self.unfamiliar)
-        told += [f"rows outside the training range: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
+        what = "rows outside the training range, or with a new category"
+        told += [f"{what}: {self.rows}; inputs concerned: {where}"] * bool(self.rows)
         if self.far:
             which = ", ".join(map(str, self.far[:5])) + ", ..." * (len(self.far) > 5)
             told.append(f"the mean is infinite or outside its own interval in row {which}: do not use it there")

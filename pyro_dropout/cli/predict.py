@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -125,13 +124,14 @@ def predict(
             drawings.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
         importance = None
         if explain is not None or (plot is not None and over is None):
-            first = next(read_input_pieces(data, run.encoding, _PICTURED, ignore_extra=ignore_extra, **how))
-            some = "" if count <= _PICTURED else f" of the first {_PICTURED:,} rows"
+            few = min(_PICTURED, max(2, 4 * size))  # less memory for many classes
+            first = next(read_input_pieces(data, run.encoding, few, ignore_extra=ignore_extra, **how))
+            some = "" if count <= few else f" of the first {few:,} rows"
+            importance = None if explain is None else fitted.explained(first[1], asked)
             if plot is not None and over is None:
-                _save(fitted.drawn(*first, replace(asked, samples=min(samples, 200))), plot)
+                _save(fitted.drawn(*first, asked, importance), plot)
                 drawings.append(f"picture{some}: {os.path.relpath(plot)}")
-            if explain is not None:
-                importance = fitted.explained(first[1], replace(asked, samples=min(samples, 200)))
+            if importance is not None and explain is not None:
                 _save(importance.plot(run.encoding.target), explain)
                 best = ", ".join(importance.names[:3])
                 drawings.append(f"predictions{some} depend most on {best}: {os.path.relpath(explain)}")
@@ -209,21 +209,15 @@ class _Shown:
 
     def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
         """Write the plot, with the training table if it still exists; return the x column and a remark."""
-        from pyro_dropout.cli.prediction_figure import plot_predictions, widest
+        from pyro_dropout.cli.prediction_figure import draw_over, widest
         from pyro_dropout.tabular.fitted import uncentred
 
-        outcome, inputs = run.encoding.outcome, {column.name: column for column in run.encoding.inputs}
-        over, target = over or widest(self._cells, list(inputs)), outcome.name
+        over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
         known, remark = _fitted_to(run)
-        axis = inputs[over]
-        measured = (axis.plotted(known[over]), outcome.plotted(known[target])) if known else None
-        answers = {name: uncentred(name, values, outcome.centre) for name, values in self._answers.items()}
-        some = "" if len(self._lots) == rows else f" for {len(self._lots)} of {rows} rows"
-        title = (
-            f"{target} by {run.recipe.guide}, with {level:.0%} intervals{some}; rows differ in their other columns too"
-        )
-        cells, dates = axis.plotted(self._cells[over]), axis.notation.kind == "date"
-        figure = plot_predictions(over, cells, answers, target, level, measured, title, dates)
+        centre = run.encoding.outcome.centre
+        answers = {name: uncentred(name, values, centre) for name, values in self._answers.items()}
+        guide = run.recipe.guide
+        figure = draw_over(run.encoding, over, self._cells, answers, guide=guide, rows=rows, level=level, known=known)
         _save(figure, path)
         return over, remark
 

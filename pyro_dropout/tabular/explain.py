@@ -14,7 +14,7 @@ from pyro_dropout.mathematics.checks import check_count, check_finite
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.moments import is_class
-from pyro_dropout.prediction.plot_style import PALETTE, literal_text
+from pyro_dropout.prediction.plot_style import PALETTE, finish, literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure, Record
 from pyro_dropout.tables.encoding import Encoding
@@ -46,6 +46,10 @@ class Importance:
         doubt: the same of the standard deviation of y; for classes, of the entropy in nats.
         doubt_error: its standard error.
         classes: whether targets are classes.
+        rows: how many rows were used; 0 if that is not known.
+        given: from how many they were chosen.
+        repeats: how often each column was shuffled.
+        within: whether rows outside the training range were left out before.
     """
 
     names: tuple[str, ...]
@@ -54,6 +58,25 @@ class Importance:
     doubt: Float[Tensor, " C"]
     doubt_error: Float[Tensor, " C"]
     classes: bool = False
+    rows: int = 0
+    given: int = 0
+    repeats: int = 0
+    within: bool = False
+
+    @property
+    def basis(self) -> str:
+        """What the numbers are based on, in words; "" if that is not known."""
+        if not self.rows:
+            return ""
+        count = f"{self.rows} rows" if self.rows == self.given else f"{self.rows} of {self.given} rows"
+        where = " within the training range" if self.within else ""
+        often = "once" if self.repeats == 1 else f"{self.repeats} times"
+        return f"{count}{where}, each column shuffled {often}"
+
+    @property
+    def title(self) -> str:
+        """The title of a chart: what it shows, and in a second line what it is based on."""
+        return f"Change of the prediction when a column is shuffled\n{self.basis}".rstrip()
 
     def __repr__(self) -> str:
         listed = ", ".join(f"{name} {value:.3g}" for name, value in zip(self.names, self.mean.tolist(), strict=True))
@@ -72,22 +95,27 @@ class Importance:
         import matplotlib.figure
 
         shown = min(len(self.names), _SHOWN)
-        figure = matplotlib.figure.Figure(figsize=(9, 1.6 + 0.32 * shown), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(9, 2.0 + 0.32 * shown), layout="constrained")
         left, right = figure.subplots(1, 2)
         draw_importance(left, self, "mean", target)
         draw_importance(right, self, "doubt", target)
         more = f"; {shown} of {len(self.names)} columns" if shown < len(self.names) else ""
-        figure.suptitle(f"Change of the prediction when a column is shuffled{more}", fontsize=11)
+        figure.suptitle(f"{self.title}{more}", fontsize=11)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", frameon=False, fontsize=8)
         return figure
 
 
 def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -> None:
     """Draw one bar chart on some axes: of the "mean" or of the "doubt"."""
+    from matplotlib.ticker import MaxNLocator
+
     shown = min(len(importance.names), _SHOWN)
     heights, errors = (getattr(importance, name)[:shown].tolist() for name in (which, f"{which}_error"))
     colour = PALETTE[0] if which == "mean" else PALETTE[1]
     places = range(shown)
-    ax.barh(places, heights, xerr=[2 * error for error in errors], color=colour, alpha=0.85, ecolor="0.3", height=0.7)
+    ax.barh(places, heights, color=colour, alpha=0.85, height=0.7)
+    reach = [2 * error for error in errors]
+    ax.errorbar(heights, places, xerr=reach, fmt="none", ecolor="0.3", label="±2 standard errors")
     ax.set_yticks(places, [_short(name) for name in importance.names[:shown]])
     ax.invert_yaxis()
     said = {
@@ -97,14 +125,8 @@ def draw_importance(ax: Axes, importance: Importance, which: str, target: str) -
         (True, "doubt"): "change of the entropy (nats)",
     }
     ax.set(xlabel=said[importance.classes, which], xlim=(0, None))
-    ax.xaxis.set_major_locator(_few_ticks())
-    ax.spines[["top", "right"]].set_visible(False)
-
-
-def _few_ticks() -> object:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(5)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    finish(ax)
 
 
 def _short(name: str) -> str:
@@ -148,7 +170,7 @@ def explain(
     check_count("rows", rows, 2)
     if len(x) < 2:
         raise RangeError(f"x must have at least 2 rows to shuffle; got {len(x)}.")
-    generator = torch.Generator().manual_seed(seed)
+    given, generator = len(x), torch.Generator().manual_seed(seed)
     x = x[torch.randperm(len(x), generator=generator)[:rows]]
     first = predict(x)
     base, classes = _said(first), is_class(first.target_distribution)
@@ -178,6 +200,9 @@ def explain(
         middle[1][order],
         error[1][order],
         classes,
+        len(x),
+        given,
+        repeats,
     )
 
 

@@ -3,7 +3,7 @@
 import base64
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Columns = dict[str, list[Cell]]
 
-_SAMPLES = 200  # weight draws of a picture
+_SAMPLES = 200  # weight draws of the curves and the importances in a picture, at most
 FEWEST = 10  # rows of which it can be said what rows like them are
 _TYPES = {"float32": torch.float32, "float64": torch.float64, "int64": torch.int64}
 SHIFTED = ("mean", "lower", "upper")  # columns in the units of the target, and all quantiles
@@ -261,11 +261,13 @@ class FittedTable:
             rows: how many rows are used, at most.
             seed: of the draws and the shuffles.
         """
-        return self.explained(self._read(data)[1], Question(samples=_SAMPLES, seed=seed), rows)
+        return self.explained(self._read(data)[1], Question(seed=seed), rows)
 
     def explained(self, x: Tensor, asked: Question, rows: int = 500) -> Importance:
         """Return the same of encoded rows; those outside the training range would drown the others."""
-        return explain(self._asking(asked), x[self._within(x)], features_of(self.encoding), rows=rows, seed=asked.seed)
+        near = self._within(x)
+        found = explain(self._asking(asked), x[near], features_of(self.encoding), rows=rows, seed=asked.seed)
+        return replace(found, within=not bool(near.all()))
 
     def plot(self, data: object = None, level: float = 0.95, seed: int = 0) -> Figure:
         """Draw what predictions are worth, and the columns that they depend on most.
@@ -276,46 +278,40 @@ class FittedTable:
             level: of the intervals.
             seed: of the draws.
         """
-        asked = Question(level, samples=_SAMPLES, seed=seed)
+        asked = Question(level, seed=seed)
         if data is not None:
             return self.drawn(*self._read(data), asked)
         if self.held is None or self.data is None:
             raise PyroDropoutError("plot: the held-back rows are known after fit_table only; give rows to predict.")
-        (x, y), held = self.data.test, self.held
-        ask = self._asking(asked)
+        (x, y), held, ask = self.data.test, self.held, self._asking(asked)
         own = "" if self.encoding.classes else "; intervals are the posterior's own"
+        title = f"{self.encoding.target}: {len(x)} held-back rows, not trained on{own}"
         return picture(
-            lambda points: held if points is x else ask(points),
-            self.encoding,
-            x,
-            y,
-            level=level,
-            title=f"{self.encoding.target}: {len(x)} held-back rows, not trained on{own}",
+            lambda points: held if points is x else ask(points), self.encoding, x, y, level=level, title=title
         )
 
-    def drawn(self, table: Table, x: Tensor, asked: Question) -> Figure:
-        """Return the picture of rows of a table, which may have the target."""
+    def drawn(self, table: Table, x: Tensor, asked: Question, importance: Importance | None = None) -> Figure:
+        """Return the picture of rows of a table, which may have the target; they are predicted as in ``answers``."""
         kept = [row for row, cell in enumerate(table.columns.get(self.encoding.target, [])) if cell is not None]
         y = None
-        if len(kept) > 1:
-            with contextlib.suppress(PyroDropoutError):  # targets that cannot be read are not compared with
-                y = self.encoding.targets_of(table.only(kept))
-        x = x if y is None else x[kept]
+        with contextlib.suppress(PyroDropoutError):  # targets that cannot be read are not compared with
+            y = self.encoding.targets_of(table.only(kept)) if len(kept) > 1 else None
+        x = (x if y is None else x[kept]).to(next(self.guide.parameters()).device)
         near = self._within(x)
         x, y, left = x[near], None if y is None else y[near.to(y.device)], int((~near).sum())
         calibrates = self.calibrates(asked.level) and not self.encoding.classes
         how = "calibrated on held-back rows" if calibrates else "the posterior's own"
-        title = f"{self.encoding.target}: {len(x)} rows"
-        if not self.encoding.classes:
-            title += f"; intervals are {how}"
-        title += f"; {left} outside the training range left out" if left else ""
+        title = f"{self.encoding.target}: {len(x)} rows" + ("" if self.encoding.classes else f"; intervals are {how}")
+        title += f"; {left} more left out: a number outside its training range" if left else ""
+        ask, found, own = self._asking(asked), self.prediction(x, asked), self.groups(x)
         return picture(
-            self._asking(asked),
+            lambda points: found if points is x else ask(points),
             self.encoding,
             x,
             y,
             level=asked.level,
-            interval=(lambda found: self._ends(found, asked.level)) if calibrates else None,
+            interval=(lambda one: self._ends(one, asked.level, own if one is found else None)) if calibrates else None,
+            importance=importance,
             unfamiliar=None if self.calibration.support is None else self.calibration.support.flag(x.cpu()),
             rows="rows",
             title=title,
@@ -326,12 +322,12 @@ class FittedTable:
         near = torch.tensor([not names for names in self.encoding.beyond(x.cpu())], device=x.device)
         return near if near.sum() > 1 else torch.ones_like(near)
 
-    def _ends(self, found: Prediction, level: float) -> tuple[Tensor, Tensor]:
-        return self.calibration.interval(found, level) or found.interval(level)
+    def _ends(self, found: Prediction, level: float, groups: list[str] | None) -> tuple[Tensor, Tensor]:
+        return self.calibration.interval(found, level, groups) or found.interval(level)
 
     def _asking(self, asked: Question) -> Callable[[Tensor], Prediction]:
-        device = next(self.guide.parameters()).device
-        return lambda x: self.prediction(x.to(device), asked)
+        device, few = next(self.guide.parameters()).device, min(asked.samples, _SAMPLES)
+        return lambda x: self.prediction(x.to(device), replace(asked, samples=few))
 
     def _read(self, data: object) -> tuple[Table, Tensor]:
         """Return a table of new rows, and its inputs."""

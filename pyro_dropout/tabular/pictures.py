@@ -5,8 +5,6 @@ the class is right. Without, the first shows the predictions in order and the se
 two columns that matter most. A table with one input has its curve instead.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -14,10 +12,10 @@ from pyro_dropout.judging.scores.class_calibration import reliability
 from pyro_dropout.mathematics.checks import check_level
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.shapes import Bool, Float
-from pyro_dropout.prediction.plot_style import PALETTE, literal_text
+from pyro_dropout.prediction.plot_style import PALETTE, categories_below, finish, literal_text, percent
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import predicted_tails
-from pyro_dropout.protocols import Axes, Figure, Record
+from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tabular.explain import Importance, Predict, draw_importance, explain, features_of
 from pyro_dropout.tabular.partial_dependence import Dependence, Interval, dependence
@@ -109,8 +107,7 @@ def picture(
     for ax in panels[2 + len(names) :]:
         ax.set_visible(False)
     for ax in panels:
-        ax.spines[["top", "right"]].set_visible(False)
-        _short_numbers(ax)
+        finish(ax)
     figure.suptitle(title, fontsize=12)
     return figure
 
@@ -133,7 +130,9 @@ def _compared(
     mean, low, high, actual = (part.detach().cpu()[:, 0].double() + centre for part in (prediction.mean, *ends, y))
     inside = ((low <= actual) & (actual <= high)).double().mean().item()
     some = _some(len(mean))
-    ax.vlines(mean[some], low[some], high[some], color=PALETTE[0], alpha=0.25, lw=1.2, label=f"{level:.0%} interval")
+    ax.vlines(
+        mean[some], low[some], high[some], color=PALETTE[0], alpha=0.25, lw=1.2, label=f"{percent(level)} interval"
+    )
     reach = [min(mean.min(), actual.min()).item(), max(mean.max(), actual.max()).item()]
     ax.plot(reach, reach, color="0.4", lw=0.8, label="actual = predicted")
     _dots(ax, mean[some], actual[some], far[some])
@@ -144,7 +143,7 @@ def _compared(
     _limit(ax, ends_shown, torch.cat([low[some], high[some]]), positive)
     ax.set(xlabel=f"predicted {encoding.target}", ylabel=f"actual {encoding.target}")
     shown = "" if len(some) == len(mean) else f", {len(some)} shown"
-    ax.set_title(f"{inside:.0%} of {len(mean)} {rows} in their {level:.0%} interval{shown}", fontsize=10)
+    ax.set_title(f"{percent(inside, 0)} of {len(mean)} {rows} in their {percent(level)} interval{shown}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
 
 
@@ -175,7 +174,14 @@ def _covered(
         low, high = ends(prediction)
         target = prediction.checked_targets(y)
         share = ((low <= target) & (target <= high)).double().mean().item()
-        ax.plot([level], [share], "D", color=PALETTE[3], ms=7, label=f"calibrated {level:.0%} interval: {share:.1%}")
+        ax.plot(
+            [level],
+            [share],
+            "D",
+            color=PALETTE[3],
+            ms=7,
+            label=f"calibrated {percent(level)} interval: {percent(share, 1)}",
+        )
     ax.set(xlabel="level of the interval", ylabel="share of rows inside", xlim=(0, 1), ylim=(0, 1))
     ax.set_title(f"How often intervals hold, {len(least)} {rows}", fontsize=10)
     ax.legend(frameon=False, fontsize=8, loc="upper left")
@@ -189,7 +195,7 @@ def _in_order(
     mean, low, high = (part.detach().cpu()[:, 0].double() + centre for part in (prediction.mean, *ends))
     order = mean.argsort(stable=True)[_some(len(mean))]
     places = torch.linspace(1, len(mean), len(order))
-    ax.vlines(places, low[order], high[order], color=PALETTE[0], alpha=0.3, lw=1.2, label=f"{level:.0%} interval")
+    ax.vlines(places, low[order], high[order], color=PALETTE[0], alpha=0.3, lw=1.2, label=f"{percent(level)} interval")
     _dots(ax, places, mean[order], far[order])
     positive = bool(mean.min() > 0) and bool(mean.max() > 20 * mean.min())
     if positive:
@@ -225,11 +231,11 @@ def _confusion(ax: Axes, prediction: Prediction, y: Tensor, encoding: Encoding, 
             fontsize=9,
         )
     names = [encoding.classes[k] for k in common.tolist()]
-    ax.set_xticks(range(len(names)), names, **_turned(names))
+    categories_below(ax, range(len(names)), names)
     ax.set_yticks(range(len(names)), names)
     ax.set(xlabel=f"most probable {encoding.target}", ylabel=f"actual {encoding.target}")
     more = "" if len(names) == count else f", the {len(names)} most common classes"
-    ax.set_title(f"{right:.0%} of {len(y)} {rows} right{more}", fontsize=10)
+    ax.set_title(f"{percent(right, 0)} of {len(y)} {rows} right{more}", fontsize=10)
 
 
 def _reliable(ax: Axes, prediction: Prediction, y: Tensor, rows: str) -> None:
@@ -269,7 +275,8 @@ def _second(ax: Axes, prediction: Prediction, importance: Importance | None, enc
     """Draw which columns matter; of a table with one input, how certain its rows are."""
     if importance is not None:
         draw_importance(ax, importance, "mean", encoding.target)
-        ax.set_title("Change of the prediction when a column is shuffled", fontsize=10)
+        ax.set_title(importance.title, fontsize=10)
+        ax.legend(frameon=False, fontsize=8)
         return
     classes = bool(encoding.classes)
     doubt = prediction.entropy if classes else prediction.std
@@ -298,9 +305,12 @@ def _depends(
         mean, low, high = (part[:, 0].double() + centre for part in (found.mean, found.low, found.high))
         doubt = 2 * found.doubt[:, 0].double()
         every = "" if single else "mean "
-        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{every}{level:.0%} interval of a row")
-        _band(ax, at, mean - doubt, mean + doubt, named, PALETTE[0], 0.35, "±2 epistemic std: doubt about the mean")
-        style = "o" if named else "o-" if found.column.cycles else "-"
+        _band(ax, at, low, high, named, PALETTE[5], 0.3, f"{every}{percent(level)} interval of a row")
+        inner = (mean - doubt).clamp(low, high), (mean + doubt).clamp(low, high)  # a skewed posterior's may stick out
+        cut = bool(((inner[0] > mean - doubt) | (inner[1] < mean + doubt)).any())
+        label = f"±2 epistemic std{', cut at the interval' if cut else ': doubt about the mean'}"
+        _band(ax, at, *inner, named, PALETTE[0], 0.35, label)
+        style = "o" if named or len(at) == 1 else "-"
         ax.plot(at, mean, style, color="k", lw=1.4, ms=4, label=f"{every}prediction")
         if single and data[1] is not None and not named:
             places = data[0][:, 0].double().cpu() + float(found.column.centre)
@@ -319,27 +329,12 @@ def _depends(
     ax.legend(frameon=False, fontsize=8, **below)
 
 
-def _short_numbers(ax: Axes) -> None:
-    """Write large numbers on the axes as 200k and 1.5M, and those of logarithmic axes without powers."""
-    from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
-
-    for axis in (ax.xaxis, ax.yaxis):
-        if axis.get_scale() == "log":
-            axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=7))
-            axis.set_major_formatter(EngFormatter(sep=""))
-            axis.set_minor_formatter(NullFormatter())
-        large = max(map(abs, axis.get_view_interval())) >= 1e4
-        if large and axis.get_scale() == "linear" and type(axis.get_major_formatter()) is ScalarFormatter:
-            axis.set_major_locator(MaxNLocator(6))
-            axis.set_major_formatter(EngFormatter(sep=""))
-
-
 def _ticks(ax: Axes, found: Dependence) -> None:
     """Write the values of a category or a date."""
     import matplotlib.dates
 
     if found.names:
-        ax.set_xticks(found.values, found.names, **_turned(found.names))
+        categories_below(ax, found.values, found.names)
     elif found.column.notation.kind == "date":
         places = matplotlib.dates.AutoDateLocator()  # type: ignore[no-untyped-call]
         written = matplotlib.dates.ConciseDateFormatter(places)  # type: ignore[no-untyped-call]
@@ -349,11 +344,6 @@ def _ticks(ax: Axes, found: Dependence) -> None:
 def _colour(k: int) -> str:
     """Return the colour of a class, the same in all panels."""
     return PALETTE[k % len(PALETTE)]
-
-
-def _turned(names: Sequence[str]) -> Record:
-    """Return how to write names below an axis: at an angle, if they are long together."""
-    return {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if sum(map(len, names)) > 50 else {}
 
 
 def _band(

@@ -290,7 +290,7 @@ def test_rows_beyond_the_training_table_are_named(fitted: Path, tmp_path: Path) 
     done = run("predict", fitted / "houses", new, "--out", out, "--samples", 5)
     assert done.exit_code == 0, done.stderr
     assert [row["beyond"] for row in table_of(out)] == ["", "area", "area"]
-    assert "rows outside the training range: 2; inputs concerned: area (2)" in done.stdout
+    assert "rows outside the training range, or with a new category: 2; inputs concerned: area (2)" in done.stdout
     told = run("predict", fitted / "houses", new, "--out", out, "--samples", 5, "--json")
     assert json.loads(told.stdout)["beyond"] == {"rows": 2, "inputs": {"area": 2}}
     inside = run("predict", fitted / "houses", written(tmp_path, "town,area\nb,35\n"), "--out", out, "--samples", 5)

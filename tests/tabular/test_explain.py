@@ -1,6 +1,7 @@
 """The importance of columns: against what is known of linear functions, and what cannot be asked."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,3 +76,13 @@ def test_the_chart_has_a_bar_for_each_column_and_the_record_a_row() -> None:
     assert right.get_xlabel() == "change of the standard deviation of price"
     assert [bar.get_width() for bar in left.patches] == found.mean.tolist()
     assert [row["column"] for row in found.as_json()] == list(found.names)
+
+
+def test_the_chart_says_what_it_is_based_on_and_what_its_whiskers_are() -> None:
+    figure = explain(numbers, table(30), COLUMNS).plot("price")
+    assert figure._suptitle.get_text().endswith("\n30 rows, each column shuffled 3 times")
+    legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+    assert legends == ["±2 standard errors"]
+    some = explain(numbers, table(30), COLUMNS, rows=20, repeats=1)
+    assert some.basis == "20 of 30 rows, each column shuffled once"
+    assert replace(some, within=True).basis == "20 of 30 rows within the training range, each column shuffled once"

@@ -3,6 +3,8 @@
 import io
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor
@@ -53,7 +55,7 @@ def test_the_titles_of_numbers_are_true() -> None:
     far = torch.arange(60) == 7
     figure = picture(numbers, WIDE, x, y, unfamiliar=far)
     assert drawn(figure) == [
-        "80% of 60 held-back rows in their 95% interval",
+        "80 % of 60 held-back rows in their 95 % interval",
         "How often intervals hold, 60 held-back rows",
         "Prediction by kind, averaged over 60 rows",
         "Prediction by size, averaged over 60 rows",
@@ -77,19 +79,36 @@ def test_calibrated_intervals_are_a_point_of_their_own() -> None:
     figure = picture(numbers, WIDE, x[40:], y[40:], level=0.9, interval=interval)
     low, high = interval(numbers(x[40:]))
     share = ((low <= y[40:]) & (y[40:] <= high)).double().mean().item()
-    assert f"calibrated 90% interval: {share:.1%}" in [line.get_label() for line in figure.axes[1].lines]
-    assert f"{share:.0%} of 40 held-back rows in their 90% interval" in drawn(figure)
+    assert f"calibrated 90 % interval: {100 * share:.1f} %" in [line.get_label() for line in figure.axes[1].lines]
+    assert f"{100 * share:.0f} % of 40 held-back rows in their 90 % interval" in drawn(figure)
 
 
 def test_without_targets_predictions_stand_in_order_beside_what_matters() -> None:
     figure = picture(numbers, WIDE, table(300), rows="rows")
     assert drawn(figure)[:2] == [
         "Predictions of 300 rows, 250 shown",
-        "Change of the prediction when a column is shuffled",
+        "Change of the prediction when a column is shuffled\n200 of 300 rows, each column shuffled 2 times",
     ]
+    assert [text.get_text() for text in figure.axes[1].get_legend().get_texts()] == ["±2 standard errors"]
     heights = figure.axes[0].lines[0].get_ydata()
     assert len(heights) == 250
     assert bool((heights[1:] >= heights[:-1]).all())
+
+
+def test_curves_of_numbers_and_of_dates_look_alike() -> None:
+    encoding = Encoding((Column("day", cycles=("week",)), Column("size"), Column("rest")), "y")
+    x = torch.randn(60, 5)
+    figure = picture(numbers, encoding, x)
+    lines = [line for ax in figure.axes[2:] for line in ax.lines if line.get_label() == "mean prediction"]
+    assert [(line.get_marker(), line.get_linestyle()) for line in lines] == [("None", "-")] * 2
+
+
+def test_percentages_are_written_in_one_way() -> None:
+    x = table(60)
+    figure = picture(numbers, WIDE, x, numbers(x).mean, level=0.995)
+    written = [*drawn(figure), *(text.get_text() for ax in figure.axes for text in ax.get_legend().get_texts())]
+    assert all("%" not in text.replace(" %", "") for text in written)
+    assert any("99.5 % interval" in text for text in written)
 
 
 def test_a_single_input_has_its_curve_in_the_units_of_the_table() -> None:
@@ -109,7 +128,7 @@ def test_classes_have_a_confusion_and_no_intervals() -> None:
     y[:15] = (y[:15] + 1) % 3
     figure = picture(classes, CLASSES, x, y)
     titles = drawn(figure)
-    assert titles[0] == "75% of 60 held-back rows right"
+    assert titles[0] == "75 % of 60 held-back rows right"
     assert titles[1] == "How often the most probable class is right, 60 held-back rows"
     assert sum(int(text.get_text()) for text in figure.axes[0].texts) == 60
     assert "interval" not in " ".join(titles)
@@ -125,6 +144,37 @@ def test_positive_numbers_and_counts_have_pictures(predict: Any, y: Any) -> None
     figure = picture(predict, WIDE, x, y(x))
     assert len(drawn(figure)) == 4
     assert len(drawn(picture(predict, WIDE, x))) == 4
+
+
+@pytest.mark.deep
+def test_a_picture_has_the_intervals_of_groups_that_the_predictions_have() -> None:
+    dice = np.random.default_rng(0)
+    frame = pandas.DataFrame({"area": dice.normal(50, 9, 200), "town": dice.choice(["north", "south"], 200)})
+    frame["price"] = frame["area"] + np.where(frame["town"] == "north", 30, 1) * dice.normal(size=200)
+    options: Any = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
+    fitted = pd.fit_table(frame, target="price", groups="town", **options)
+    new = frame.drop(columns="price")[5:30]
+    said = fitted.predict(new, level=0.8).sort_values("mean", kind="stable")
+    said = said[said["beyond"] == ""]
+    panel = fitted.plot(new, level=0.8).axes[0]
+    ends = np.array([segment[:, 1] for segment in panel.collections[0].get_segments()])
+    np.testing.assert_allclose(ends, said[["lower", "upper"]], rtol=1e-4)
+
+
+def test_the_band_of_the_mean_ends_where_the_interval_does() -> None:
+    def narrow(found: pd.Prediction) -> tuple[Tensor, Tensor]:
+        return found.mean - 0.1, found.mean + 9
+
+    figure = picture(numbers, WIDE, table(60), interval=narrow)  # the epistemic standard deviation is 0.5
+    (panel,) = [ax for ax in figure.axes if ax.get_title().startswith("Prediction by size")]
+    (curve,) = [line for line in panel.lines if line.get_label() == "mean prediction"]
+    cut = "±2 epistemic std, cut at the interval"
+    (band,) = [each for each in panel.collections if each.get_label() == cut]
+    lowest, highest = band.get_paths()[0].vertices[:, 1].min(), band.get_paths()[0].vertices[:, 1].max()
+    assert lowest == pytest.approx(curve.get_ydata().min() - 0.1, rel=1e-5)
+    assert highest == pytest.approx(curve.get_ydata().max() + 1, rel=1e-5)
+    labels = [each.get_label() for ax in picture(numbers, WIDE, table(60)).axes for each in ax.collections]
+    assert "±2 epistemic std: doubt about the mean" in labels
 
 
 def test_partial_dependence_is_that_of_a_sum() -> None:

@@ -26,6 +26,7 @@ from pyro_dropout.judging.diagnostics.simulated_data import simulate_network, si
 from pyro_dropout.mathematics.checks import check_count, check_level, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions, latent_draws
+from pyro_dropout.prediction.plot_style import percent
 from pyro_dropout.protocols import Axes, Posterior, PyroModel, Weights
 from pyro_dropout.training.fit import place_of
 
@@ -84,7 +85,9 @@ class SBC:
         line = np.arange(1, self.samples + 1) / (self.samples + 1)
         whole = np.concatenate([[0], line, [1]])
         low, high = (np.concatenate([[0], edge / count - line, [0]]) for edge in band(count, self.samples, prob))
-        ax.fill_between(whole, low, high, step="mid", color="#BBBBBB", alpha=0.5, label=f"{prob:.0%} band", linewidth=0)
+        ax.fill_between(
+            whole, low, high, step="mid", color="#BBBBBB", alpha=0.5, label=f"{percent(prob)} band", linewidth=0
+        )
         for k, (name, ranks) in enumerate(self.ranks.items()):
             counts = cumulative_counts(ranks.cpu().numpy(), self.samples)
             difference = np.concatenate([[0], counts / count - line, [0]])

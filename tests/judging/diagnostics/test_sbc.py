@@ -102,7 +102,7 @@ def test_the_figure() -> None:
     axes = found.plot()
     assert axes.get_xlabel()
     assert axes.get_ylabel()
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["99% band", "even", "low"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["99 % band", "even", "low"]
     assert found.plot(axes, prob=0.9) is axes
 
 
