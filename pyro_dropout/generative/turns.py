@@ -13,6 +13,8 @@ from typing import ParamSpec, TypeVar
 import torch
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 from torch import nn
+from torch._C import _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -72,26 +74,40 @@ def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Res
     """Let a function that runs a model wait until no other thread does, and leave nothing behind when it fails.
 
     Ctrl-C raises between any two instructions, also after ``torch.no_grad()`` has switched gradients off and before its
-    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates,
-    and of this lock.
+    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates, of torch's
+    modes, and of this lock. A mode that torch has put aside for a moment may be missing as well: leaving it then fails,
+    and the interruption is raised instead of that.
     """
 
     @functools.wraps(run)
     def alone(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         handlers, plates = len(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
         gradients, had = torch.is_grad_enabled(), RUNNING.taken_here()
+        modes = _get_current_function_mode_stack()
         try:
             with RUNNING:
                 return run(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             torch.set_grad_enabled(gradients)
+            if _get_current_function_mode_stack() != modes:
+                _set_modes(modes)
             del _PYRO_STACK[handlers:]
             _DIM_ALLOCATOR._stack[:] = plates
             while RUNNING.taken_here() and not had:
                 RUNNING.give_back()
+            if "mode stack" in str(error) and isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
             raise
 
     return alone
+
+
+def _set_modes(modes: list[TorchFunctionMode]) -> None:
+    """Put torch's modes back as they were."""
+    while _len_torch_function_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
 
 
 def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
