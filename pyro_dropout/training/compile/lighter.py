@@ -42,7 +42,7 @@ def make_lighter(graph: fx.Graph) -> None:
         if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
-        if same is None and owner(node) not in kept and not _random(node):
+        if same is None and owner(node) not in kept and not is_random(node):
             if _only_slice(node, written):
                 _show(node)
             same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
@@ -56,7 +56,7 @@ def _mutable(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def _random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
     """Whether an operation gives something else each time."""
     operation = node.target
     if not isinstance(operation, OpOverload):

@@ -29,7 +29,7 @@ from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
-from pyro_dropout.training.compile.swift_calls import call_swiftly
+from pyro_dropout.training.compile.swift_calls import called_swiftly
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
 Compiled = Callable[..., Sequence[Tensor]]
@@ -88,11 +88,8 @@ class Program:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
-        self._compiled: Compiled = self.graph
-        if not compile:
-            call_swiftly(self.graph.graph)
-            self.graph.recompile()
-        else:
+        self._compiled: Compiled | None = None
+        if compile:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
@@ -113,6 +110,8 @@ class Program:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
             own = self.casts(inputs) if casts is None else casts
+            if self._compiled is None:
+                self._compiled = called_swiftly(self.graph)
             found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
         count = len(found) - len(self.carried)
         if casts is not None:

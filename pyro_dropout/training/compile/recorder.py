@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -81,7 +82,7 @@ class Recorder(TorchDispatchMode):
             self.graph.output([self._node(value) for value in results])
         except NotRecordedError:
             return None
-        return None if self._failed else fx.GraphModule(self.root, self.graph)
+        return None if self._failed else _LazyGraphModule(self.root, self.graph)  # no Python of it until it runs
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
