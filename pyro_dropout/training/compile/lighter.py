@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from pyro_dropout.training.compile.literals import Literals, single
+
 _aten = torch.ops.aten
 _VIEWS = {
     *(_aten.detach.default, _aten.alias.default, _aten.view.default, _aten._unsafe_view.default, _aten.expand.default),
@@ -38,6 +40,7 @@ def make_lighter(graph: fx.Graph) -> None:
     kept = written | {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
+    literals = Literals()
     for node in nodes:
         if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
             ones.add(node)
@@ -45,7 +48,14 @@ def make_lighter(graph: fx.Graph) -> None:
         if same is None and owner(node) not in kept and not is_random(node):
             if _only_slice(node, written):
                 _show(node)
-            same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
+            whole = single(node)
+            if whole is not None and owner(whole) not in written:
+                node.target, node.args = _aten.view.default, (whole, list(node.meta["val"].shape))
+                same = _original(node)
+            if not any(owner(each) in written for each in node.all_input_nodes):
+                literals.note(node)
+                same = same or literals.same(node)
+            same = same or _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
