@@ -199,8 +199,7 @@ class TrainingRun:
         count = min(steps, CHAIN if self._batches is None else self._batches.together)
         losses = []
         if self._taped is not None:
-            with torch.no_grad():
-                self._taped.begin()
+            self._taped.begin()
         for inputs in [[]] * count if self._batches is None else self._batches.inputs(count):
             losses.append(self._next(inputs))
             if self.refused or self.break_off():

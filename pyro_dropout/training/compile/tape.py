@@ -63,6 +63,8 @@ class Tape:
         if sum(value.nbytes for value in shapes if isinstance(value, Tensor)) > _MOST:
             raise NoTapeError("the results of all operations together are too large")
         given = _given(graph, nodes, inputs)
+        # Nothing here has a gradient. Where torch is told so, an operation begins a tenth sooner.
+        self._plain = not any(value.requires_grad for value in given.values())
         with torch.no_grad():
             facts = _Facts(nodes, given, [inputs[k] for k in changing])
             try:
@@ -73,13 +75,15 @@ class Tape:
 
     def begin(self) -> None:
         """Compute what stays the same within a round of calls."""
-        for function, args, named in self._once:
-            function(*args, **named)
+        with torch.inference_mode(self._plain), torch.no_grad():
+            for function, args, named in self._once:
+                function(*args, **named)
 
     def __call__(self) -> list[Tensor]:
         """Run the operations, and return the outputs."""
-        for function, args, named in self._each:
-            function(*args, **named)
+        with torch.inference_mode(self._plain), torch.no_grad():
+            for function, args, named in self._each:
+                function(*args, **named)
         return self.results
 
     def _laid_out(self, nodes: list[fx.Node], given: dict[fx.Node, Tensor], facts: "_Facts") -> list[Tensor]:
