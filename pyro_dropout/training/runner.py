@@ -144,10 +144,12 @@ class TrainingRun:
             if self.traced and not self._guarded:
                 self._taped = taped(program, [*values, self.t], self._flat_inputs, index, self._optimised)
             return program
-        program = Program(counting(self._step), *inputs, writes=count + 1)
-        if program.writes and small:
+        if small:
             self._index = [each.clone() for each in index]  # the same tensors at every step
-            self._replayed = program.replayed([*whole[: len(whole) - len(index)], *self._index])
+            inputs = (*inputs[: len(inputs) - len(index)], *self._index)
+        program = Program(counting(self._step), *inputs, writes=count + 1, kept=small)
+        if program.writes and small:
+            self._replayed = program.replayed(tree_leaves(inputs))
         return program
 
     def _on_own_leaves(self, rest: tuple[Tree, ...], index: list[Tensor]) -> Program:

@@ -23,6 +23,7 @@ from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.carried_casts import carry_casts, cast
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
+from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
@@ -52,6 +53,7 @@ class Program:
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
             inputs may share memory then. If it is compiled and an output shows another input, none is.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
+        kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
@@ -67,6 +69,7 @@ class Program:
         carries: int = 0,
         writes: int = 0,
         fake: bool = False,
+        kept: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -89,7 +92,9 @@ class Program:
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
         self._compiled: Compiled | None = None
-        if compile:
+        self._kept = KeptKernels(self.graph, flat, (self.writes, _GRAIN)) if compile and kept and self.writes else None
+        self._found = None if self._kept is None else self._kept.read()
+        if compile and self._found is None:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
@@ -120,7 +125,8 @@ class Program:
 
     def replayed(self, inputs: list[Tensor]) -> Replayed:
         """Return what runs this program on these tensors, and returns the outputs that are not written over them."""
-        return Replayed(lambda: self.flat(inputs)[self.writes :])
+        note = None if self._kept is None else self._kept.write
+        return Replayed(lambda: self.flat(inputs)[self.writes :], self._found, note)
 
     @property
     def shapes(self) -> list[Tensor]:
