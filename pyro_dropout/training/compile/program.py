@@ -92,7 +92,9 @@ class Program:
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
         self._compiled: Compiled | None = None
-        self._kept = KeptKernels(self.graph, flat, (self.writes, _GRAIN)) if compile and kept and self.writes else None
+        self._kept = None
+        if compile and kept and self.writes:
+            self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read()
         if compile and self._found is None:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
@@ -268,13 +270,8 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
         import torch._inductor.config as inductor
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-        # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
         on_gpu = any(tensor.is_cuda for tensor in inputs)
-        settings: dict[str, Any] = {
-            "combo_kernels": on_gpu,
-            "cpp.min_chunk_size": _GRAIN,
-            "fallback_random": not on_gpu,
-        }
+        settings = _settings(on_gpu)
         if on_gpu or inductor.cpp.vec_isa_ok is not None:
             return _by_inductor(graph, inputs, settings)
         # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
@@ -286,6 +283,12 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
                 raise
         valid_vec_isa_list.cache_clear()
         return _by_inductor(graph, inputs, settings)
+
+
+def _settings(on_gpu: bool) -> dict[str, Any]:
+    """Return how inductor is to compile."""
+    # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
+    return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
 
 
 def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
