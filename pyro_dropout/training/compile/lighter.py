@@ -4,6 +4,7 @@ What Pyro, autograd and distributions leave in a recorded step is often said twi
 itself, or a product with ones. To leave it out changes no number.
 """
 
+import functools
 import operator
 
 import torch
@@ -90,10 +91,12 @@ def owner(node: fx.Node) -> fx.Node:
 
 def _shares(node: fx.Node) -> bool:
     """Whether the result lies in the memory of the first argument."""
-    if isinstance(node.target, OpOverload):
-        aliases = any(each.alias_info is not None for each in node.target._schema.returns)
-        return aliases or node.target in _VIEWS
-    return node.target is operator.getitem
+    return _gives_memory(node.target) if isinstance(node.target, OpOverload) else node.target is operator.getitem
+
+
+@functools.cache
+def _gives_memory(operation: OpOverload) -> bool:
+    return operation in _VIEWS or any(each.alias_info is not None for each in operation._schema.returns)
 
 
 def _original(view: fx.Node) -> fx.Node | None:

@@ -110,4 +110,4 @@ def _copying(operation: OpOverload, places: Sequence[Tensor]) -> Callable[..., o
 
 
 def _same(left: Tensor, right: Tensor) -> bool:
-    return torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(left, right) or torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
