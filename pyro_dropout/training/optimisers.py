@@ -18,6 +18,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 
 Schedule = Callable[[Tensor], Tensor]
+Bound = Callable[[list[Tensor], list[Tensor], list[list[Tensor]]], Callable[[Tensor, Tensor], None]]
 InPlace = Callable[[list[Tensor], list[Tensor], list[list[Tensor]], Tensor, Tensor, list[float]], None]
 
 
@@ -38,6 +39,8 @@ class Update:
         schedule: multiplies ``lr``; a function of the number of steps done, as a tensor.
         in_place: (parameters, gradients, state, lr, t, decays) changes all of them at once, for eager steps, which
             otherwise copy what ``apply`` returns; ``decays`` times the parameters belongs to the gradients.
+        bind: (parameters, gradients, state) -> a function of (lr, t) that does the same for always these tensors, which
+            are contiguous.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -57,6 +60,7 @@ class Update:
     clip_each: bool = False
     options: tuple[tuple[str, object], ...] = ()
     in_place: InPlace | None = None
+    bind: Bound | None = None
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -111,6 +115,17 @@ class Update:
             value, new = self.apply(p.to(_counted(p)), g.to(_counted(g)), own, *numbers)
             for mine, each in zip([p, *own], [value, *new], strict=True):
                 mine.copy_(each)
+
+    def bound(
+        self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]]
+    ) -> Callable[[Tensor, Tensor], None]:
+        """Return a function of (t, lr) that does what ``step_in_place`` does, for always these tensors."""
+        every = [*parameters, *gradients, *(slot for own in state for slot in own)]
+        plain = self.bind is not None and self.takes_decays(parameters) and all(each.is_contiguous() for each in every)
+        if self.bind is None or not plain or not parameters:
+            return lambda t, lr: self.step_in_place(parameters, gradients, state, t, lr)
+        update = self.bind(parameters, gradients, state)
+        return lambda t, lr: update(self._prepared([], t, lr)[1], t)
 
     def _prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the clipped gradients, and the learning rate of a step."""
@@ -213,8 +228,26 @@ def adam(
                 decoupled_weight_decay=decoupled,
             )
 
+    def bind(
+        parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]]
+    ) -> Callable[[Tensor, Tensor], None]:
+        if len({p.dtype for p in parameters}) != 1 or any(p.is_complex() for p in parameters):
+            return lambda lr, t: in_place(parameters, gradients, state, lr, t, [0.0] * len(parameters))
+        done = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
+        moments = [own[0] for own in state], [own[1] for own in state]
+        lists: tuple[list[Tensor], ...] = (parameters, gradients, *moments, [], [done] * len(state))
+        fused: Callable[..., None] = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        settings: Any = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
+
+        def update(lr: Tensor, t: Tensor) -> None:
+            done.copy_(t)
+            fused(*lists, lr=float(lr), amsgrad=False, maximize=False, **settings)
+
+        return update
+
+    name = "adamw" if decoupled else "adam"
     options = (("betas", betas), ("eps", eps), ("weight_decay", weight_decay))
-    return Update("adamw" if decoupled else "adam", lr, 2, apply, numbers, options=options, in_place=in_place)
+    return Update(name, lr, 2, apply, numbers, options=options, in_place=in_place, bind=bind)
 
 
 def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False) -> Update:

@@ -14,24 +14,20 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import CHAIN, Batches, Source
 from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import (
     Gradients,
-    Parameters,
     Step,
     StepInPlace,
-    make_step,
-    make_step_in_place,
     numbered,
 )
 from pyro_dropout.training.compile.program import Chain, Program, apart_in_memory, counting
 from pyro_dropout.training.compile.replayed import Replayed
+from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
 from pyro_dropout.training.kept_memory import keep_freed_memory
-from pyro_dropout.training.loss.temperature import at_step
-from pyro_dropout.training.optimisers import Update, clock, plain
+from pyro_dropout.training.optimisers import Update, clock
 from pyro_dropout.training.svi import warn_uncompiled
 
 # The most parameters that are copied now and then, so that a training that diverges can return to them.
@@ -62,6 +58,8 @@ class TrainingRun:
         refused: whether the last step was left out.
     """
 
+    _tapes = True  # whether recorded steps may change the leaves themselves
+
     def __init__(
         self,
         step: Step,
@@ -85,6 +83,7 @@ class TrainingRun:
         self._count = len(values)
         self._gradients, self._parted = gradients, False
         self._replayed: Replayed | None = None
+        self._taped: TapedSteps | None = None
         self.t, self.lr = clock(update, values, 1)
         self.lr = self.lr if lr is None else lr.to(self.lr)
         self._inputs = inputs
@@ -131,6 +130,9 @@ class TrainingRun:
         rest = (*self._inputs, *index)
         inputs = (values, state, self.t, self.lr, *rest)
         whole, count = tree_leaves(inputs), len(self.leaves)
+        small = sum(leaf.numel() for leaf in self.leaves) < _SMALL
+        if self._in_place is None and self._tapes and self.traced and small and not self.t.is_cuda:
+            return self._on_own_leaves(rest, index)
         if self._in_place is None or self.t.is_cuda or not apart_in_memory(whole, count):
             carries = self._count if self.t.is_cuda else 0  # a chain hands them on
             return Program(self._step, *inputs, compile=not self.traced, carries=carries)
@@ -138,12 +140,38 @@ class TrainingRun:
         if self._parted:
             assert self._gradients is not None
             gradient = numbered(self._gradients)
-            return Program(gradient, values, self.t, *rest, compile=not self.traced, fake=self._large)
-        program = Program(counting(self._step), *inputs, writes=count + 1)
-        if program.writes and sum(leaf.numel() for leaf in self.leaves) < _SMALL:
+            program = Program(gradient, values, self.t, *rest, compile=not self.traced, fake=self._large)
+            if self.traced and not self._guarded:
+                self._taped = taped(program, [*values, self.t], self._flat_inputs, index, self._optimised)
+            return program
+        if small:
             self._index = [each.clone() for each in index]  # the same tensors at every step
-            self._replayed = program.replayed([*whole[: len(whole) - len(index)], *self._index])
+            inputs = (*inputs[: len(inputs) - len(index)], *self._index)
+        program = Program(counting(self._step), *inputs, writes=count + 1, kept=small)
+        if program.writes and small:
+            self._replayed = program.replayed(tree_leaves(inputs))
         return program
+
+    def _on_own_leaves(self, rest: tuple[Tree, ...], index: list[Tensor]) -> Program:
+        """Return the program of whole steps that are recorded, and that change copies of the parameters."""
+        self.leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in self.leaves]
+        count = len(self.leaves) + 1
+        inputs = (*tree_unflatten(self.leaves, self._shape), self.t, self.lr, *rest)
+        program = Program(counting(self._step), *inputs, compile=False, writes=count)
+        self._taped = taped(program, [*self.leaves, self.t], [self.lr, *self._flat_inputs], index)
+        return program
+
+    def _optimised(self, results: list[Tensor]) -> Callable[[], object]:
+        """Return what changes the parameters by the gradients among the results of a tape, and counts the step."""
+        assert self._in_place is not None
+        values, state = tree_unflatten(self.leaves, self._shape)
+        update = self._in_place.bound(values, results[1:], state)
+
+        def optimise() -> None:
+            update(self.t, self.lr)
+            self.t.add_(1)
+
+        return optimise
 
     def _try_to_compile(self, compile: HowCompiled) -> None:
         start = time.perf_counter()
@@ -160,7 +188,7 @@ class TrainingRun:
         except Exception as cause:
             if compile is True:
                 raise
-            self._parted, self._replayed = False, None
+            self._parted, self._replayed, self._taped = False, None, None
             warn_uncompiled(cause)
             return
         self._program = program
@@ -172,6 +200,8 @@ class TrainingRun:
             return self._replay(self._chain)
         count = min(steps, CHAIN if self._batches is None else self._batches.together)
         losses = []
+        if self._taped is not None:
+            self._taped.begin()
         for inputs in [[]] * count if self._batches is None else self._batches.inputs(count):
             losses.append(self._next(inputs))
             if self.refused or self.break_off():
@@ -181,6 +211,9 @@ class TrainingRun:
     def _next(self, index: list[Tensor]) -> Tensor:
         """Take one more step, and return its loss."""
         usual = self._program is not None and (self._batches is None or self._batches.usual(index))
+        if usual and self._taped is not None:
+            with torch.no_grad():
+                return self._taped(index)
         if usual and self._replayed is not None:
             for mine, given in zip(self._index, index, strict=True):
                 mine.copy_(given)
@@ -195,7 +228,8 @@ class TrainingRun:
         inputs = (values, state, self.t, self.lr, *self._inputs, *index)
         with torch.no_grad():
             if self._in_place is None:
-                *self.leaves, loss = tree_leaves(self._step(*inputs))
+                *found, loss = tree_leaves(self._step(*inputs))
+                self._set_leaves(found)
             else:
                 loss, taken = self._in_place(self.guarded, *inputs, recorded=self._program if usual else None)
                 self.refused = not taken
@@ -213,6 +247,12 @@ class TrainingRun:
         *self.leaves, self.t = chain.everything
         return chain.losses.clone()
 
+    def _set_leaves(self, found: list[Tensor]) -> None:
+        if self._taped is None:
+            self.leaves = found
+        else:  # which reads and writes these tensors
+            copy_into(self.leaves, found)
+
     @property
     def values(self) -> list[Tensor]:
         """The current parameters."""
@@ -223,13 +263,13 @@ class TrainingRun:
         found = over or []
         if [each.shape for each in found] != [each.shape for each in self.values]:
             return [value.detach().clone() for value in self.values]
-        _copy(found, self.values)
+        copy_into(found, self.values)
         return found
 
     def restore(self, values: list[Tensor]) -> None:
         """Restore a snapshot of the parameters; the optimiser's state stays as it is."""
-        if self.changes_owners:
-            _copy(self.values, values)
+        if self.changes_owners or self._taped is not None:
+            copy_into(self.values, values)
         else:
             self.leaves[: self._count] = [value.clone() for value in values]
 
@@ -249,8 +289,10 @@ class TrainingRun:
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
         device = self.t.device
-        if self.changes_owners:
-            _copy([*self.leaves, self.t], [tensors[f"leaf.{k:05d}"] for k in range(len(self.leaves))] + [tensors["t"]])
+        if self.changes_owners or self._taped is not None:
+            copy_into(
+                [*self.leaves, self.t], [tensors[f"leaf.{k:05d}"] for k in range(len(self.leaves))] + [tensors["t"]]
+            )
         else:
             self.leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
             self.t = tensors["t"].to(device)
@@ -258,138 +300,8 @@ class TrainingRun:
             self._batches.set_state(tensors)
 
 
-class TorchOptimiserRun(TrainingRun):
-    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients."""
-
-    def __init__(
-        self,
-        gradients: Gradients,
-        parameters: list[Tensor],
-        optimiser: torch.optim.Optimizer,
-        *,
-        inputs: tuple[Tree, ...],
-        batches: Source | None,
-        compile: HowCompiled,
-    ) -> None:
-        self._parameters, self._optimiser = parameters, optimiser
-        held = {id(each) for group in optimiser.param_groups for each in group["params"]}
-        if parameters and not any(id(each) in held for each in parameters):
-            raise PyroDropoutError(
-                f"optim must hold parameters of the guide or the model; this {type(optimiser).__name__} holds none"
-                " of them. Make it with guide.parameters()."
-            )
-        rate = Update("beside", 0.0, 0, lambda p, g, state, *numbers: (p, state))
-
-        def step(
-            values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
-        ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-            with at_step(t):
-                loss, slopes = gradients(values, *inputs)
-            return slopes, state, loss
-
-        # No CUDA graph of several steps: the optimiser runs between two steps.
-        values = [p.detach() for p in parameters]
-        super().__init__(step, values, rate, write=self._write_back, inputs=inputs, batches=batches, compile=False)
-        self.traced = compile == "traced"
-        if compile is not False:
-            self._try_to_compile(compile)
-        if self._program is None:
-            keep_freed_memory(values)
-            self._chain = None
-
-    def _write_back(self, values: list[Tensor]) -> None:
-        _copy(self._parameters, values)
-
-    def advance(self, steps: int) -> Tensor:
-        """Take one step; return the loss before it."""
-        self.leaves = [p.detach() for p in self._parameters]
-        losses = super().advance(1)
-        for parameter, slope in zip(self._parameters, self.leaves, strict=True):
-            parameter.grad = slope
-        self._optimiser.step()
-        self._optimiser.zero_grad()
-        self.leaves = [p.detach() for p in self._parameters]
-        return losses
-
-    def restore(self, values: list[Tensor]) -> None:
-        """Restore a snapshot of the parameters."""
-        self._write_back(values)
-        self.leaves = [p.detach() for p in self._parameters]
-
-    def state(self) -> tuple[dict[str, Tensor], Record]:
-        """Return the state of the steps and that of the optimiser."""
-        found, _ = super().state()
-        whole = self._optimiser.state_dict()
-        rest: Record = {"groups": plain(whole["param_groups"]), "numbers": []}
-        for index, slots in whole["state"].items():
-            for slot, value in slots.items():
-                if isinstance(value, Tensor):
-                    found[f"optimiser.{index}.{slot}"] = value
-                elif value is None or isinstance(value, int | float | bool | str):
-                    rest["numbers"].append([index, slot, value])
-                else:
-                    raise PyroDropoutError(
-                        f"the state of {type(self._optimiser).__name__} ({slot!r} is a {type(value).__name__}) cannot"
-                        " be written to a checkpoint; train without one, or with Adam, AdamW or SGD."
-                    )
-        return found, rest
-
-    def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
-        """Restore a state."""
-        state: dict[int, dict[str, object]] = {}
-        for name, value in tensors.items():
-            if name.startswith("optimiser."):
-                _, index, slot = name.split(".", 2)
-                state.setdefault(int(index), {})[slot] = value
-        for index, slot, value in rest["numbers"]:
-            state.setdefault(index, {})[slot] = value
-        groups = [
-            {name: _like(now.get(name), value) for name, value in kept.items()}
-            for kept, now in zip(rest["groups"], self._optimiser.param_groups, strict=True)
-        ]
-        self._optimiser.load_state_dict({"state": state, "param_groups": groups})
-        super().set_state(tensors, rest)
-        self._write_back(self.leaves)
-
-
-def make_run(
-    gradients_of: Gradients,
-    parameters: Parameters,
-    update: Update | torch.optim.Optimizer,
-    *,
-    inputs: tuple[Tree, ...],
-    batches: Source | None,
-    compile: HowCompiled,
-    guarded: bool = True,
-    decays: bool = False,
-) -> TrainingRun:
-    """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it.
-
-    ``decays`` is that of ``make_step_in_place``.
-    """
-    if isinstance(update, torch.optim.Optimizer):
-        trained = list(parameters.by_name.values())
-        return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
-    return TrainingRun(
-        make_step(gradients_of, parameters, update),
-        parameters.values,
-        update,
-        write=parameters.write,
-        inputs=inputs,
-        batches=batches,
-        compile=compile,
-        gradients=gradients_of,
-        in_place=make_step_in_place(gradients_of, parameters, update, decays=decays),
-        guarded=guarded,
-    )
-
-
-def _copy(targets: list[Tensor], values: list[Tensor]) -> None:
+def copy_into(targets: list[Tensor], values: list[Tensor]) -> None:
+    """Copy values into the tensors that hold them."""
     with torch.no_grad():
         for target, value in zip(targets, values, strict=True):
             target.copy_(value)
-
-
-def _like(now: object, value: object) -> object:
-    """Return a number read from a file as a tensor, if the current value is a tensor."""
-    return torch.as_tensor(value).to(now) if isinstance(now, Tensor) else value

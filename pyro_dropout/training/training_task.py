@@ -26,11 +26,12 @@ from pyro_dropout.training.distributed.data_parallel import check_parallel, para
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.one_kernel.fused_run import fused_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_trained
-from pyro_dropout.training.runner import TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun
 
 
 @dataclass

@@ -20,7 +20,7 @@ HowCompiled = Literal["auto", "traced"] | bool
 
 _RECORDING = 200  # eager steps
 _COMPILING = 15.0  # seconds
-_BETWEEN = 3e-3  # seconds of a recorded step that a compiled one saves, whatever its size
+_BETWEEN = 6e-4  # seconds of a recorded step that a compiled one saves, whatever its size
 _FUSED = 1e-8  # the same, for each weight and activation
 
 

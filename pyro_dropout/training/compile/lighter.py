@@ -4,11 +4,14 @@ What Pyro, autograd and distributions leave in a recorded step is often said twi
 itself, or a product with ones. To leave it out changes no number.
 """
 
+import functools
 import operator
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
+
+from pyro_dropout.training.compile.literals import Literals, single
 
 _aten = torch.ops.aten
 _VIEWS = {
@@ -38,14 +41,22 @@ def make_lighter(graph: fx.Graph) -> None:
     kept = written | {owner(node) for node in output.all_input_nodes}  # two outputs stay two tensors
     ones: set[fx.Node] = set()
     known: dict[object, fx.Node] = {}
+    literals = Literals()
     for node in nodes:
         if (node.target in _ONES and node not in written) or (node.target in _VIEWS and node.args[0] in ones):
             ones.add(node)
         same = _original(node) if node.target in _VIEWS else None
-        if same is None and owner(node) not in kept and not _random(node):
+        if same is None and owner(node) not in kept and not is_random(node):
             if _only_slice(node, written):
                 _show(node)
-            same = _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
+            whole = single(node)
+            if whole is not None and owner(whole) not in written:
+                node.target, node.args = _aten.view.default, (whole, list(node.meta["val"].shape))
+                same = _original(node)
+            if not any(owner(each) in written for each in node.all_input_nodes):
+                literals.note(node)
+                same = same or literals.same(node)
+            same = same or _factor(node, ones, written) or _itself(node, written) or _said_before(node, known, written)
         if same is not None and same is not node:
             node.replace_all_uses_with(same)
             graph.erase_node(node)
@@ -56,7 +67,7 @@ def _mutable(node: fx.Node) -> bool:
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
-def _random(node: fx.Node) -> bool:
+def is_random(node: fx.Node) -> bool:
     """Whether an operation gives something else each time."""
     operation = node.target
     if not isinstance(operation, OpOverload):
@@ -80,10 +91,12 @@ def owner(node: fx.Node) -> fx.Node:
 
 def _shares(node: fx.Node) -> bool:
     """Whether the result lies in the memory of the first argument."""
-    if isinstance(node.target, OpOverload):
-        aliases = any(each.alias_info is not None for each in node.target._schema.returns)
-        return aliases or node.target in _VIEWS
-    return node.target is operator.getitem
+    return _gives_memory(node.target) if isinstance(node.target, OpOverload) else node.target is operator.getitem
+
+
+@functools.cache
+def _gives_memory(operation: OpOverload) -> bool:
+    return operation in _VIEWS or any(each.alias_info is not None for each in operation._schema.returns)
 
 
 def _original(view: fx.Node) -> fx.Node | None:

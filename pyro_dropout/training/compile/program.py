@@ -23,13 +23,14 @@ from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.carried_casts import carry_casts, cast
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
+from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
-from pyro_dropout.training.compile.swift_calls import call_swiftly
+from pyro_dropout.training.compile.swift_calls import called_swiftly
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
 
 Compiled = Callable[..., Sequence[Tensor]]
@@ -52,6 +53,7 @@ class Program:
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
             inputs may share memory then. If it is compiled and an output shows another input, none is.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
+        kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
@@ -67,6 +69,7 @@ class Program:
         carries: int = 0,
         writes: int = 0,
         fake: bool = False,
+        kept: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -88,11 +91,12 @@ class Program:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
-        self._compiled: Compiled = self.graph
-        if not compile:
-            call_swiftly(self.graph.graph)
-            self.graph.recompile()
-        else:
+        self._compiled: Compiled | None = None
+        self._kept = None
+        if compile and kept and self.writes:
+            self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
+        self._found = None if self._kept is None else self._kept.read()
+        if compile and self._found is None:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
@@ -113,6 +117,8 @@ class Program:
         """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
         with torch.no_grad():
             own = self.casts(inputs) if casts is None else casts
+            if self._compiled is None:
+                self._compiled = called_swiftly(self.graph)
             found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
         count = len(found) - len(self.carried)
         if casts is not None:
@@ -121,7 +127,8 @@ class Program:
 
     def replayed(self, inputs: list[Tensor]) -> Replayed:
         """Return what runs this program on these tensors, and returns the outputs that are not written over them."""
-        return Replayed(lambda: self.flat(inputs)[self.writes :])
+        note = None if self._kept is None else self._kept.write
+        return Replayed(lambda: self.flat(inputs)[self.writes :], self._found, note)
 
     @property
     def shapes(self) -> list[Tensor]:
@@ -263,13 +270,8 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
         import torch._inductor.config as inductor
         from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
-        # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
         on_gpu = any(tensor.is_cuda for tensor in inputs)
-        settings: dict[str, Any] = {
-            "combo_kernels": on_gpu,
-            "cpp.min_chunk_size": _GRAIN,
-            "fallback_random": not on_gpu,
-        }
+        settings = _settings(on_gpu)
         if on_gpu or inductor.cpp.vec_isa_ok is not None:
             return _by_inductor(graph, inputs, settings)
         # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
@@ -281,6 +283,12 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
                 raise
         valid_vec_isa_list.cache_clear()
         return _by_inductor(graph, inputs, settings)
+
+
+def _settings(on_gpu: bool) -> dict[str, Any]:
+    """Return how inductor is to compile."""
+    # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
+    return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
 
 
 def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:

@@ -5,6 +5,7 @@ operation runs once, and the shape of its result is read off. What needs more th
 whose shape depends on values, a class of tensors of its own) is left to ``make_fx``.
 """
 
+import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -81,14 +83,12 @@ class Recorder(TorchDispatchMode):
             self.graph.output([self._node(value) for value in results])
         except NotRecordedError:
             return None
-        return None if self._failed else fx.GraphModule(self.root, self.graph)
+        return None if self._failed else _LazyGraphModule(self.root, self.graph)  # no Python of it until it runs
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload) or not _READS_VALUES.isdisjoint(func.tags):
+        if not isinstance(func, OpOverload) or not _can_be_recorded(func):
             raise self._not_recorded()
-        if func._can_decompose() and not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CPU"):
-            raise self._not_recorded()  # in inference mode, where autograd has not taken it apart
         if func is _aten.lift_fresh.default:
             func = _aten.lift_fresh_copy.default  # the literal is copied at every call, in case it is written into
         given = self._noted(args), self._noted(kwargs)
@@ -143,6 +143,14 @@ class Recorder(TorchDispatchMode):
             raise self._not_recorded()
         node.meta["val"] = _shape_of(value)
         self._known[id(value)] = (weakref.ref(value), node)
+
+
+@functools.cache
+def _can_be_recorded(operation: OpOverload) -> bool:
+    """Whether an operation reads no values, and is not one that autograd takes apart, as it does not in inference."""
+    whole = not operation._can_decompose()
+    whole = whole or torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CPU")
+    return whole and _READS_VALUES.isdisjoint(operation.tags)
 
 
 def _is_plain(value: Tensor) -> bool:

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
+
 # A program that can be replayed: it names its inputs, makes and renames buffers, calls kernels, and returns buffers.
 _LINES = re.compile(
     r"(?:arg\w+(?:, )?)+ = args|args\.clear\(\)|#.*|del \w+|assert_\w+\(.*\)|"
@@ -47,6 +49,8 @@ class Replayed:
     Args:
         call: runs the whole program, and returns its outputs. Later calls run its kernels alone, if it does nothing
             else, and write over these outputs.
+        found: the kernels, with what they are called with, and the outputs, where they are known before the first call.
+        note: is given the same after a first call, if later ones run the kernels alone.
 
     Attributes:
         alone: whether they do; not known before the first call.
@@ -59,10 +63,14 @@ class Replayed:
         ([tensor([1., 1.])], False)
     """
 
-    def __init__(self, call: Callable[[], list[Tensor]]) -> None:
-        self._call, self.alone, self._called = call, False, 0
-        self._kept: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
-        self._last: list[Tensor] = []
+    def __init__(
+        self,
+        call: Callable[[], list[Tensor]],
+        found: tuple[list[Call], list[Tensor]] | None = None,
+        note: Callable[[list[Call], list[Tensor]], None] | None = None,
+    ) -> None:
+        self._call, self.alone, self._called, self._note = call, found is not None, int(found is not None), note
+        self._kept, self._last = found or ([], [])
 
     def __call__(self) -> list[Tensor]:
         """Run the program."""
@@ -94,6 +102,8 @@ class Replayed:
         finally:
             CompiledFxGraph.__call__ = real  # type: ignore[method-assign]
         self._called += 1
+        if self.alone and self._note is not None:
+            self._note(self._kept, self._last)
         return self._last
 
     @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 _aten = torch.ops.aten
-_FUNCTIONS = {
+FUNCTIONS = {
     **{getattr(_aten, name).Tensor: getattr(torch, name) for name in ("add", "sub", "mul", "div", "where", "maximum")
        if hasattr(getattr(_aten, name), "Tensor")},
     **{getattr(_aten, name).default: getattr(torch, name) for name in (
@@ -31,23 +31,24 @@ _FUNCTIONS = {
 _METHODS = {_aten.view.default: "view", _aten.expand.default: "expand"}
 
 
-def call_swiftly(graph: fx.Graph) -> None:
-    """Replace operations by torch's functions that call them, in a graph that is to be replayed one by one.
+def called_swiftly(graph: fx.GraphModule) -> fx.GraphModule:
+    """Return a graph that is to be replayed one by one, with torch's functions in place of the operations they call.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
-        >>> made = make_fx(lambda x: (x.exp() * 2).view(3, 1))(torch.zeros(3))
-        >>> call_swiftly(made.graph)
-        >>> _ = made.recompile()
+        >>> made = called_swiftly(make_fx(lambda x: (x.exp() * 2).view(3, 1))(torch.zeros(3)))
         >>> [node.target.__name__ for node in made.graph.nodes if node.op == "call_function"]
         ['exp', 'mul']
         >>> made(torch.zeros(3)).tolist()
         [[2.0], [2.0], [2.0]]
     """
-    for node in graph.nodes:
+    swift = fx.Graph()
+    swift.output(swift.graph_copy(graph.graph, {}))
+    for node in swift.nodes:
         if node.op != "call_function" or node.kwargs:
             continue
-        if node.target in _FUNCTIONS:
-            node.target = _FUNCTIONS[node.target]
+        if node.target in FUNCTIONS:
+            node.target = FUNCTIONS[node.target]
         elif node.target in _METHODS and len(node.args) == 2:
             node.op, node.target = "call_method", _METHODS[node.target]
+    return fx.GraphModule(graph, swift)

@@ -22,9 +22,10 @@ from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
+from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.preflight import check_trained
-from pyro_dropout.training.runner import TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun
 
 Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss
 

@@ -22,9 +22,10 @@ from pyro_dropout.training.ensemble.early_stopping import EnsembleWatch
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
 from pyro_dropout.training.ensemble.members_run import MembersRun
 from pyro_dropout.training.ensemble.share import Share
+from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
-from pyro_dropout.training.runner import TrainingRun, make_run
+from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.training_task import TrainingTask
 
 

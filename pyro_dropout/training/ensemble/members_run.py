@@ -59,13 +59,15 @@ class MembersRun(TrainingRun):
 
     def run_eagerly(self) -> None:
         """Take all steps without the compiled program."""
-        self._program = self._chain = None
+        self._program = self._chain = self._taped = None
 
     def advance(self, steps: int) -> Tensor:
         """Take ``steps`` steps, or fewer but at least one; return the losses before each, (steps, members)."""
         if self._program is None:  # the loss itself gives way if memory runs out
             return super().advance(steps)
         before, _ = super().state()
+        if self._taped is not None:  # which changes these tensors
+            before = {name: value.clone() for name, value in before.items()}
         clock, at_once = self.t.clone(), self._loss.at_once
 
         def attempt() -> Tensor:

@@ -1,0 +1,205 @@
+"""Kernels that are kept on disk give the same steps, and are never trusted blindly."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.compile import kept_kernels, kernel_folder, program
+from pyro_dropout.training.compile.kept_kernels import KeptKernels
+from pyro_dropout.training.compile.recorder import record
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "pyro_dropout"
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def entry(folder: Path, tmp_path: Path) -> Path:
+    (tmp_path / "library").write_bytes(b"kernel")
+    kernel_folder.write("key", {"calls": [1]}, {"0.so": tmp_path / "library"})
+    assert kernel_folder.read("key") == ({"calls": [1]}, {"0.so": folder / "key" / "0.so"})
+    return folder / "key"
+
+
+def test_what_is_damaged_is_absent_until_it_is_written_again(entry: Path, tmp_path: Path) -> None:
+    for name in ("0.so", "program.json"):
+        (entry / name).write_bytes((entry / name).read_bytes()[:-1])
+        assert kernel_folder.read("key") is None
+        kernel_folder.write("key", {"calls": [2]}, {"0.so": tmp_path / "library"})
+        assert kernel_folder.read("key") is not None
+    facts = json.loads((entry / "program.json").read_text())
+    (entry / "program.json").write_text(json.dumps(facts | {"facts": {"calls": [3]}}))
+    assert kernel_folder.read("key") is None
+    (entry / "0.so").unlink()
+    assert kernel_folder.read("key") is None
+
+
+@pytest.mark.parametrize("which", [".", "..", "0.so", "program.json"])
+def test_what_others_can_write_to_is_not_read(entry: Path, which: str) -> None:
+    (entry / which).chmod((entry / which).stat().st_mode | 0o020)
+    assert kernel_folder.read("key") is None
+
+
+def test_what_belongs_to_another_user_is_not_read(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    assert kernel_folder.read("key") is None
+
+
+def test_links_are_not_followed(entry: Path) -> None:
+    entry.rename(entry.parent / "other")
+    entry.symlink_to(entry.parent / "other")
+    assert kernel_folder.read("key") is None
+
+
+def test_old_programs_give_way(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_folder, "_MOST", 2)
+    (tmp_path / "library").write_bytes(b"kernel")
+    for k in range(4):
+        kernel_folder.write(f"key{k}", {}, {"0.so": tmp_path / "library"})
+        os.utime(folder / f"key{k}", (k, k))
+    assert sorted(path.name for path in folder.iterdir()) == ["key2", "key3"]
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE"])
+def test_nothing_is_kept_where_torch_keeps_nothing(entry: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1" if "DISABLE" in name else "0")
+    assert kernel_folder.place() is None
+    assert kernel_folder.read("key") is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").write_text("a file")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    kernel_folder.write("key", {}, {})
+    assert kernel_folder.read("key") is None
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def step(x: Tensor, y: Tensor) -> list[Tensor]:
+    """What the calls below do: noise is drawn, multiplied, and written over x."""
+    product = torch.mm(torch.randn(3, 3), y)
+    x.copy_(product)
+    return [product]
+
+
+def made(x: Tensor, y: Tensor) -> tuple[KeptKernels, list[Any], list[Tensor]]:
+    graph = record(step, [x.clone(), y.clone()])
+    assert graph is not None
+    noise, found = torch.empty(3, 3), torch.empty(20).as_strided((3, 3), (4, 1), 2)
+    calls = [(noise.normal_, (), {}), (torch.mm, (noise, y), {"out": found}), (torch.mm, (noise, y), {"out": x})]
+    return KeptKernels(graph, [x, y], "settings"), calls, [found]
+
+
+def test_calls_are_read_back_for_other_tensors(folder: Path) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    kept, calls, results = made(x, y)
+    assert kept.read() is None
+    kept.write(calls, results)
+    others = torch.zeros(9).view(3, 3), torch.randn(4, 3)[1:]
+    again, *_ = made(*others)
+    found = again.read()
+    assert found is not None
+    torch.manual_seed(0)
+    for function, args, named in found[0]:
+        function(*args, **named)
+    torch.manual_seed(0)
+    expected = torch.randn(3, 3) @ others[1]
+    torch.testing.assert_close(found[1][0], expected)
+    torch.testing.assert_close(others[0], expected)
+
+
+def test_calls_that_do_something_else_are_refused(folder: Path) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    kept, calls, results = made(x, y)
+    kept.write([*calls[:1], (torch.mm, (x, y), calls[1][2]), calls[2]], results)
+    assert len(list(folder.iterdir())) == 1
+    assert kept.read() is None
+    kept.write(calls, results)
+    assert kept.read() is not None
+
+
+def test_another_program_machine_or_setting_is_another_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    graph = record(step, [x.clone(), y.clone()])
+    other = record(lambda x, y: [x.copy_(y), x + 1], [x.clone(), y.clone()])
+    assert graph is not None
+    assert other is not None
+
+    def key(graph: Any = graph, x: Tensor = x, settings: str = "") -> str:
+        return KeptKernels(graph, [x, y], settings)._key
+
+    keys = [key(), key(other), key(x=x.t()), key(x=x.double()), key(settings="other")]
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_WRAPPER", "1")
+    keys.append(key())
+    monkeypatch.delenv("TORCHINDUCTOR_CPP_WRAPPER")
+    import torch._inductor.config as config
+
+    assert key() == keys[0]
+    with config.patch({"cpp.simdlen": 256}):
+        keys.append(key())
+    assert key() == keys[0]
+    monkeypatch.setattr(kept_kernels, "_processor", lambda: "another one")
+    keys.append(key())
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    keys.append(key())
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_cannot_be_written_down_is_not_kept(folder: Path) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    kept, calls, results = made(x, y)
+    for call in ((torch.exp, (x,), {"out": y}), (x.normal_, (1.0,), {}), (torch.mm, (x.double(), 3), {"out": y})):
+        kept.write([*calls, call], results)
+    kept.write(calls, [torch.empty(3, device="meta")])
+    assert not folder.exists()
+
+
+# --- trainings --------------------------------------------------------------------------------------------------------
+
+
+def trained(batch_size: int | None = None) -> list[Tensor]:
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
+    guide = pd.AutoDropout(model, keep=0.8)
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    how: dict[str, Any] = {"steps": 7, "batch_size": batch_size, "compile": True, "progress": False, "seed": 0}
+    history = pd.fit(model, guide, x, x**2, **how)
+    assert history.compiled
+    return [history.losses, *(value.detach() for value in guide.parameters())]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_a_second_training_takes_the_same_steps_without_the_compiler(
+    folder: Path, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count: list[None] = []
+    real = program._compile
+    monkeypatch.setattr(program, "_compile", lambda *given: (count.append(None), real(*given))[1])
+    first = trained(batch_size)
+    assert len(count) == 1
+    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
+    assert len(count) == 1
+    (entry,) = folder.iterdir()
+    library = entry / "0.so"
+    part = library.read_bytes()[:-8]
+    library.unlink()  # this process runs the whole one
+    library.write_bytes(part)
+    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
+    assert len(count) == 2, "a damaged library is made anew"
