@@ -32,6 +32,7 @@ print("compiling", history.compile_seconds)
 def once(device: str, threads: int, cache: str) -> tuple[float, float]:
     """Return the seconds of a process that takes one step, and how many of them it spent on compilation."""
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "TRITON_CACHE_DIR": f"{cache}/triton"}
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # Python's own default, as on most machines
     command = [sys.executable, "-c", CHILD.format(device=device, threads=threads)]
     start = time.perf_counter()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

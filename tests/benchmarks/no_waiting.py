@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[2]
 def timed(command: list[str], folder: Path, **environment: str) -> tuple[float, float]:
     """Return the seconds of a command, of the clock and of the processor, with an empty cache of the compiler."""
     with tempfile.TemporaryDirectory() as cache:
-        own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT), **environment}
+        usual = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}  # Python's own default, as on most machines
+        own = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, **usual, **environment}
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         subprocess.run([sys.executable, *command], cwd=folder, env=own, check=True, capture_output=True)
         seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -130,6 +130,30 @@ def test_what_shows_an_input_is_read_before_it_is_written_over(compile: bool) ->
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("optim", ["adam", "sgd"])
+@pytest.mark.parametrize("compile", [False, *RECORDED_OR_COMPILED])
+def test_the_gradient_of_one_parameter_may_be_another(compile: Any, optim: str) -> None:
+    """The loss is Σ ab, so that the gradients are b and a; neither may be written over before both are read."""
+
+    def model(x: Tensor) -> None:
+        a, b = (pyro.param(name, lambda k=k: torch.tensor([1.0 + k, 2.0 - 3 * k])) for k, name in enumerate("ab"))
+        pyro.factor("f", -(a * b).sum())
+
+    def guide(x: Tensor) -> None:
+        pass
+
+    pyro.clear_param_store()
+    a, b = (nn.Parameter(torch.tensor(value)) for value in ([1.0, 2.0], [2.0, -1.0]))
+    theirs = torch.optim.Adam([a, b], lr=0.01) if optim == "adam" else torch.optim.SGD([a, b], lr=0.01, momentum=0.9)
+    for _ in range(25):
+        theirs.zero_grad()
+        (a * b).sum().backward()
+        theirs.step()
+    pd.fit(model, guide, X, steps=25, compile=compile, optim=optim, **QUIET)
+    for name, expected in (("a", a), ("b", b)):
+        torch.testing.assert_close(pyro.param(name), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_model_whose_shapes_depend_on_values_is_traced_with_them() -> None:
     table = torch.tensor([2.0, -1.0, 3.0])
 
