@@ -54,7 +54,7 @@ docs: $(VENV)/.installed-docs ## Build the figures and the documentation into do
 	@if [ -f docs/make_figures.py ]; then echo "$(BIN)/python docs/make_figures.py"; $(BIN)/python docs/make_figures.py; fi
 	$(RUN) sphinx -W --keep-going -b html docs docs/_build/html
 
-compare: $(VENV)/.installed ## Compare five posterior approximations on CO2, into out/compare (ARGS=my.csv: on a table).
+compare: $(VENV)/.installed ## Compare six posterior approximations on CO2, into out/compare (ARGS=my.csv: on a table).
 	$(BIN)/pyro-dropout compare --out out/compare $(ARGS)
 
 clean: ## Remove caches and built documents; keep the virtual environment.
