@@ -14,7 +14,9 @@ from torch import nn
 
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
@@ -188,6 +190,7 @@ def fit(
             if isinstance(part, nn.Module):
                 part.to(device)
     place = place_of([model, guide], call) if device is None else torch.device(device)
+    likelihood_beside(model, place)
     call = call.trainable().to(place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
@@ -271,6 +274,24 @@ def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.de
     parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
     leaves = () if call is None else call.leaves()
     return next((value.device for value in itertools.chain(parameters, leaves)), torch.device("cpu"))
+
+
+def likelihood_beside(model: object, place: torch.device) -> None:
+    """Move a model's likelihood to its network: made with ``BayesianNet(net.cuda())``, it is on the CPU.
+
+    A GPU that replays a recorded step cannot fetch numbers from there.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1, device="meta"))
+        >>> likelihood_beside(model, place_of([model]))
+        >>> model.likelihood.log_tau.device.type
+        'meta'
+    """
+    inner = model.model if isinstance(model, Standardised) else model
+    likelihood: object = inner.likelihood if isinstance(inner, BayesianNet) else None
+    if isinstance(likelihood, nn.Module):
+        likelihood.to(place)
 
 
 def training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
