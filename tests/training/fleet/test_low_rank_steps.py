@@ -160,7 +160,7 @@ def steps_of(per: str, compile: Any, steps: int) -> tuple[list[str], Tensor, Ten
     assert run.compiled == (compile is not False)
     losses, slopes = [], []
     for _ in range(steps):
-        before = run.values
+        before = run.snapshot()  # steps may change them in place
         losses.append(run.advance(1)[0])
         slopes.append(torch.cat([(b - a).mean(0).flatten() / rate for a, b in zip(run.values, before, strict=True)]))
     return run.names, torch.stack(losses), torch.stack(slopes)
