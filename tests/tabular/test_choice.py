@@ -166,7 +166,7 @@ def test_a_choice_is_repeatable_and_leaves_the_random_state() -> None:
 @pytest.mark.deep
 def test_noise_that_grows_is_found_by_training() -> None:
     y = 2 * X + torch.where(X > 0, 1.0, 0.02) * ROUGH
-    found = choose_recipe(*halves(y), guide="mean-field", scale="plain", steps=600, width=10)
+    found = choose_recipe(*halves(y), guide="mean-field", scale="plain", steps=2400, width=10)
     assert found.recipe.noise == "by-input"
     low, high = found.prediction.interval(0.95)
     assert (high - low)[-5:].mean() > 2 * (high - low)[:5].mean()

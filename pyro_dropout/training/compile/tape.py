@@ -7,6 +7,7 @@ is used again as soon as nothing that follows reads it.
 """
 
 import operator
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -69,9 +70,19 @@ class Tape:
             facts = _Facts(nodes, given, [inputs[k] for k in changing])
             try:
                 self.results = self._laid_out(nodes, given, facts)
+                self._try_out()
             finally:
                 facts.put_back()
         self.calls = len(self._each)
+
+    def _try_out(self) -> None:
+        """Run all calls once, as they will run; raise if torch warns of one, as it does of results in wrong shapes."""
+        try:
+            with warnings.catch_warnings(action="error"):
+                self.begin()
+                self()
+        except Warning as cause:
+            raise NoTapeError("torch warns of an operation on the tape") from cause
 
     def begin(self) -> None:
         """Compute what stays the same within a round of calls."""
