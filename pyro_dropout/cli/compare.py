@@ -56,7 +56,7 @@ def compare(
     encoding: options.TextEncoding = None,
     separator: options.Separator = None,
     held_back: options.HeldBack = 0.2,
-    scale: options.PlainOrScale = "auto",
+    scale: options.ComparedScale = "auto",
     noise: options.GivenNoise = "constant",
     guides: options.Guides = None,
     reference: Annotated[
@@ -179,9 +179,7 @@ def _data(
     if name in BUNDLED:
         if reading.target is not None:
             raise options.refusal("--target", f"{name!r} has its own target; --target is for files.")
-        for option, value in (("scale", scale), ("noise", noise)):
-            if value not in ("auto", "plain", "constant"):
-                raise options.refusal(f"--{option}", f"{name!r} has a model of its own; --{option} is for files.")
+        _refuse_scale(scale, noise, f"{name!r} has a model of its own; this is for files.")
         data = BUNDLED[name]()
         return data, wave_model(data.train, 2 * width), []
     if not reading.held_back:
@@ -192,15 +190,20 @@ def _data(
         raise typer.BadParameter(f"{name!r} is neither a file nor a bundled data set ({known}).{hint}")
     data = reading.read(name)
     if data.classes:
-        for option, value in (("scale", scale), ("noise", noise)):
-            if value not in ("auto", "plain", "constant"):
-                raise options.refusal(f"--{option}", f"classes have no {option}; got {value!r}.")
+        _refuse_scale(scale, noise, "classes have no scale and no noise.")
         return data, table_model(data.train, data.classes, width), []
     on = natural_scale(data.train[1]) if scale == "auto" else scale
     model = table_model(data.train, data.classes, width, on, noise)
     if on != "plain":
         data = replace(data, note=f"{data.note} Guides are compared on its {on} scale (--scale plain for another).")
     return data, model, [("scale", on), ("noise", noise)]
+
+
+def _refuse_scale(scale: str, noise: str, reason: str) -> None:
+    """Raise if a scale or a noise was asked for, where the model has none to choose."""
+    for option, value in (("--scale", scale), ("--noise", noise)):
+        if value not in ("auto", "plain", "constant"):
+            raise options.refusal(option, f"{reason} Got {value!r}.")
 
 
 def _labels(data: "Dataset") -> dict[str, str]:

@@ -212,7 +212,7 @@ ScaleName = Annotated[
         help="Scale of a numeric target: log for positive numbers, logit for proportions, count for whole numbers.",
     ),
 ]
-PlainOrScale = Annotated[
+ComparedScale = Annotated[
     Literal["auto", "plain", "log", "logit", "count"],
     computing_option("--scale", help="Scale of a numeric target, as in fit; auto goes by the target's values alone."),
 ]

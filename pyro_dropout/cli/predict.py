@@ -1,7 +1,6 @@
 """``pyro-dropout predict``: predictions of a fitted run for the rows of a table."""
 
 import csv
-import difflib
 import itertools
 import os
 import random
@@ -266,9 +265,10 @@ def _check_picture(path: Path | None, over: str | None, inputs: list[str], out: 
         return
     _check_chart("--plot", path, {"--out": out}, data, folder)
     if over is not None and over not in inputs:
-        close = difflib.get_close_matches(over, inputs, 1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
-        raise refusal("--over", f"{over!r} is not an input of the run; choose from {', '.join(inputs)}.{meant}")
+        from pyro_dropout.mathematics.checks import did_you_mean
+
+        known = f"choose from {', '.join(inputs)}.{did_you_mean(over, inputs)}"
+        raise refusal("--over", f"{over!r} is not an input of the run; {known}")
 
 
 def _printed(name: str, values: "Sequence[Cell]", centre: "Number") -> "list[Cell]":

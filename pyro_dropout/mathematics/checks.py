@@ -3,6 +3,7 @@
 Every message names the argument, what is allowed, and what was given.
 """
 
+import difflib
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral, Real
@@ -123,6 +124,17 @@ def check_level(name: str, value: object) -> None:
     """Raise unless ``value`` is a number strictly between 0 and 1, such as the probability of an interval."""
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
         raise RangeError(f"{name} must lie strictly between 0 and 1; got {value!r}.")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question for the end of a message, if a misspelt name is close to a known one; else "".
+
+    Example:
+        >>> did_you_mean("prce", ["area", "price"]), did_you_mean("town", ["area", "price"])
+        (" Did you mean 'price'?", '')
+    """
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def check_device(name: str, value: object) -> torch.device:

@@ -1,12 +1,12 @@
 """A table in memory: named columns, and where each row stands in its file."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pyro_dropout.mathematics.checks import did_you_mean
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.tables.cells import Cell, brief
 from pyro_dropout.tables.texts import taken
@@ -53,11 +53,8 @@ class Table:
                 " be read. Convert it, or leave it out (--drop)."
             )
         if name not in self.columns:
-            close = difflib.get_close_matches(name, self.columns, 1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise PyroDropoutError(
-                f"{self.file} has no column {name!r}; its columns are {', '.join(self.columns)}.{meant}"
-            )
+            known = f"its columns are {', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
+            raise PyroDropoutError(f"{self.file} has no column {name!r}; {known}")
         return self.columns[name]
 
     def only(self, kept: Sequence[int] | NDArray[np.int64]) -> "Table":

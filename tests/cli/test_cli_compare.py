@@ -257,8 +257,8 @@ def test_guides_are_compared_on_the_scale_and_with_the_noise_asked_for(tmp_path:
             run("compare", data, "--target", "price", "--scale", "log", *few)
     assert type(scored[0].likelihood).__name__ == "Transformed"
     for options, complaint in {
-        ("--target", "kind", "--scale", "log"): "classes have no scale; got 'log'",
-        ("--target", "kind", "--noise", "by-input"): "classes have no noise; got 'by-input'",
+        ("--target", "kind", "--scale", "log"): "'--scale': classes have no scale and no noise. Got 'log'",
+        ("--target", "kind", "--noise", "by-input"): "'--noise': classes have no scale and no noise. Got 'by-input'",
     }.items():
         done = run("compare", data, *options, *few)
         assert (done.exit_code, complaint in done.stderr) == (2, True), done.stderr
