@@ -298,17 +298,18 @@ class AutoLaplace(SiteGuide):
         block = self._block(sites[0])
         if isinstance(block, Diagonal) or block is None or set(block.shapes) != set(sites):
             return super().layer_covariance(features, sites)
-        with_bias = torch.cat([features, torch.ones_like(features[:, :1])], -1) if len(sites) == 2 else features
         root = self._root(block, features)
         if isinstance(block, Kronecker):
             left = root.left.double()
-            # U diag_k(Σ_j (Tᵀφ)_j² s_kj²) Uᵀ
-            sizes = (with_bias @ root.right).square() @ root.widths.square().mT
+            # U diag_k(Σ_j (Tᵀφ)_j² s_kj²) Uᵀ; the last row of T is that of the bias, if there is one.
+            right, bias = root.right.split([features.shape[-1], len(sites) - 1])
+            sizes = (features @ right + bias.sum(0)).square() @ root.widths.square().mT
             rotated: Tensor = (left * sizes.double().unsqueeze(-2)) @ left.mT
             return rotated
         outputs = next(iter(block.shapes.values()))[0]
         parts = root.split([shape.numel() for shape in block.shapes.values()])
         by_output = torch.cat([part.reshape(outputs, -1, len(root)) for part in parts], 1)
+        with_bias = torch.cat([features, torch.ones_like(features[:, :1])], -1) if len(sites) == 2 else features
         found = []
         for phi in with_bias.split(max(1, _NUMBERS // (outputs * len(root)))):
             each = torch.einsum("ni,dip->ndp", phi, by_output).double()

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation, log_mean_sigmoid, sigmoid_moments
 from pyro_dropout.mathematics.positive_definite import semidefinite_root
+from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
 from pyro_dropout.prediction.moments import F64, Sums, block_log_prob, block_outer, block_sums, moments_of
 from pyro_dropout.protocols import Likelihood
 
@@ -45,13 +46,16 @@ class Nodes:
     def by_output(self, mean: Tensor, root: Tensor, piece: int) -> Iterator[tuple[slice, Tensor]]:
         """Yield some points, and outputs there, (points, D, count), of about ``piece`` numbers; ``root`` is L."""
         points, width = mean.shape
-        z = _normal(width, self.count, self.seed, mean.dtype, mean.device)
-        # m + L z is one product: (L, m)(z, 1).
-        affine = torch.cat([root.to(mean), mean.unsqueeze(-1)], -1)
+        affine, z = self.affine(mean, root)
         size = max(1, piece // (self.count * width))
         for start in range(0, points, size):
             some = slice(start, start + size)
             yield some, affine[some] @ z
+
+    def affine(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (L, m) of each point, (N, D, D + 1), and (z, 1), (D + 1, count): m + L z is their product."""
+        z = _normal(mean.shape[-1], self.count, self.seed, mean.dtype, mean.device)
+        return torch.cat([root.to(mean), mean.unsqueeze(-1)], -1), z
 
 
 @functools.lru_cache(maxsize=4)
@@ -173,6 +177,10 @@ def _is_one_class(likelihood: Likelihood) -> TypeGuard[Categorical]:
 
 def _classes(mean: Tensor, root: Tensor, nodes: Nodes, piece: int) -> Sums:
     """Return the moments of classes at each point, with a root of its covariance."""
+    if mean.is_cuda:
+        affine, z = nodes.affine(mean, root)
+        if has_class_kernel(affine):
+            return _with_noise(class_moments(affine, z))
     found = [_class_moments(f) for _, f in nodes.by_output(mean, root, piece)]
     return {name: torch.cat([part[name] for part in found]) for name in found[0]}
 
@@ -186,7 +194,10 @@ def _classes_without_waiting(mean: Tensor, covariance: Tensor, nodes: Nodes) -> 
 
 def _class_moments(f: Tensor) -> Sums:
     """Return the moments of classes over outputs, (N, C, T), in few passes over them; ``f`` may be overwritten."""
-    means = _with_whole_operations(f) if f.is_cuda else _in_cache(f)
+    return _with_noise(_with_whole_operations(f) if f.is_cuda else _in_cache(f))
+
+
+def _with_noise(means: Sums) -> Sums:
     found = {name: value.to(F64) for name, value in means.items()}
     return {**found, "noise": found["mean"] * (1 - found["mean"]) - found["spread"]}
 

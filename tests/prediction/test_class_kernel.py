@@ -1,0 +1,78 @@
+"""The kernel for the moments of classes gives what whole operations give."""
+
+import os
+
+import pytest
+import torch
+
+import pyro_dropout as pd
+from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
+from pyro_dropout.prediction.gaussian_outputs import Nodes, _in_cache, output_moments
+
+PLACE = "cuda" if torch.cuda.is_available() else "cpu"
+if PLACE == "cpu":  # Triton's own interpreter runs the kernel there; it is asked for before Triton is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+pytest.importorskip("triton")
+
+
+def _outputs(points: int, classes: int, size: float) -> tuple[torch.Tensor, torch.Tensor]:
+    mean = 2 * torch.randn(points, classes)
+    root = size * torch.randn(points, classes, classes).tril()
+    return mean.to(PLACE), root.to(PLACE)
+
+
+@pytest.mark.parametrize(("classes", "size"), [(2, 1.0), (3, 0.01), (10, 1.0), (17, 5.0), (32, 0.3)])
+def test_moments_are_those_of_whole_operations(classes: int, size: float) -> None:
+    affine, z = Nodes(300, 5).affine(*_outputs(7, classes, size))
+    ours = class_moments(affine, z)
+    theirs = _in_cache(affine.double() @ z.double())
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name].double(), theirs[name], rtol=2e-4, atol=2e-6, msg=name)
+
+
+def test_a_small_spread_keeps_its_digits() -> None:
+    """With squares of p itself, a spread of 1e-9 would drown in rounding."""
+    mean, root = _outputs(5, 4, 1e-4)
+    affine, z = Nodes(512, 1).affine(mean, root)
+    theirs = _in_cache(affine.double() @ z.double())["spread"]
+    assert theirs.max() < 1e-6
+    torch.testing.assert_close(class_moments(affine, z)["spread"].double(), theirs, rtol=1e-2, atol=1e-13)
+
+
+def test_a_class_that_cannot_be_has_no_probability() -> None:
+    mean, root = _outputs(3, 4, 1.0)
+    mean[:, 1], root[:, 1] = -torch.inf, 0
+    found = class_moments(*Nodes(256, 0).affine(mean, root))
+    assert (found["mean"][:, 1] == 0).all()
+    assert (found["votes"][:, 1] == 0).all()
+    assert all(value.isfinite().all() for value in found.values())
+
+
+def test_what_is_not_a_number_stays_so() -> None:
+    mean, root = _outputs(3, 4, 1.0)
+    mean[1, 2] = torch.nan
+    found = class_moments(*Nodes(256, 0).affine(mean, root))
+    for name in ("mean", "spread", "surprise"):
+        assert found[name][1].isnan().all()
+        assert found[name][[0, 2]].isfinite().all()
+
+
+@pytest.mark.skipif(PLACE == "cpu", reason="the kernel is asked for on a GPU only")
+def test_predictions_on_a_gpu_use_it() -> None:
+    mean, root = _outputs(50, 10, 1.0)
+    covariance = root.double() @ root.double().mT + 0.1 * torch.eye(10, device=PLACE)
+    assert has_class_kernel(Nodes(256, 0).affine(mean, root)[0])
+    ours = output_moments(pd.Categorical(), mean, covariance, Nodes(256, 0))
+    theirs = output_moments(pd.Categorical(), mean.cpu(), covariance.cpu(), Nodes(256, 0))
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name].cpu(), theirs[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_other_outputs_are_left_to_whole_operations() -> None:
+    wide = torch.zeros(2, 33, 34, device=PLACE)
+    assert not has_class_kernel(wide)
+    assert not has_class_kernel(wide[:, :3, :4].double())
+    assert not has_class_kernel(torch.zeros(2, 3, 4))
+    assert not has_class_kernel(wide[:0, :3, :4])
