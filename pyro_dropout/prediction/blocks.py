@@ -231,7 +231,7 @@ class Walk:
 
             try:
                 with quietly(self.weights.model, self.weights.posterior):
-                    self._programs[key] = Program(run, values, weights, *inputs)
+                    self._programs[key] = Program(run, values, weights, *inputs, bits=True)
             except Exception as cause:
                 if is_out_of_memory(cause):
                     raise

@@ -26,6 +26,7 @@ from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
+from pyro_dropout.training.compile.mask_bits import draw_bits
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.replayed import Replayed
@@ -54,6 +55,7 @@ class Program:
             inputs may share memory then. If it is compiled and an output shows another input, none is.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
         kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
+        bits: whether large masks on a GPU are drawn as bits, with other random numbers.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
@@ -70,6 +72,7 @@ class Program:
         writes: int = 0,
         fake: bool = False,
         kept: bool = False,
+        bits: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -87,7 +90,8 @@ class Program:
         self.writes = 0 if compile and _shows_inputs(self.graph.graph, writes) else writes
         if self.writes:
             _write_over(self.graph.graph, self.writes)
-        if self.carried or self.writes:
+        drawn = draw_bits(self.graph.graph) if compile and bits else 0
+        if self.carried or self.writes or drawn:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
