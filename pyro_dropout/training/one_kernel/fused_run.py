@@ -1,4 +1,4 @@
-"""A training run whose steps one kernel takes, many at a time; in all else it is a training run as any other."""
+"""A training run whose steps kernels of this package take, many at a time; in all else it is one as any other."""
 
 import time
 from collections.abc import Callable
@@ -8,21 +8,25 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.precision import precision_now
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import CHAIN, Batches
 from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Parameters
+from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
 from pyro_dropout.training.one_kernel.fused_steps import FusedSteps
-from pyro_dropout.training.one_kernel.small_network import SmallNetwork, small_network
+from pyro_dropout.training.one_kernel.small_network import small_network
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.wide_kernels.wide_network import wide_network
+from pyro_dropout.training.wide_kernels.wide_steps import WideSteps
 
 Run = TypeVar("Run", bound=TrainingRun)
 
 
 class FusedRun(TrainingRun):
-    """A training run whose steps one kernel takes.
+    """A training run whose steps one kernel takes, or, of a wide network, a few for each layer.
 
     Args:
         network: what the kernel has to know.
@@ -36,11 +40,12 @@ class FusedRun(TrainingRun):
         lr: learning rates, one for each network, if there are several.
         rows: the rows that each network sees at every step, without batches.
         batches: where mini-batches come from; None for all data at every step.
+        wide: whether the network is wide.
     """
 
     def __init__(
         self,
-        network: SmallNetwork,
+        network: DropoutNetwork,
         values: list[Tensor],
         update: Update,
         data: Callable[[], tuple[Tensor, Tensor]],
@@ -52,12 +57,14 @@ class FusedRun(TrainingRun):
         lr: Tensor | None = None,
         rows: Tensor | None = None,
         batches: Batches | None = None,
+        wide: bool = False,
     ) -> None:
         super().__init__(_no_step, values, update, write=write, lr=lr, batches=batches, compile=False)
         start = time.perf_counter()
         state = update.start(values)
         ordered = batches is not None
-        self._fused = FusedSteps(network, values, state, self.t, self.lr, data, buffers, batch, num_data, rows, ordered)
+        kind = WideSteps if wide else FusedSteps
+        self._fused = kind(network, values, state, self.t, self.lr, data, buffers, batch, num_data, rows, ordered)
         self._take_over()
         self.compile_seconds = time.perf_counter() - start
 
@@ -136,7 +143,9 @@ def fused_run(
         return None
 
     def made() -> FusedRun:
-        network = small_network(model, guide, loss, update, parameters, x, y, batch)
+        wide = precision_now() != "float32"
+        look = wide_network if wide else small_network
+        network = look(model, guide, loss, update, parameters, x, y, batch)
         assert isinstance(update, Update)
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
@@ -151,6 +160,7 @@ def fused_run(
             batch=batch,
             num_data=num_data,
             batches=batches,
+            wide=wide,
         )
 
     return _attempt(made)

@@ -113,7 +113,7 @@ def advance(
             for k in tl.static_range(LAYERS):
                 kept = draw(
                     given, drawn, limits, key, net.to(tl.uint32), low, high, point, inside,
-                    WIDTHS[k], SIZES[k], FIRSTS[k], UNITS, FIRSTS[LAYERS + k], QUADS, GIVEN,
+                    0, FIRSTS[k], UNITS, FIRSTS[LAYERS + k], QUADS, WIDTHS[k], SIZES[k], GIVEN,
                 )  # fmt: skip
                 a = a * kept
                 inputs = inputs + (a,)

@@ -53,25 +53,24 @@ def load_biases(values, start, OUT: tl.constexpr, ROWS: tl.constexpr):
 @triton.jit
 @no_type_check
 def draw(
-    given, drawn, limits, key, net, low, high, point, inside,
-    IN: tl.constexpr, COLUMNS: tl.constexpr, FIRST: tl.constexpr, UNITS: tl.constexpr, QUAD: tl.constexpr,
-    QUADS: tl.constexpr, GIVEN: tl.constexpr,
+    given, drawn, limits, key, net, low, high, point, inside, begin, first, units, quad, quads,
+    IN: tl.constexpr, COLUMNS: tl.constexpr, GIVEN: tl.constexpr,
 ):  # fmt: skip
-    """Return which inputs of a layer are kept at each point, (points, COLUMNS), as zeros and ones.
+    """Return which inputs of a layer are kept at each point, from ``begin`` on, (points, COLUMNS), as zeros and ones.
 
     A number belongs to its step, network, layer, point and unit, however many steps are taken at a time.
     """
-    unit = tl.arange(0, COLUMNS)
+    unit = begin + tl.arange(0, COLUMNS)
     if GIVEN:
-        places = (drawn + point)[:, None] * UNITS + FIRST + unit[None, :]
+        places = (drawn + point)[:, None] * units + first + unit[None, :]
         return tl.load(given + places, mask=inside[:, None] & (unit < IN)[None, :], other=0.0)
     else:
-        quad = tl.arange(0, COLUMNS // 4)
-        at = (point[:, None] * QUADS + QUAD + quad[None, :]).to(tl.uint32)
+        four = begin // 4 + tl.arange(0, COLUMNS // 4)
+        at = (point[:, None] * quads + quad + four[None, :]).to(tl.uint32)
         none = at * 0
         a, b, c, d = tl.philox(key, at, none + net, none + low, none + high)
         bits = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
-        limit = tl.load(limits + FIRST + unit, mask=unit < IN, other=0).to(tl.uint32)
+        limit = tl.load(limits + first + unit, mask=unit < IN, other=0).to(tl.uint32)
         return (bits <= limit[None, :]).to(tl.float32)
 
 

@@ -27,7 +27,7 @@ def adam(
 ):  # fmt: skip
     """Return parameters and moments after a step, and the KL before it, up to a constant."""
     p = tl.load(values + places, mask=there, other=0.0)
-    pull = tl.load(decay + places, mask=there, other=0.0) * p  # the gradient of the KL
+    pull = decay * p  # the gradient of the KL
     g = slope + pull
     mean = BETA1 * tl.load(first + places, mask=there, other=0.0) + (1 - BETA1) * g
     square = BETA2 * tl.load(second + places, mask=there, other=0.0) + (1 - BETA2) * g * g
@@ -52,14 +52,16 @@ def move_weights(
 ):  # fmt: skip
     if OUT == 1:
         places, there = line(start, IN, COLUMNS)
+        decays = tl.load(decay + places, mask=there, other=0.0)
         moved, mean, square, kl = adam(
-            values, first, second, decay, places, there, slope, rate, unbias, BETA1, BETA2, EPS
+            values, first, second, decays, places, there, slope, rate, unbias, BETA1, BETA2, EPS
         )
         return moved, mean, square, tl.sum(kl, 0)
     else:
         places, there = tile(start, OUT, IN, ROWS, COLUMNS)
+        decays = tl.load(decay + places, mask=there, other=0.0)
         moved, mean, square, kl = adam(
-            values, first, second, decay, places, there, slope, rate, unbias, BETA1, BETA2, EPS
+            values, first, second, decays, places, there, slope, rate, unbias, BETA1, BETA2, EPS
         )
         return moved, mean, square, tl.sum(tl.sum(kl, 1), 0)
 
@@ -71,11 +73,12 @@ def move_biases(
     BETA1: tl.constexpr, BETA2: tl.constexpr, EPS: tl.constexpr,
 ):  # fmt: skip
     if OUT == 1:
-        return adam(values, first, second, decay, start, True, slope, rate, unbias, BETA1, BETA2, EPS)
+        return adam(values, first, second, tl.load(decay + start), start, True, slope, rate, unbias, BETA1, BETA2, EPS)
     else:
         places, there = line(start, OUT, ROWS)
+        decays = tl.load(decay + places, mask=there, other=0.0)
         moved, mean, square, kl = adam(
-            values, first, second, decay, places, there, slope, rate, unbias, BETA1, BETA2, EPS
+            values, first, second, decays, places, there, slope, rate, unbias, BETA1, BETA2, EPS
         )
         return moved, mean, square, tl.sum(kl, 0)
 

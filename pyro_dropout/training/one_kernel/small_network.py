@@ -1,28 +1,11 @@
-"""Which trainings one kernel takes: small networks with dropout, trained as most are, and nothing else.
+"""Which trainings one kernel takes: those of small dropout networks."""
 
-Everything here is asked before the first step. Whatever is not in the list below is trained as any other model: the
-same loss, the same optimiser, more kernels.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
-import pyro.distributions as dist
 import torch
-from torch import Tensor, nn
 
-from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.precision import precision_now
-from pyro_dropout.generative.priors import Prior
-from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.guides.dropout import AutoDropout
-from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.training.compile.functional import Buffers, Parameters
-from pyro_dropout.training.compile.known_code import is_known
-from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.optimisers import Update, adam
+from pyro_dropout.training.compile.functional import Parameters
+from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, check, dropout_network
 
 WIDEST = 64  # units of a layer
 DEEPEST = 4  # weight layers
@@ -30,44 +13,6 @@ LARGEST = 2**11  # weights of a matrix product, each side rounded up to a power 
 # Products of a step in each direction, batch × weights. On an H200 many more of them take one processor as long as the
 # kernels of a compiled step take all processors.
 MOST_WORK = 200_000
-_KINDS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.Tanh: 1, nn.Sigmoid: 2, nn.SiLU: 3}  # as the kernel counts them
-
-
-class NotSmallError(Exception):
-    """Why a training is not one for the kernel."""
-
-
-@dataclass(frozen=True)
-class SmallNetwork:
-    """What the kernel has to know of a network, its guide and its optimiser.
-
-    Attributes:
-        widths: units of each layer, inputs and outputs included.
-        kinds: the activation after each layer but the last, as the kernel counts them.
-        places: where the weight and the bias of each layer, and last a learned log precision, are among the parameters.
-        keeps: where each layer's keep is among the buffers.
-        priors: where the prior's width of each weight and bias is among them, in turn.
-        log_tau: where the log precision of the noise is among them; None if it is learned.
-        adam: β₁, β₂ and ε.
-    """
-
-    widths: tuple[int, ...]
-    kinds: tuple[int, ...]
-    places: tuple[int, ...]
-    keeps: tuple[int, ...]
-    priors: tuple[int, ...]
-    log_tau: int | None
-    adam: tuple[float, float, float]
-
-    @property
-    def learned(self) -> bool:
-        """Whether the precision of the noise is trained too."""
-        return self.log_tau is None
-
-    @property
-    def weights(self) -> int:
-        """How many weights the network has, without biases."""
-        return sum(a * b for a, b in pairwise(self.widths))
 
 
 def products() -> str:
@@ -87,8 +32,8 @@ def padded(width: int) -> int:
 
 def small_network(
     model: object, guide: object, loss: object, update: object, parameters: Parameters, x: object, y: object, batch: int
-) -> SmallNetwork:
-    """Return what the kernel has to know of a training, or raise ``NotSmallError``.
+) -> DropoutNetwork:
+    """Return what the kernel has to know of a training, or raise ``NotTakenError``.
 
     Args:
         model: the model, or the first of several that are alike.
@@ -110,143 +55,11 @@ def small_network(
         >>> small_network(model, guide, loss, named("adam", 1e-3), parameters, x, y, 5).widths
         (2, 8, 1)
     """
-    _check(is_known(model, guide, loss, update), "code of a user runs at every step")
-    _check(precision_now() == "float32" and not _autocast(), "products are not in float32")
-    _check_loss(loss)
-    options = _adam_of(update)
-    inner = model.model if type(model) is Standardised else model
-    _check(type(inner) is BayesianNet, "the model is not a BayesianNet")
-    assert isinstance(inner, BayesianNet)
-    layers, kinds = _layers(inner)
-    likelihood = inner.likelihood
-    _check(type(likelihood) is Gaussian, "the likelihood is not Gaussian")
-    assert isinstance(likelihood, Gaussian)
-    widths = (layers[0][1].in_features, *(layer.out_features for _, layer in layers))
-    names = [f"{path}{part}" for path, _ in layers for part in ("weight", "bias")]
-    _check_model(inner, names)
-    _check(type(guide) is AutoDropout, "the guide is not AutoDropout")
-    assert isinstance(guide, AutoDropout)
-    trained = [*_means(guide, names)]
-    learned = isinstance(likelihood.log_tau, nn.Parameter)
-    if learned:
-        trained.append(likelihood.log_tau)
-    _check(likelihood.log_tau.numel() in (1, widths[-1]), "the precision has another shape than the outputs")
-    _check(not learned or likelihood.log_tau.numel() == widths[-1], "the outputs share a learned precision")
-    found = list(parameters.by_name.values())
-    _check(len(found) == len(trained) and not parameters.divided, "something else is trained too")
-    buffers = Buffers(model, guide)
-    held = {name: place for place, name in enumerate(buffers.names)}
-    within = "model.model" if type(model) is Standardised else "model"
-    _check_data(x, y, widths, found)
-    network = SmallNetwork(
-        widths,
-        kinds,
-        tuple(_index(found, value) for value in trained),
-        tuple(held[f"guide.states.{guide._sites[name].key}.keep"] for name in names[::2]),
-        tuple(held[f"{within}.prior_scale/{name.replace('.', '/')}"] for name in names),
-        None if learned else held[f"{within}.likelihood.log_tau"],
-        options,
-    )
-    _check(max(widths) <= WIDEST, f"a layer has more than {WIDEST} units")
-    _check(len(layers) <= DEEPEST, f"there are more than {DEEPEST} layers")
+    network = dropout_network(model, guide, loss, update, parameters, x, y)
+    widths = network.widths
+    check(max(widths) <= WIDEST, f"a layer has more than {WIDEST} units")
+    check(len(widths) - 1 <= DEEPEST, f"there are more than {DEEPEST} layers")
     largest = max((padded(a) * padded(b) for a, b in pairwise(widths) if b > 1), default=0)
-    _check(largest <= LARGEST, f"a layer has more than {LARGEST} weights")
-    _check(batch * network.weights <= MOST_WORK, "a step has too many products for one processor")
+    check(largest <= LARGEST, f"a layer has more than {LARGEST} weights")
+    check(batch * network.weights <= MOST_WORK, "a step has too many products for one processor")
     return network
-
-
-def _check(fits: bool, reason: str) -> None:
-    if not fits:
-        raise NotSmallError(reason)
-
-
-def _autocast() -> bool:
-    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
-
-
-def _check_loss(loss: object) -> None:
-    _check(type(loss) is ELBO, "the loss is not the ELBO of this package")
-    assert isinstance(loss, ELBO)
-    _check(loss.kl == "large_k", "the KL is not the paper's")
-    _check(loss.num_particles == 1, "there are several particles")
-    _check(loss.temperature == 1.0, "the KL has a temperature")
-    _check(not loss._shares, "all points share a draw")
-
-
-def _adam_of(update: object) -> tuple[float, float, float]:
-    """Return β₁, β₂ and ε of Adam without anything beside it."""
-    _check(isinstance(update, Update), "the optimiser runs outside the step")
-    assert isinstance(update, Update)
-    options = dict(update.options)
-    ours = update.apply.__code__ is adam().apply.__code__ if hasattr(update.apply, "__code__") else False
-    _check(ours and update.name == "adam" and {"betas", "eps", "weight_decay"} <= options.keys(), "it is not Adam")
-    _check(not options["weight_decay"], "Adam has a weight decay")
-    _check(update.schedule is None, "the learning rate has a schedule")
-    _check(update.clip_norm is None and update.clip_value is None, "gradients are clipped")
-    betas, eps = options["betas"], options["eps"]
-    assert isinstance(betas, list | tuple)
-    assert isinstance(eps, float | int)
-    return float(betas[0]), float(betas[1]), float(eps)
-
-
-def _layers(model: BayesianNet) -> tuple[list[tuple[str, nn.Linear]], tuple[int, ...]]:
-    """Return the Linear layers of a network, each with the start of its parameters' names, and the activations."""
-    net = model.net
-    parts = list(net.named_children()) if type(net) is nn.Sequential else [("", net)]
-    layers, kinds = [], []
-    for place, (path, part) in enumerate(parts):
-        if place % 2:
-            _check(type(part) in _KINDS, f"{type(part).__name__} is not an activation that the kernel has")
-            kinds.append(_KINDS[type(part)])
-            continue
-        _check(type(part) is nn.Linear, f"{type(part).__name__} stands where a Linear layer should")
-        assert isinstance(part, nn.Linear)
-        layers.append((f"{path}." if path else "", part))
-    _check(len(layers) == len(kinds) + 1, "the last layer is not Linear")
-    return layers, tuple(kinds)
-
-
-def _check_model(model: BayesianNet, names: list[str]) -> None:
-    _check(type(model.prior) is Prior and not model.learned, "a prior's width is learned")
-    _check(list(model.sites) == names, "a parameter is not random, or a layer has no bias")
-    _check(all(site.uses == 1 for site in model.sites.values()), "layers share a parameter")
-    _check(not model.hidden_parameters(), "a parameter is not random")
-    _check(not model.noise and not model.dropped and model._search is None, "the network has noise of its own")
-    _check(model.output is None and not model.whole_batch, "the network returns more than its outputs")
-
-
-def _means(guide: AutoDropout, names: list[str]) -> list[Tensor]:
-    """Return the means of the guide, in this order, if it is dropout of input units and points for biases."""
-    _check(sorted(guide._sites) == sorted(names), "guide and model have different sites")
-    _check(not guide.plates, "the guide has plates")
-    found: list[Tensor] = []
-    for name in names:
-        site, q = guide._sites[name], guide.posterior(name)
-        state = guide._states[site.key]
-        point = type(q) is dist.Delta
-        rows = type(q) is BernoulliMixture and q.noiseless and q.row_dim == 1 and name.endswith("weight")
-        _check(point or rows, f"{name} is neither a point nor dropped by input unit")
-        kept = state._buffers.get("keep")  # a point whose keep was changed by hand would be dropped by the kernel
-        _check(not point or kept is None or bool((kept == 1).all()), f"keep of {name} is not that of a point")
-        _check(set(state._parameters) == {"loc"}, f"more than the mean of {name} is trained")
-        found.append(state.get_parameter("loc"))
-    return found
-
-
-def _check_data(x: object, y: object, widths: tuple[int, ...], trained: Sequence[Tensor]) -> None:
-    for name, value, width in (("x", x, widths[0]), ("y", y, widths[-1])):
-        _check(isinstance(value, Tensor), f"{name} is not a tensor")
-        assert isinstance(value, Tensor)
-        _check(value.dim() == 2 and value.shape[1] == width, f"{name} is not (N, {width})")
-        _check(value.dtype == torch.float32 and value.is_contiguous(), f"{name} is not float32, row by row")
-        _check(not value.requires_grad, f"{name} has a gradient")
-    assert isinstance(x, Tensor)
-    for value in trained:
-        _check(value.dtype == torch.float32 and value.device == x.device, "parameters are not float32, beside the data")
-
-
-def _index(found: list[Tensor], value: Tensor) -> int:
-    place = next((k for k, each in enumerate(found) if each is value), None)
-    if place is None:
-        raise NotSmallError("a mean of the guide is not trained")
-    return place

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.precision import Precision, products_in
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.training.one_kernel import fused_run
 from pyro_dropout.training.optimisers import Update, named
@@ -32,16 +33,26 @@ def by_the_kernel() -> Iterator[None]:
         yield
 
 
-def one_run(model: Any, guide: Any, x: Tensor, y: Tensor, batch: int, update: Update | None, compile: bool) -> Any:
+def one_run(
+    model: Any,
+    guide: Any,
+    x: Tensor,
+    y: Tensor,
+    batch: int,
+    update: Update | None,
+    compile: bool,
+    precision: Precision = "float32",
+) -> Any:
     """Return a training that was set up as ``fit`` sets it up: by the kernel, or eagerly in float64 on the CPU."""
     if not compile:
         model, guide = copy.deepcopy((model, guide))
     how: Any = {"device": PLACE} if compile else {"device": "cpu", "dtype": torch.float64}
     model.to(**how), guide.to(**how)
-    call = ModelCall(model, (x.to(**how), y.to(**how), len(x)))
+    targets = y.to(**how) if y.is_floating_point() else y.to(how["device"])
+    call = ModelCall(model, (x.to(**how), targets, len(x)))
     task = TrainingTask(guide, pd.ELBO(), call)
     pyro.clear_param_store()
-    with by_the_kernel() if compile else contextlib.nullcontext():
+    with by_the_kernel() if compile else contextlib.nullcontext(), products_in(precision if compile else "float32"):
         run = task.run(update or named("adam", 0.01), batch, compile)
     assert isinstance(run, fused_run.FusedRun) is compile
     return run

@@ -31,7 +31,7 @@ def draw_all(
     for k in tl.static_range(LAYERS):
         kept = draw(
             limits, 0, limits, tl.load(key), net.to(tl.uint32), low, high, point, point < POINTS,
-            UNITS, SIZE, 0, UNITS, k * (SIZE // 4), LAYERS * (SIZE // 4), False,
+            0, 0, UNITS, k * (SIZE // 4), LAYERS * (SIZE // 4), UNITS, SIZE, False,
         )  # fmt: skip
         places = ((start + k) * POINTS + point)[:, None] * UNITS + unit[None, :]
         tl.store(out + places, kept, mask=(unit < UNITS)[None, :])

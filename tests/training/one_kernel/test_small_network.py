@@ -15,7 +15,8 @@ import pyro_dropout as pd
 from pyro_dropout.generative.precision import products_in
 from pyro_dropout.training.compile.functional import Parameters
 from pyro_dropout.training.one_kernel import fused_run
-from pyro_dropout.training.one_kernel.small_network import NotSmallError, SmallNetwork, small_network
+from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, NotTakenError
+from pyro_dropout.training.one_kernel.small_network import small_network
 from pyro_dropout.training.optimisers import adam, cosine_decay, from_optimiser, named, sgd
 
 
@@ -31,7 +32,7 @@ def looked_at(
     x: Any = None,
     y: Any = None,
     batch: int = 6,
-) -> SmallNetwork:
+) -> DropoutNetwork:
     model = pd.BayesianNet(layers(), likelihood=pd.Gaussian(4.0)) if model is None else model
     guide = pd.AutoDropout(model) if guide is None else guide(model)
     loss = pd.ELBO() if loss is None else loss
@@ -49,7 +50,7 @@ def test_an_ordinary_network_is_read_layer_by_layer() -> None:
     assert not found.learned
 
 
-ACCEPTED: dict[str, Callable[[], SmallNetwork]] = {
+ACCEPTED: dict[str, Callable[[], DropoutNetwork]] = {
     "one layer alone": lambda: looked_at(pd.BayesianNet(nn.Linear(3, 2))),
     "other activations": lambda: looked_at(
         pd.BayesianNet(
@@ -144,7 +145,7 @@ def shared() -> pd.ELBO:
 
 
 # why, and how
-REFUSED: dict[str, tuple[str, Callable[[], SmallNetwork]]] = {
+REFUSED: dict[str, tuple[str, Callable[[], DropoutNetwork]]] = {
     "a module of a user": ("code of a user", lambda: looked_at(pd.BayesianNet(Own()))),
     "a hook": ("code of a user", lambda: looked_at(hooked())),
     "an own likelihood": ("code of a user", lambda: looked_at(pd.BayesianNet(layers(), likelihood=Louder(1.0)))),
@@ -213,14 +214,14 @@ REFUSED: dict[str, tuple[str, Callable[[], SmallNetwork]]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_leaves_alone(name: str) -> None:
     reason, look = REFUSED[name]
-    with pytest.raises(NotSmallError, match=reason):
+    with pytest.raises(NotTakenError, match=reason):
         look()
 
 
 def test_it_leaves_lower_precision_alone() -> None:
-    with products_in("bf16"), pytest.raises(NotSmallError, match="float32"):
+    with products_in("bf16"), pytest.raises(NotTakenError, match="float32"):
         looked_at()
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotSmallError, match="float32"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(NotTakenError, match="float32"):
         looked_at()
 
 
@@ -230,12 +231,12 @@ def test_a_point_whose_keep_was_changed_by_hand_is_left_alone() -> None:
         guide._states[guide._sites["0.weight"].key].keep.fill_(0.5)
         return guide
 
-    with pytest.raises(NotSmallError, match="of a point"):
+    with pytest.raises(NotTakenError, match="of a point"):
         looked_at(guide=changed)
 
 
 def test_a_handler_around_a_training_is_seen() -> None:
-    with pyro.poutine.scale(scale=2.0), pytest.raises(NotSmallError, match="code of a user"):
+    with pyro.poutine.scale(scale=2.0), pytest.raises(NotTakenError, match="code of a user"):
         looked_at()
 
 

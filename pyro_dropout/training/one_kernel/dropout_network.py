@@ -1,0 +1,255 @@
+"""What kernels have to know of a training, and which they take at all: dropout networks, trained as most are.
+
+Everything here is asked before the first step. Whatever is not in the lists here is trained as any other model: the
+same loss, the same optimiser, more kernels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor, nn
+
+from pyro_dropout.generative.likelihood import Likelihood
+from pyro_dropout.generative.likelihoods import Categorical, Gaussian
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.precision import Precision, precision_now
+from pyro_dropout.generative.priors import Prior
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.guides.dropout import AutoDropout
+from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.training.compile.functional import Buffers, Parameters
+from pyro_dropout.training.compile.known_code import is_known
+from pyro_dropout.training.loss.elbo import ELBO
+from pyro_dropout.training.optimisers import Update, adam
+
+_KINDS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.Tanh: 1, nn.Sigmoid: 2, nn.SiLU: 3}  # as the kernel counts them
+
+
+class NotTakenError(Exception):
+    """Why a training is not one for a kernel."""
+
+
+@dataclass(frozen=True)
+class DropoutNetwork:
+    """What a kernel has to know of a network, its guide and its optimiser.
+
+    Attributes:
+        widths: units of each layer, inputs and outputs included.
+        kinds: the activation after each layer but the last, as the kernel counts them.
+        places: where the weight and the bias of each layer, and last a learned log precision, are among the parameters.
+        keeps: where each layer's keep is among the buffers.
+        priors: where the prior's width of each weight and bias is among them, in turn.
+        log_tau: where the log precision of the noise is among them; None if it is learned, or there is none.
+        adam: β₁, β₂ and ε.
+        classes: whether the outputs are the logits of classes; otherwise they are means of normal targets.
+    """
+
+    widths: tuple[int, ...]
+    kinds: tuple[int, ...]
+    places: tuple[int, ...]
+    keeps: tuple[int, ...]
+    priors: tuple[int, ...]
+    log_tau: int | None
+    adam: tuple[float, float, float]
+    classes: bool = False
+
+    @property
+    def learned(self) -> bool:
+        """Whether the precision of the noise is trained too."""
+        return self.log_tau is None and not self.classes
+
+    @property
+    def weights(self) -> int:
+        """How many weights the network has, without biases."""
+        return sum(a * b for a, b in pairwise(self.widths))
+
+
+def dropout_network(
+    model: object,
+    guide: object,
+    loss: object,
+    update: object,
+    parameters: Parameters,
+    x: object,
+    y: object,
+    *,
+    precision: Precision = "float32",
+    likelihoods: tuple[type[Likelihood], ...] = (Gaussian,),
+) -> DropoutNetwork:
+    """Return what a kernel has to know of a training, or raise ``NotTakenError``; sizes are not looked at.
+
+    Args:
+        model: the model, or the first of several that are alike.
+        guide: its guide.
+        loss: the loss.
+        update: the optimiser.
+        parameters: what is trained.
+        x: all inputs.
+        y: all targets.
+        precision: that of the kernel's products.
+        likelihoods: those that the kernel has.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> from pyro_dropout.training.optimisers import named
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        >>> model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
+        >>> guide, loss, x, y = pd.AutoDropout(model), pd.ELBO(), torch.zeros(5, 2), torch.zeros(5, 1)
+        >>> parameters = Parameters(model, guide, loss, (x, y), {})
+        >>> dropout_network(model, guide, loss, named("adam", 1e-3), parameters, x, y).widths
+        (2, 8, 1)
+    """
+    check(is_known(model, guide, loss, update), "code of a user runs at every step")
+    check(precision_now() == precision and not _autocast(), f"products are not in {precision}")
+    _check_loss(loss)
+    options = _adam_of(update)
+    inner = model.model if type(model) is Standardised else model
+    check(type(inner) is BayesianNet, "the model is not a BayesianNet")
+    assert isinstance(inner, BayesianNet)
+    layers, kinds = _layers(inner)
+    likelihood = inner.likelihood
+    names_of = " or ".join(each.__name__ for each in likelihoods)
+    check(type(likelihood) in likelihoods, f"the likelihood is not {names_of}")
+    widths = (layers[0][1].in_features, *(layer.out_features for _, layer in layers))
+    names = [f"{path}{part}" for path, _ in layers for part in ("weight", "bias")]
+    _check_model(inner, names)
+    check(type(guide) is AutoDropout, "the guide is not AutoDropout")
+    assert isinstance(guide, AutoDropout)
+    trained = [*_means(guide, names), *_noise(likelihood, widths[-1])]
+    found = list(parameters.by_name.values())
+    check(len(found) == len(trained) and not parameters.divided, "something else is trained too")
+    buffers = Buffers(model, guide)
+    held = {name: place for place, name in enumerate(buffers.names)}
+    within = "model.model" if type(model) is Standardised else "model"
+    classes = type(likelihood) is Categorical
+    _check_data(x, y, widths, found, classes)
+    return DropoutNetwork(
+        widths,
+        kinds,
+        tuple(_index(found, value) for value in trained),
+        tuple(held[f"guide.states.{guide._sites[name].key}.keep"] for name in names[::2]),
+        tuple(held[f"{within}.prior_scale/{name.replace('.', '/')}"] for name in names),
+        None if classes or len(trained) > len(names) else held[f"{within}.likelihood.log_tau"],
+        options,
+        classes,
+    )
+
+
+def _noise(likelihood: object, outputs: int) -> list[Tensor]:
+    """Return the precision of the noise, if it is learned."""
+    if isinstance(likelihood, Categorical):
+        check(
+            likelihood.shape is None and likelihood.ignore_index is None, "a point has many targets, or some have none"
+        )
+        return []
+    assert isinstance(likelihood, Gaussian)
+    learned = isinstance(likelihood.log_tau, nn.Parameter)
+    check(likelihood.log_tau.numel() in (1, outputs), "the precision has another shape than the outputs")
+    check(not learned or likelihood.log_tau.numel() == outputs, "the outputs share a learned precision")
+    return [likelihood.log_tau] if learned else []
+
+
+def check(fits: bool, reason: str) -> None:
+    """Raise ``NotTakenError`` for this reason unless something fits."""
+    if not fits:
+        raise NotTakenError(reason)
+
+
+def _autocast() -> bool:
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+
+def _check_loss(loss: object) -> None:
+    check(type(loss) is ELBO, "the loss is not the ELBO of this package")
+    assert isinstance(loss, ELBO)
+    check(loss.kl == "large_k", "the KL is not the paper's")
+    check(loss.num_particles == 1, "there are several particles")
+    check(loss.temperature == 1.0, "the KL has a temperature")
+    check(not loss._shares, "all points share a draw")
+
+
+def _adam_of(update: object) -> tuple[float, float, float]:
+    """Return β₁, β₂ and ε of Adam without anything beside it."""
+    check(isinstance(update, Update), "the optimiser runs outside the step")
+    assert isinstance(update, Update)
+    options = dict(update.options)
+    ours = update.apply.__code__ is adam().apply.__code__ if hasattr(update.apply, "__code__") else False
+    check(ours and update.name == "adam" and {"betas", "eps", "weight_decay"} <= options.keys(), "it is not Adam")
+    check(not options["weight_decay"], "Adam has a weight decay")
+    check(update.schedule is None, "the learning rate has a schedule")
+    check(update.clip_norm is None and update.clip_value is None, "gradients are clipped")
+    betas, eps = options["betas"], options["eps"]
+    assert isinstance(betas, list | tuple)
+    assert isinstance(eps, float | int)
+    return float(betas[0]), float(betas[1]), float(eps)
+
+
+def _layers(model: BayesianNet) -> tuple[list[tuple[str, nn.Linear]], tuple[int, ...]]:
+    """Return the Linear layers of a network, each with the start of its parameters' names, and the activations."""
+    net = model.net
+    parts = list(net.named_children()) if type(net) is nn.Sequential else [("", net)]
+    layers, kinds = [], []
+    for place, (path, part) in enumerate(parts):
+        if place % 2:
+            check(type(part) in _KINDS, f"{type(part).__name__} is not an activation that the kernel has")
+            kinds.append(_KINDS[type(part)])
+            continue
+        check(type(part) is nn.Linear, f"{type(part).__name__} stands where a Linear layer should")
+        assert isinstance(part, nn.Linear)
+        layers.append((f"{path}." if path else "", part))
+    check(len(layers) == len(kinds) + 1, "the last layer is not Linear")
+    return layers, tuple(kinds)
+
+
+def _check_model(model: BayesianNet, names: list[str]) -> None:
+    check(type(model.prior) is Prior and not model.learned, "a prior's width is learned")
+    check(list(model.sites) == names, "a parameter is not random, or a layer has no bias")
+    check(all(site.uses == 1 for site in model.sites.values()), "layers share a parameter")
+    check(not model.hidden_parameters(), "a parameter is not random")
+    check(not model.noise and not model.dropped and model._search is None, "the network has noise of its own")
+    check(model.output is None and not model.whole_batch, "the network returns more than its outputs")
+
+
+def _means(guide: AutoDropout, names: list[str]) -> list[Tensor]:
+    """Return the means of the guide, in this order, if it is dropout of input units and points for biases."""
+    check(sorted(guide._sites) == sorted(names), "guide and model have different sites")
+    check(not guide.plates, "the guide has plates")
+    found: list[Tensor] = []
+    for name in names:
+        site, q = guide._sites[name], guide.posterior(name)
+        state = guide._states[site.key]
+        point = type(q) is dist.Delta
+        rows = type(q) is BernoulliMixture and q.noiseless and q.row_dim == 1 and name.endswith("weight")
+        check(point or rows, f"{name} is neither a point nor dropped by input unit")
+        kept = state._buffers.get("keep")  # a point whose keep was changed by hand would be dropped by the kernel
+        check(not point or kept is None or bool((kept == 1).all()), f"keep of {name} is not that of a point")
+        check(set(state._parameters) == {"loc"}, f"more than the mean of {name} is trained")
+        found.append(state.get_parameter("loc"))
+    return found
+
+
+def _check_data(x: object, y: object, widths: tuple[int, ...], trained: Sequence[Tensor], classes: bool) -> None:
+    for name, value, width in (("x", x, widths[0]), ("y", y, widths[-1])):
+        check(isinstance(value, Tensor), f"{name} is not a tensor")
+        assert isinstance(value, Tensor)
+        check(
+            value.is_contiguous() and not value.requires_grad, f"{name} is not float32, row by row, without a gradient"
+        )
+        if classes and name == "y":
+            check(value.dim() == 1 and value.dtype == torch.int64, "y does not hold whole numbers of 64 bits, (N,)")
+            continue
+        check(value.dim() == 2 and value.shape[1] == width, f"{name} is not (N, {width})")
+        check(value.dtype == torch.float32, f"{name} is not float32, row by row")
+    assert isinstance(x, Tensor)
+    for value in trained:
+        check(value.dtype == torch.float32 and value.device == x.device, "parameters are not float32, beside the data")
+
+
+def _index(found: list[Tensor], value: Tensor) -> int:
+    place = next((k for k, each in enumerate(found) if each is value), None)
+    if place is None:
+        raise NotTakenError("a mean of the guide is not trained")
+    return place

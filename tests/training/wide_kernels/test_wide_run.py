@@ -1,0 +1,128 @@
+"""A training by the kernels of wide layers is one as any other: seeds, checkpoints, what is written back, fallbacks."""
+
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.training.one_kernel import fused_run
+from pyro_dropout.training.wide_kernels.wide_steps import WideSteps
+from tests.training.one_kernel.kernel_runs import PLACE, by_the_kernel
+
+pytestmark = pytest.mark.usefixtures("exact")
+
+QUIET: dict[str, Any] = {"progress": False, "lr": 0.02, "compile": True, "device": PLACE, "precision": "bf16"}
+
+
+def data(points: int = 19) -> tuple[Tensor, Tensor]:
+    x = torch.randn(points, 9, generator=torch.Generator().manual_seed(2))
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0)
+
+
+def pair() -> Any:
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(9, 20), nn.ReLU(), nn.Linear(20, 3)), likelihood=pd.Categorical())
+    return model, pd.AutoDropout(model, keep=0.8)
+
+
+def fitted(steps: int = 4, **how: Any) -> tuple[Any, Any]:
+    """Return the history and the guide of a training by the kernels, in batches that leave some points over."""
+    model, guide = pair()
+    with by_the_kernel():
+        history = pd.fit(model, guide, *data(), steps=steps, **{**QUIET, "seed": 5, "batch_size": 8, **how})
+    return history, guide
+
+
+@pytest.mark.deep
+def test_a_seed_repeats_a_training() -> None:
+    first, guide = fitted()
+    second, other = fitted()
+    third, _ = fitted(seed=6)
+    assert first.compiled
+    assert torch.equal(first.losses, second.losses)
+    assert not torch.equal(first.losses, third.losses)
+    torch.testing.assert_close(guide.mean(), other.mean(), rtol=0, atol=0)
+
+
+def test_the_kernels_take_the_steps_that_fit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    advance = WideSteps.advance
+
+    def counted(self: Any, steps: int, *rest: Any) -> Tensor:
+        taken.append(steps)
+        return advance(self, steps, *rest)
+
+    monkeypatch.setattr(WideSteps, "advance", counted)
+    history, _ = fitted(3)
+    assert sum(taken) == history.steps == 3
+
+
+@pytest.mark.deep
+def test_a_resumed_training_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None:
+    whole, guide = fitted(steps=7)
+    part, _ = fitted(steps=3, checkpoint=tmp_path)
+    resumed, other = fitted(steps=7, checkpoint=tmp_path)
+    assert part.steps == 3
+    assert torch.equal(resumed.losses, whole.losses)
+    torch.testing.assert_close(guide.mean(), other.mean(), rtol=0, atol=0)
+
+
+@pytest.mark.deep
+def test_a_checkpoint_of_other_steps_is_resumed_by_the_kernels(tmp_path: Path) -> None:
+    model, guide = pair()
+    how = {**QUIET, "seed": 5, "batch_size": 8, "checkpoint": tmp_path}
+    first = pd.fit(model, guide, *data(), steps=2, **{**how, "compile": False})
+    resumed, _ = fitted(steps=4, checkpoint=tmp_path)
+    assert torch.equal(resumed.losses[:2], first.losses.cpu())
+    model, guide = pair()
+    back = pd.fit(model, guide, *data(), steps=5, **{**how, "compile": False})
+    assert torch.equal(back.losses[:4].cpu(), resumed.losses)
+
+
+@pytest.mark.deep
+def test_the_loss_falls_as_it_does_by_other_steps() -> None:
+    """Two trainings with different masks: the means of their last losses agree within a tenth."""
+    how = {"steps": 40, "batch_size": None, "lr": 0.05}
+    by_kernels, _ = fitted(**how)
+    model, guide = pair()
+    by_others = pd.fit(model, guide, *data(), **{**QUIET, "seed": 5, "compile": False, **how})
+    first, last = by_kernels.losses[:5].mean(), by_kernels.losses[-10:].mean()
+    assert last < 0.8 * first
+    assert last.item() == pytest.approx(by_others.losses[-10:].mean().item(), rel=0.1)
+
+
+@pytest.mark.deep
+def test_early_stopping_restores_the_best_parameters() -> None:
+    history, guide = fitted(steps=12, validation=data(10), patience=1, check_every=3, lr=0.3)
+    assert history.validation
+    assert all(torch.isfinite(value).all() for value in guide.mean().values())
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter, which computes with numpy
+def test_a_training_that_diverges_returns_to_its_last_good_parameters() -> None:
+    model, guide = pair()
+    x, y = data()
+    with by_the_kernel(), pytest.raises(pd.DivergedError, match="the loss is"):
+        pd.fit(model, guide, x, y, steps=3, **{**QUIET, "lr": 1e38})
+    assert all(torch.isfinite(value).all() for value in guide.mean().values())
+
+
+def test_where_the_kernels_cannot_be_compiled_other_steps_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        torch.rand(3)
+        raise RuntimeError("no compiler")
+
+    how = {**QUIET, "compile": "traced", "seed": 5}
+    model, guide = pair()
+    plain = pd.fit(model, guide, *data(), steps=3, **how)
+    monkeypatch.setattr(fused_run, "WideSteps", broken)
+    monkeypatch.setattr(fused_run, "is_possible", lambda compile, device: True)
+    model, guide = pair()
+    found = pd.fit(model, guide, *data(), steps=3, **how)
+    assert found.traced
+    assert torch.equal(found.losses, plain.losses)
