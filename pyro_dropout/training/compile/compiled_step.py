@@ -11,6 +11,7 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.arguments import Arguments
+from pyro_dropout.training.compile.chain import Chain
 from pyro_dropout.training.compile.functional import (
     Buffers,
     Gradients,
@@ -20,7 +21,7 @@ from pyro_dropout.training.compile.functional import (
     make_step,
 )
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
-from pyro_dropout.training.compile.program import Chain, Program
+from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.compile.surroundings import Place, Surroundings
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
