@@ -143,7 +143,7 @@ class TrainingRun:
             return self._on_own_leaves(rest, index)
         changes = self._in_place is not None and (self._huge or not self.t.is_cuda)
         carries = self._count if self.t.is_cuda else 0  # a chain hands them on
-        how: Any = {"carries": carries}
+        how: Any = {"carries": carries, "captured": self._chains}
         if not changes or not apart_in_memory(whole, count):
             return Program(self._step, *inputs, compile=not self.traced, **how)
         if self.t.is_cuda and not self.traced:

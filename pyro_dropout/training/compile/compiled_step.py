@@ -78,7 +78,7 @@ class CompiledStep:
                 self.t, self.lr = clock(self._update, values, 0)
                 self._slots = state.read(self._update)
                 tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
-                self.program = Program(step, *tensors, outside=outside, like=like)
+                self.program = Program(step, *tensors, outside=outside, like=like, captured=self.t.is_cuda)
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])

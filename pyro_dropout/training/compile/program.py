@@ -6,7 +6,7 @@ operations; inductor fuses that graph. On a GPU a ``Chain`` captures several ste
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -20,17 +20,19 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.carried_casts import carry_casts, cast
+from pyro_dropout.training.compile.combined_kernels import alike_together
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
+from pyro_dropout.training.compile.paired_products import pair_products
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.swift_calls import called_swiftly
-from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
+from pyro_dropout.training.compile.thin_products import rewrite_skinny_products, sum_products_with_vectors
 from pyro_dropout.training.compile.updates_apart import updates_apart
 
 Compiled = Callable[..., Sequence[Tensor]]
@@ -54,6 +56,7 @@ class Program:
             inputs may share memory then. If it is compiled, either all of them are or none.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
         kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
+        captured: whether its calls are captured in a CUDA graph, where kernels of our own cost the host nothing.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
@@ -70,6 +73,7 @@ class Program:
         writes: int = 0,
         fake: bool = False,
         kept: bool = False,
+        captured: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -84,9 +88,13 @@ class Program:
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
         self.writes = writes if not compile or _can_write_over(self.graph.graph, flat[:writes]) else 0
+        on_gpu = compile and any(each.is_cuda for each in flat)
+        sums = sum_products_with_vectors(self.graph.graph) if on_gpu else 0
+        if on_gpu and captured and not self.writes:  # one after the other they need less memory
+            pair_products(self.graph.graph)
         if self.writes:
             _write_over(self.graph.graph, self.writes)
-        if self.carried or self.writes:
+        if self.carried or self.writes or on_gpu:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
@@ -96,7 +104,8 @@ class Program:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read()
         if compile and self._found is None:
-            self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+            with alike_together() if sums else nullcontext():  # such sums are short, and updates of weights are not
+                self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
         self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
