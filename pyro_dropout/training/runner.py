@@ -1,13 +1,15 @@
 """The state of one training run: parameters, optimiser, data order and the step, compiled or not.
 
 A run holds its parameters separately from the modules, as the leaves of a step's inputs, so that thousands of steps do
-not touch a module; ``publish`` puts them back. On a CPU, and eagerly on a GPU, steps of one guide change its own
-tensors: parameters and the optimiser's state exist once. A compiled step has the optimiser in its program. Recorded
-steps, and those of a large network, have a program for the gradient alone, beside torch's own fused optimiser.
+not touch a module; ``publish`` puts them back. Steps of one guide change its own tensors on a CPU, eagerly on a GPU,
+and there with a huge network too: parameters and the optimiser's state exist once. A compiled step has the optimiser in
+its program. Recorded steps that change parameters, and on a CPU all those of a large network, have a program for the
+gradient alone, beside torch's own fused optimiser.
 """
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import CHAIN, Batches, Source
+from pyro_dropout.training.compile.chain import Chain
 from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import (
     Gradients,
@@ -23,7 +26,7 @@ from pyro_dropout.training.compile.functional import (
     StepInPlace,
     numbered,
 )
-from pyro_dropout.training.compile.program import Chain, Program, apart_in_memory, counting
+from pyro_dropout.training.compile.program import Program, apart_in_memory, counting
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
 from pyro_dropout.training.kept_memory import keep_freed_memory
@@ -32,6 +35,9 @@ from pyro_dropout.training.svi import warn_uncompiled
 
 # The most parameters that are copied now and then, so that a training that diverges can return to them.
 _LARGE = 2**23
+# The most parameters that recorded and compiled steps on a GPU compute anew: more than twice the memory, but then no
+# kernel waits for another one that still reads what it writes over.
+_HUGE = 2**26
 # The most parameters and moments of a network whose kernels are shorter than what inductor does around them.
 _SMALL = 2**20
 
@@ -76,7 +82,8 @@ class TrainingRun:
         guarded: bool = False,
     ) -> None:
         self._step, self._write, self._batches, self._in_place = step, write, batches, in_place
-        self._large = sum(value.numel() for value in values) > _LARGE
+        size = sum(value.numel() for value in values)
+        self._large, self._huge = size > _LARGE, size > _HUGE
         self._guarded, self.refused = guarded and self._large, False
         # The leaves that a step replaces: parameters first, then the optimiser's state.
         self.leaves, self._shape = tree_flatten((list(values), update.start(values)))
@@ -86,6 +93,7 @@ class TrainingRun:
         self._taped: TapedSteps | None = None
         self.t, self.lr = clock(update, values, 1)
         self.lr = self.lr if lr is None else lr.to(self.lr)
+        self._chains = self.t.is_cuda and (batches is None or batches.chained)  # steps in one graph
         self._inputs = inputs
         self._flat_inputs = tree_leaves(inputs)
         self._program: Program | None = None
@@ -133,9 +141,13 @@ class TrainingRun:
         small = sum(leaf.numel() for leaf in self.leaves) < _SMALL
         if self._in_place is None and self._tapes and self.traced and small and not self.t.is_cuda:
             return self._on_own_leaves(rest, index)
-        if self._in_place is None or self.t.is_cuda or not apart_in_memory(whole, count):
-            carries = self._count if self.t.is_cuda else 0  # a chain hands them on
-            return Program(self._step, *inputs, compile=not self.traced, carries=carries)
+        changes = self._in_place is not None and (self._huge or not self.t.is_cuda)
+        carries = self._count if self.t.is_cuda else 0  # a chain hands them on
+        how: Any = {"carries": carries, "captured": self._chains}
+        if not changes or not apart_in_memory(whole, count):
+            return Program(self._step, *inputs, compile=not self.traced, **how)
+        if self.t.is_cuda and not self.traced:
+            return Program(counting(self._step), *inputs, writes=count + 1, fake=True, **how)
         self._parted = self._gradients is not None and (self.traced or self._large)
         if self._parted:
             assert self._gradients is not None
@@ -180,7 +192,7 @@ class TrainingRun:
         try:
             with forked():
                 program = self._programmed(index)
-                if self.t.is_cuda and (self._batches is None or self._batches.chained):
+                if self._chains and not self._parted:
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
                     rows = [()] * CHAIN if self._order is None else [(row,) for row in self._order.unbind()]
                     each = [(*self._inputs, *row) for row in rows]

@@ -173,3 +173,26 @@ def test_a_small_network_runs_its_kernels_alone(batch_size: int | None, monkeypa
     model, guide = pair()
     pd.fit(model, guide, X, X, steps=30, batch_size=batch_size, compile=True, **QUIET)
     assert [each.alone for each in made] == [True]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("batch_size", [None, 64])
+@pytest.mark.parametrize("compile", RECORDED_OR_COMPILED)
+def test_a_huge_network_on_a_gpu_has_its_own_tensors_changed(
+    compile: Any, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a guide that draws nothing: several chains, and single steps after them."""
+    monkeypatch.setattr(runner, "_HUGE", 0)
+    found, x = [], torch.randn(256, 40, generator=torch.Generator().manual_seed(0)).cuda()
+    for kind in (False, compile):
+        pyro.clear_param_store()
+        torch.manual_seed(0)
+        hidden = [layer for _ in range(4) for layer in (nn.Linear(300, 300), nn.ReLU())]
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(40, 300), nn.ReLU(), *hidden, nn.Linear(300, 1)).cuda())
+        guide = pd.AutoDropout(model, keep=1.0)
+        places = [parameter.data_ptr() for parameter in guide.parameters()]
+        how = QUIET | {"steps": 45, "batch_size": batch_size, "lr": 1e-4}
+        history = pd.fit(model, guide, x, x[:, :1].sin(), compile=kind, **how)
+        assert [parameter.data_ptr() for parameter in guide.parameters()] == places
+        found.append((history.losses, [parameter.detach() for parameter in guide.parameters()]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)

@@ -11,6 +11,7 @@ from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.arguments import Arguments
+from pyro_dropout.training.compile.chain import Chain
 from pyro_dropout.training.compile.functional import (
     Buffers,
     Gradients,
@@ -20,7 +21,7 @@ from pyro_dropout.training.compile.functional import (
     make_step,
 )
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
-from pyro_dropout.training.compile.program import Chain, Program
+from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.compile.surroundings import Place, Surroundings
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
@@ -77,7 +78,7 @@ class CompiledStep:
                 self.t, self.lr = clock(self._update, values, 0)
                 self._slots = state.read(self._update)
                 tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
-                self.program = Program(step, *tensors, outside=outside, like=like)
+                self.program = Program(step, *tensors, outside=outside, like=like, captured=self.t.is_cuda)
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])

@@ -1,13 +1,12 @@
 """A step, traced through Pyro once and replayed compiled: on a CPU call by call, on CUDA many steps in one graph.
 
 make_fx turns the whole step, including Pyro's handlers, the gradient and the optimiser, into a graph of plain tensor
-operations; inductor fuses that graph. On a GPU several steps are captured in one CUDA graph, each reading what the one
-before has written, so that a replay costs one launch and copies nothing between steps.
+operations; inductor fuses that graph. On a GPU a ``Chain`` captures several steps in one CUDA graph.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -21,18 +20,21 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 from pyro_dropout.training.compile.carried_casts import carry_casts, cast
+from pyro_dropout.training.compile.combined_kernels import alike_together
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.mask_bits import draw_bits
+from pyro_dropout.training.compile.paired_products import pair_products
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.swift_calls import called_swiftly
-from pyro_dropout.training.compile.thin_products import rewrite_skinny_products
+from pyro_dropout.training.compile.thin_products import rewrite_skinny_products, sum_products_with_vectors
+from pyro_dropout.training.compile.updates_apart import updates_apart
 
 Compiled = Callable[..., Sequence[Tensor]]
 
@@ -52,10 +54,11 @@ class Program:
         carries: how many of its first inputs are parameters, which its first outputs replace, and whose copies in half
             precision a chain of calls hands on.
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
-            inputs may share memory then. If it is compiled and an output shows another input, none is.
+            inputs may share memory then. If it is compiled, either all of them are or none.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
         kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
         bits: whether large masks on a GPU are drawn as bits, with other random numbers.
+        captured: whether its calls are captured in a CUDA graph, where kernels of our own cost the host nothing.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
@@ -73,6 +76,7 @@ class Program:
         fake: bool = False,
         kept: bool = False,
         bits: bool = False,
+        captured: bool = False,
     ) -> None:
         flat, self._inputs = tree_flatten(inputs)
         outputs: list[TreeSpec] = []
@@ -86,12 +90,15 @@ class Program:
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
-        # Inductor may leave out the copy of what shows an input, and then reads what is written over it.
-        self.writes = 0 if compile and _shows_inputs(self.graph.graph, writes) else writes
+        self.writes = writes if not compile or _can_write_over(self.graph.graph, flat[:writes]) else 0
+        on_gpu = compile and any(each.is_cuda for each in flat)
+        sums = sum_products_with_vectors(self.graph.graph) if on_gpu else 0
+        if on_gpu and captured and not self.writes:  # one after the other they need less memory
+            pair_products(self.graph.graph)
         if self.writes:
             _write_over(self.graph.graph, self.writes)
         drawn = draw_bits(self.graph.graph) if compile and bits else 0
-        if self.carried or self.writes or drawn:
+        if self.carried or self.writes or on_gpu or drawn:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
@@ -101,7 +108,8 @@ class Program:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read()
         if compile and self._found is None:
-            self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+            with alike_together() if sums else nullcontext():  # such sums are short, and updates of weights are not
+                self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
         self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
@@ -233,10 +241,27 @@ def _made(
     function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"]
 ) -> torch.fx.GraphModule:
     # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
-    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True))
+    # What is traced without values meets tensors that have some: data, and a network's own parameters.
+    mixed = mode == "fake" and any(each.is_cuda for each in inputs)
+    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=mixed))
     with torch.no_grad(), tracing(shapes):
         graph: torch.fx.GraphModule = make_fx(function, tracing_mode=mode)(*inputs)
     return graph
+
+
+def _can_write_over(graph: torch.fx.Graph, inputs: list[Tensor]) -> bool:
+    """Whether inductor writes the first outputs over these inputs as it should."""
+    # Inductor may leave out the copy of what shows an input, and then reads what is written over it. On a GPU a kernel
+    # that reads an input by slices would write elsewhere first, which takes half as long again.
+    on_gpu = any(each.is_cuda for each in inputs)
+    return not _shows_inputs(graph, len(inputs)) and not (on_gpu and _read_by_slices(graph, len(inputs)))
+
+
+def _read_by_slices(graph: torch.fx.Graph, count: int) -> bool:
+    """Whether one of the first inputs is read in slices."""
+    places = [node for node in graph.nodes if node.op == "placeholder"][:count]
+    slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+    return any(owner(node) in places for node in slices)
 
 
 def _shows_inputs(graph: torch.fx.Graph, count: int) -> bool:
@@ -276,6 +301,11 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
 
         on_gpu = any(tensor.is_cuda for tensor in inputs)
         settings = _settings(on_gpu)
+        if on_gpu and graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+            # Kernels that are launched together need all that they read at once; what is changed in place on a GPU is
+            # too large for that.
+            with updates_apart():
+                return _by_inductor(graph, inputs, settings | {"combo_kernels": False})
         if on_gpu or inductor.cpp.vec_isa_ok is not None:
             return _by_inductor(graph, inputs, settings)
         # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
@@ -317,53 +347,3 @@ def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
 def _equal(left: Tensor, right: Tensor) -> bool:
     """Whether two constants have the same values; NaN equals NaN here."""
     return left is right or (left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))
-
-
-class Chain:
-    """A number of compiled steps captured in one CUDA graph.
-
-    It starts from these parameters, optimiser state, number of the next step and learning rate. ``inputs`` holds the
-    other inputs of each step; what changes between replays is copied into them.
-    """
-
-    def __init__(
-        self,
-        step: Step,
-        values: list[Tensor],
-        state: list[list[Tensor]],
-        t: Tensor,
-        lr: Tensor,
-        inputs: Sequence[tuple[Tree, ...]],
-    ) -> None:
-        self.values = [v.clone() for v in values]
-        self.state = [[s.clone() for s in each] for each in state]
-        self.t, self.lr, self.inputs = t.clone(), lr.clone(), inputs
-        # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
-        self.ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.no_grad(), torch.cuda.stream(stream):
-            for _ in range(3):  # let lazy initialisation and autotuning happen outside the capture
-                *_, loss = step(self.values, self.state, self.t, self.lr, *inputs[0])
-        torch.cuda.current_stream().wait_stream(stream)
-        self.losses = torch.zeros((len(inputs), *loss.shape), dtype=loss.dtype, device=t.device)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.no_grad(), torch.cuda.graph(self.graph):
-            values, state, times = self.values, self.state, self.t + self.ahead
-            losses = []
-            kept = {"casts": step.casts(values)} if isinstance(step, Program) else {}
-            for each, time in zip(inputs, times.unbind(), strict=True):
-                values, state, loss = step(values, state, time, self.lr, *each, **kept)
-                losses.append(loss)
-            torch._foreach_copy_(self.everything[:-1], [*values, *(s for each in state for s in each)])
-            self.t.add_(len(inputs))
-            self.losses.copy_(torch.stack(losses))
-
-    def replay(self) -> None:
-        """Take all steps of the chain."""
-        self.graph.replay()
-
-    @property
-    def everything(self) -> list[Tensor]:
-        """All tensors that a step changes: parameters, the optimiser's state, and last the number of the step."""
-        return [*self.values, *(s for each in self.state for s in each), self.t]

@@ -51,6 +51,44 @@ def rewrite_skinny_products(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def sum_products_with_vectors(graph: fx.Graph, device: str = "cuda") -> int:
+    """Replace products with a vector on ``device`` by sums, which inductor fuses with what is around them.
+
+    There a call of a matrix library takes longer than the sum. A graph that is not compiled would make all terms first.
+
+    Returns:
+        How many there were.
+    """
+    call, count = graph.call_function, 0
+    for target in (aten.mm.default, aten.addmm.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            *added, left, right = node.args
+            if node.kwargs or not all(isinstance(side, fx.Node) and "val" in side.meta for side in (left, right)):
+                continue
+            rows, columns = left.meta["val"].shape[0], right.meta["val"].shape[1]
+            if min(rows, columns) > 1 or not _whole_on(left, device):
+                continue
+            with graph.inserting_before(node):
+                if rows == 1:
+                    left = call(aten.t.default, (left,))
+                else:
+                    right = call(aten.t.default, (right,))
+                new = call(aten.sum.dim_IntList, (call(aten.mul.Tensor, (left, right)), [int(rows > 1)], True))
+                for bias in added:
+                    new = call(aten.add.Tensor, (new, bias))
+            new.meta = dict(node.meta)
+            node.replace_all_uses_with(new)
+            graph.erase_node(node)
+            count += 1
+    return count
+
+
+def _whole_on(side: fx.Node, device: str) -> bool:
+    """Whether a side of a product is on a device, and not in half precision, whose products are added up in float32."""
+    val = side.meta["val"]
+    return bool(val.device.type == device and val.dtype in (torch.float32, torch.float64))
+
+
 def join_passes(graph: fx.Graph, device: str = "cuda") -> None:
     """Compute A·η, Σ A² along rows and AᵀA in one pass, for each input A on ``device`` that needs all three."""
     products = graph.find_nodes(op="call_function", target=aten.mm.default)

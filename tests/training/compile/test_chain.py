@@ -9,12 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from pyro_dropout.training.compile.program import Chain
+from pyro_dropout.training.compile.chain import Chain
+from pyro_dropout.training.compile.program import Program, counting
 
 
 class Capture(TorchDispatchMode):
@@ -38,8 +40,12 @@ class Capture(TorchDispatchMode):
         return result
 
 
-def chain_of(step: Any, steps: int) -> tuple[Chain, Capture]:
+def chain_of(
+    step: Any, steps: int, values: Any = None, state: Any = None, t: Any = None, lr: Any = None
+) -> tuple[Chain, Capture]:
     capture = Capture()
+    start = [values or [torch.zeros(3)], state or [[torch.zeros(3)]]]
+    start += [torch.tensor(1.0) if t is None else t, torch.tensor(0.5) if lr is None else lr]
 
     @contextlib.contextmanager
     def graph(_: Any) -> Iterator[None]:
@@ -59,7 +65,7 @@ def chain_of(step: Any, steps: int) -> tuple[Chain, Capture]:
         mock.patch.object(torch.cuda, "graph", graph),
     ):
         inputs = [(torch.full((3,), float(k)),) for k in range(steps)]
-        made = Chain(step, [torch.zeros(3)], [[torch.zeros(3)]], torch.tensor(1.0), torch.tensor(0.5), inputs)
+        made = Chain(step, *start, inputs)
     return made, capture
 
 
@@ -97,3 +103,35 @@ def test_a_chain_takes_its_steps_one_after_another() -> None:
     torch.testing.assert_close(chain.values[0], value)
     assert chain.t.item() == 5
     assert chain.state[0][0].tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.deep)])
+def test_a_chain_of_steps_that_write_over_their_parameters_has_no_copies_of_them(compile: bool) -> None:
+    values, state, t, lr = [torch.zeros(3)], [[torch.ones(3)]], torch.tensor(1.0), torch.tensor(0.5)
+    program = Program(counting(descend), values, state, t, lr, torch.zeros(3), writes=3, compile=compile)
+    assert program.writes == 3
+    chain, _ = chain_of(program, 4, values, state, t, lr)
+    assert chain.values[0] is values[0]
+    assert chain.state[0][0] is state[0][0]
+    assert chain.t is t
+    value = torch.zeros(3)
+    for k in range(4):  # those that warmed it up are taken back
+        value = value - 0.5 * (value - k) / (1 + k)
+    torch.testing.assert_close(values[0], value)
+    assert (t.item(), state[0][0].tolist()) == (5, [5.0] * 3)
+
+
+def test_a_warm_up_that_fails_leaves_the_parameters_as_they_were() -> None:
+    values, state, t, lr = [torch.zeros(3)], [[torch.ones(3)]], torch.tensor(1.0), torch.tensor(0.5)
+    program = Program(counting(descend), values, state, t, lr, torch.zeros(3), writes=3, compile=False)
+    calls = []
+
+    def breaks(*given: Any, **more: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:
+            raise MemoryError
+        return Program.flat(program, *given, **more)
+
+    with mock.patch.object(program, "flat", breaks), pytest.raises(MemoryError):
+        chain_of(program, 4, values, state, t, lr)
+    assert (values[0].tolist(), state[0][0].tolist(), t.item()) == ([0.0] * 3, [1.0] * 3, 1.0)

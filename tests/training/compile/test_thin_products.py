@@ -7,7 +7,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dropout.training.compile import tall_products as tall
-from pyro_dropout.training.compile.thin_products import join_passes, rewrite_skinny_products
+from pyro_dropout.training.compile.thin_products import (
+    join_passes,
+    rewrite_skinny_products,
+    sum_products_with_vectors,
+)
 
 F64 = torch.float64
 PRODUCTS = ("mm", "bmm", "addmm")
@@ -47,6 +51,30 @@ def test_products_stay_what_they_are(function: Any, shapes: list[tuple[int, ...]
     assert [call for call in calls if call in PRODUCTS] == left
     assert found.shape == expected.shape
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (torch.mm, [(7, 50), (50, 1)]),
+        (torch.mm, [(1, 50), (50, 7)]),
+        (torch.mm, [(1, 50), (50, 1)]),
+        (lambda x, w: x @ w.t(), [(7, 50), (1, 50)]),
+        (lambda slope, x: slope.t() @ x, [(50, 1), (50, 7)]),
+        (lambda b, x, w: torch.addmm(b, x, w), [(1,), (7, 50), (50, 1)]),
+    ],
+)
+def test_products_with_a_vector_are_sums_on_a_gpu(function: Any, shapes: list[tuple[int, ...]]) -> None:
+    for kind, replaced in ((F64, True), (torch.float32, True), (torch.bfloat16, False)):
+        inputs = [torch.randn(shape, dtype=kind) for shape in shapes]
+        for device, left in (("cpu", not replaced), ("cuda", True)):
+            graph = make_fx(function)(*inputs)
+            assert sum_products_with_vectors(graph.graph, device) == (not left)
+            graph.graph.lint()
+            graph.recompile()
+            products = [n for n in graph.graph.nodes if str(n.target).split(".")[-2:-1] in (["mm"], ["addmm"])]
+            assert bool(products) == left
+            torch.testing.assert_close(graph(*inputs), function(*inputs), rtol=1e-5, atol=1e-5)
 
 
 def test_a_product_seen_from_its_other_side_is_left_alone() -> None:
