@@ -25,11 +25,13 @@ from torch.utils._config_module import _UNSET_SENTINEL
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.training.compile import kernel_folder
 from pyro_dropout.training.compile.lighter import owner
+from pyro_dropout.training.compile.plain_c.library import compiled, identity
+from pyro_dropout.training.compile.plain_c.program import LIBRARY, bound, plain
 
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
 
-_FORMAT = 1
+_FORMAT = 2
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _DRAWS = ("uniform_", "normal_")
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -85,6 +87,24 @@ class KeptKernels:
         pairs = zip([*mine[: len(theirs)], *results], [*theirs, *expected], strict=True)
         return all(_close(left, right) for left, right in pairs)
 
+    def compile(self) -> Fixed | None:
+        """Return kernels in plain C for these inputs, and keep them; None if there are none that do the same."""
+        made = plain(self._graph, self._given) if self._key else None
+        if made is None:
+            return None
+        facts, source = made
+        with compiled(source) as library:
+            if library is None:
+                return None
+            libraries = {LIBRARY: library}
+            try:
+                if not self._right(facts, libraries):
+                    return None
+                kernel_folder.write(self._key, facts, libraries)
+                return _filled(facts, libraries, self._given)
+            except (OSError, RuntimeError, ValueError, AttributeError):
+                return None  # torch's compiler may do better
+
     def write(self, calls: Sequence[Call], results: Sequence[Tensor]) -> None:
         """Keep what a first run has called, if all of it can be written down."""
         if not self._key:
@@ -104,9 +124,9 @@ def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> st
     """Return the digest of all that a compiled program depends on: itself, versions, the machine, and settings."""
     about = (
         *(_FORMAT, graph.code, [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
-        *(torch.__version__, torch.version.git_version, sys.version, platform.platform(), _processor()),
+        *(torch.__version__, torch.version.git_version, sys.version, _system(), _processor()),
         *(torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()),
-        torch.are_deterministic_algorithms_enabled(),
+        *(torch.are_deterministic_algorithms_enabled(), identity()),
         sorted((k, v) for k, v in os.environ.items() if k.startswith("TORCH") and k != "TORCHINDUCTOR_CACHE_DIR"),
         [_changed(sys.modules.get(name)) for name in ("torch._inductor.config", "torch._functorch.config")],
     )
@@ -120,6 +140,13 @@ def _changed(config: Any) -> list[tuple[str, str]]:
     now = {name: entry.user_override.get() for name, entry in config._config.items()}
     other = {name: value for name, value in now.items() if value is not _UNSET_SENTINEL}
     return sorted((name, repr(value)) for name, value in other.items() if value != config._config[name].default)
+
+
+def _system() -> tuple[object, ...]:
+    """Return what is below Python, without starting a process to ask."""
+    known = os.uname()
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    return known.sysname, known.release, known.version, known.machine, libc
 
 
 @functools.cache
@@ -197,6 +224,8 @@ def _filled(facts: dict[str, Any], libraries: dict[str, Path], given: Sequence[T
             calls.append((getattr(tensors[0], name), (), {}))
         elif kind == "kernel":
             calls.append((_loaded(libraries[name]), tensors, {}))
+        elif kind == "plain":
+            calls.append((bound(libraries[name], numbers["segment"], tensors), (), {}))
         elif kind == "product" and name in _PRODUCTS:
             calls.append((getattr(torch, name), tensors, {**numbers, "out": tensor(*out)}))
         else:

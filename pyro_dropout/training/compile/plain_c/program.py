@@ -1,0 +1,81 @@
+"""A recorded step as plain C: what it calls, as it is kept on disk, and its library."""
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, fx
+
+from pyro_dropout.training.compile.plain_c.order import Order
+from pyro_dropout.training.compile.plain_c.source import Source
+from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPlainError, Place
+from pyro_dropout.training.compile.plain_c.translation import Translation
+
+LIBRARY = "0.so"
+
+
+def plain(graph: fx.GraphModule, given: Sequence[Tensor]) -> tuple[dict[str, Any], str] | None:
+    """Return the calls of a step as JSON values, and the source of its library; None if it has no plain form.
+
+    Args:
+        graph: a recorded step on a CPU, which writes over its inputs after all else.
+        given: its inputs, then its constants.
+    """
+    try:
+        statements = Translation(graph, given)
+    except NotPlainError:
+        return None
+    order = Order(statements)
+    source = Source(order, statements.bounds)
+    own = {memory: number for number, memory in enumerate(_own(order))}
+
+    def described(place: Place) -> list[Any]:
+        whose = ["own", own[place.memory]] if place.memory.given is None else ["given", place.memory.given]
+        dtype = str(place.memory.shape.dtype).removeprefix("torch.")
+        return [*whose, dtype, list(place.size), list(place.stride), place.offset]
+
+    def whole(memory: Memory) -> list[Any]:
+        return described(Place(memory, tuple(memory.shape.shape), memory.shape.stride(), 0))
+
+    def called(call: Call) -> list[Any]:
+        if call.kind == "draw":
+            return ["draw", call.name, [described(call.write)], {}, None]
+        return ["product", call.name, [described(each) for each in call.reads], call.numbers, described(call.write)]
+
+    calls = [called(draw) for draw in order.draws]
+    for number, segment in enumerate(order.segments):
+        if source.memories[number]:
+            calls.append(
+                ["plain", LIBRARY, [whole(each) for each in source.memories[number]], {"segment": number}, None]
+            )
+        calls += [called(call) for call in segment.calls]
+    sizes = [max(8, -(-memory.shape.numel() * memory.shape.element_size() // 8) * 8) for memory in own]
+    return {"calls": calls, "results": [described(each) for each in statements.results], "own": sizes}, source.text
+
+
+def _own(order: Order) -> list[Memory]:
+    """Return the memories of the program's own, in the order in which they are written."""
+    written = [draw.write.memory for draw in order.draws]
+    for segment in order.segments:
+        written += [s.write.memory for loop in segment.loops for s in loop.statements]
+        written += [call.write.memory for call in segment.calls]
+    return [memory for memory in dict.fromkeys(written) if memory in order.stored]
+
+
+def bound(path: Path, segment: int, tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Return a function of a library, bound to the tensors that it reads and writes."""
+    function = getattr(_opened(path), f"segment{segment}")
+    pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
+
+    def run(kept: Sequence[Tensor] = tensors) -> None:  # the tensors live as long as the function
+        if function(pointers):
+            raise IndexError("the number of a row is out of range")
+
+    return run
+
+
+@functools.cache
+def _opened(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))
