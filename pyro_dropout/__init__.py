@@ -38,6 +38,9 @@ def __getattr__(name: str) -> _Any:
         raise ImportError(f'{name} needs scikit-learn; pip install "pyro-dropout[sklearn]"') from missing
     finally:
         if collects:
+            if not _gc.get_freeze_count():
+                _gc.freeze()
+                _gc.unfreeze()  # both together: what is there counts as old, and is not searched again soon
             _gc.enable()
     globals()[name] = found
     return found

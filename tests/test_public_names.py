@@ -191,3 +191,16 @@ def test_an_import_leaves_the_garbage_collector_as_it_was(collects: bool) -> Non
         assert gc.isenabled() == collects
     finally:
         (gc.enable if before else gc.disable)()
+
+
+def test_an_import_leaves_what_a_user_has_frozen() -> None:
+    assert gc.get_freeze_count() == 0
+    assert pd.__getattr__("fit") is pd.fit
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        assert pd.__getattr__("fit") is pd.fit
+        assert gc.get_freeze_count() > frozen / 2  # a few are freed meanwhile
+    finally:
+        gc.unfreeze()

@@ -123,7 +123,7 @@ class _NotKeptError(RuntimeError):
 def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> str:
     """Return the digest of all that a compiled program depends on: itself, versions, the machine, and settings."""
     about = (
-        *(_FORMAT, graph.code, [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
+        *(_FORMAT, _told_graph(graph), [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
         *(torch.__version__, torch.version.git_version, sys.version, _system(), _processor()),
         *(torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()),
         *(torch.are_deterministic_algorithms_enabled(), identity()),
@@ -131,6 +131,11 @@ def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> st
         [_changed(sys.modules.get(name)) for name in ("torch._inductor.config", "torch._functorch.config")],
     )
     return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
+def _told_graph(graph: fx.GraphModule) -> list[str]:
+    """Return all that a graph does, in words; its Python source would take longer to write."""
+    return [f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}" for node in graph.graph.nodes]
 
 
 def _changed(config: Any) -> list[tuple[str, str]]:
@@ -144,6 +149,8 @@ def _changed(config: Any) -> list[tuple[str, str]]:
 
 def _system() -> tuple[object, ...]:
     """Return what is below Python, without starting a process to ask."""
+    if not hasattr(os, "uname"):
+        return (platform.platform(),)
     known = os.uname()
     libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
     return known.sysname, known.release, known.version, known.machine, libc
