@@ -25,6 +25,7 @@ from torch.utils._config_module import _UNSET_SENTINEL
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.training.compile import kernel_folder
 from pyro_dropout.training.compile.lighter import owner
+from pyro_dropout.training.compile.plain_c.by_torch import bound_call
 from pyro_dropout.training.compile.plain_c.library import compiled, identity
 from pyro_dropout.training.compile.plain_c.program import LIBRARY, bound, plain
 
@@ -233,6 +234,9 @@ def _filled(facts: dict[str, Any], libraries: dict[str, Path], given: Sequence[T
             calls.append((_loaded(libraries[name]), tensors, {}))
         elif kind == "plain":
             calls.append((bound(libraries[name], numbers["segment"], tensors), (), {}))
+        elif kind == "torch":
+            outs = [[number, tensor(*each)] for number, each in out]
+            calls.append((bound_call(name, numbers["args"], tensors, outs), (), {}))
         elif kind == "product" and name in _PRODUCTS:
             calls.append((getattr(torch, name), tensors, {**numbers, "out": tensor(*out)}))
         else:

@@ -13,7 +13,13 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-C_TYPES = {torch.float32: "float", torch.float64: "double", torch.bool: "unsigned char", torch.int64: "long long"}
+C_TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bool: "unsigned char",
+    torch.int32: "int",
+    torch.int64: "long long",
+}
 COMPARISONS = {
     getattr(getattr(aten, name), kind): "{0} %s {1}" % sign  # noqa: UP031 - the braces are for later
     for name, sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!="))
@@ -55,6 +61,8 @@ FORMULAS: dict[OpOverload, str] = {
     aten.mse_loss.default: "({0} - {1}) * ({0} - {1})",
     aten.mse_loss_backward.default: "2 * ({1} - {2}) * {0}",
     aten.where.self: "{0} ? {1} : {2}",
+    aten.lgamma.default: "lgamma_({0})",
+    aten.xlogy.Tensor: "{1} != {1} ? {1} : {0} == 0 ? 0 : {0} * log_({1})",
     aten.binary_cross_entropy_with_logits.default: "(1 - {1}) * {0} - log_sigmoid_({0})",
     **COMPARISONS,
     **LOGICAL,
@@ -66,6 +74,7 @@ RESTS: dict[OpOverload, tuple[int, tuple[object, ...]]] = {
     aten.mse_loss_backward.default: (3, (0,)),
     aten.binary_cross_entropy_with_logits.default: (2, (None, None, 0)),
 }
+SLOW = ("lgamma_",)
 _POWERS: dict[float, str] = {
     1.0: "{0}",
     2.0: "{0} * {0}",
@@ -193,7 +202,7 @@ def written(formula: str, operands: Sequence[str], c_type: str) -> str:
 
 def functions() -> str:
     """Return the functions that formulas use, in C."""
-    names = {"f": ("sqrt",), "d": ("sqrt", "expm1", "log1p", "exp", "log", "tanh")}
+    names = {"f": ("sqrt", "lgamma"), "d": ("sqrt", "lgamma", "expm1", "log1p", "exp", "log", "tanh")}
     made = [_EXP, _LOG, _TANH, _NEAR_ONE]
     for kind, c_type, suffix in (("f", "float", "f"), ("d", "double", "")):
         made += [f"#define {name}_{kind}(x) __builtin_{name}{suffix}(x)" for name in names[kind]]

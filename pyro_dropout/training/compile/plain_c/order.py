@@ -104,8 +104,9 @@ class Order:
 
     def _find_stored(self, results: Iterable[Place]) -> set[Memory]:
         stored = {place.memory for place in results}
-        stored |= {each.write.memory for each in self._level if isinstance(each, Call) or each.adds}
-        stored |= {each.write.memory for each in self.draws}
+        stored |= {each.write.memory for each in self._level if isinstance(each, Statement) and each.adds}
+        calls = [*self.draws, *(each for each in self._level if isinstance(each, Call))]
+        stored |= {place.memory for call in calls for place in call.writes}
         for memory, readers in self._readers.items():
             for reader, place in readers:
                 writers = memory.written

@@ -42,6 +42,9 @@ def plain(graph: fx.GraphModule, given: Sequence[Tensor]) -> tuple[dict[str, Any
     def called(call: Call) -> list[Any]:
         if call.kind == "draw":
             return ["draw", call.name, [described(call.write)], {}, None]
+        if call.kind == "torch":
+            outs = [[number, described(place)] for number, place in call.more]
+            return ["torch", call.name, [described(each) for each in call.reads], call.numbers, outs]
         return ["product", call.name, [described(each) for each in call.reads], call.numbers, described(call.write)]
 
     calls = [called(draw) for draw in order.draws]
@@ -60,7 +63,7 @@ def _own(order: Order) -> list[Memory]:
     written = [draw.write.memory for draw in order.draws]
     for segment in order.segments:
         written += [s.write.memory for loop in segment.loops for s in loop.statements]
-        written += [call.write.memory for call in segment.calls]
+        written += [place.memory for call in segment.calls for place in call.writes]
     return [memory for memory in dict.fromkeys(written) if memory in order.stored]
 
 

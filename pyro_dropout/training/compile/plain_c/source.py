@@ -101,7 +101,7 @@ class _Body:
             self._body.append(f"{self._at(statement.write)} += {value};")
             return
         name = f"s{len(self._sums)}"
-        wide = self._size and self._size[-1] >= _WIDE
+        wide = bool(self._size) and self._size[-1] >= _WIDE and memory.c_type == "float"
         self._sums.append(f"{'double' if wide else memory.c_type} {name} = 0;")
         self._body.append(f"{name} += {value};")
         self._after.append(f"{self._at(statement.write)} += {name};")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -81,10 +82,25 @@ class Statement:
 
 @dataclass(eq=False)
 class Call:
-    """A call of torch: a random draw, or a matrix product."""
+    """A call of torch: a random draw, a matrix product, or another operation.
+
+    Attributes:
+        kind: "draw", "product" or "torch".
+        name: of the function.
+        reads: the tensors that it is given.
+        write: where its result goes.
+        more: where further results go, with their numbers; for the kind "torch" all of them.
+        numbers: its other arguments.
+    """
 
     kind: str
     name: str
     reads: list[Place]
     write: Place
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, Any] = field(default_factory=dict)
+    more: list[tuple[int, Place]] = field(default_factory=list)
+
+    @property
+    def writes(self) -> list[Place]:
+        """Where its results go."""
+        return [place for _, place in self.more] if self.more else [self.write]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from pyro_dropout.training.compile.plain_c.by_torch import BY_TORCH, MOST, told
 from pyro_dropout.training.compile.plain_c.formulas import (
     C_TYPES,
     COMPARISONS,
@@ -20,40 +21,18 @@ from pyro_dropout.training.compile.plain_c.formulas import (
     FORMULAS,
     LOGICAL,
     RESTS,
+    SLOW,
     literal,
     power,
 )
+from pyro_dropout.training.compile.plain_c.operations import DRAWS, FILLS, PRODUCTS, SUMS, VALUES, VIEWS
 from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPlainError, Place, Statement
 
 aten = torch.ops.aten
 
 _MOST = 2**15  # elements: above it torch uses a second thread
-_SLOW_ELEMENTS = 2**10  # for which functions in double precision, without a vector form, may be computed
+_SLOW_ELEMENTS = 2**10  # for which functions may be computed that have no vector form
 _TERMS = 2**13  # of a sum that is added up one by one
-_VIEWS = {
-    *(aten.detach.default, aten.alias.default, aten.view.default, aten._unsafe_view.default, aten.expand.default),
-    *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int),
-    *(aten.t.default, aten.transpose.int, aten.permute.default, aten.slice.Tensor, aten.diagonal.default),
-    *(aten.unbind.int, aten.split.Tensor, aten.split_with_sizes.default),
-}
-_FILLS = {
-    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default), 0.0),
-    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), 1.0),
-}
-_VALUES = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
-_SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim}
-_DRAWS = {
-    aten.rand.default: "uniform_",
-    aten.randn.default: "normal_",
-    aten.rand_like.default: "uniform_",
-    aten.randn_like.default: "normal_",
-}
-_PRODUCTS = {
-    aten.mm.default: "mm",
-    aten.addmm.default: "addmm",
-    aten.bmm.default: "bmm",
-    aten.baddbmm.default: "baddbmm",
-}
 
 
 class Translation:
@@ -71,7 +50,7 @@ class Translation:
         self.order: list[Statement | Call] = []
         self.results: list[Place] = []
         self.bounds: list[tuple[Place, int]] = []  # numbers of rows, and how many rows there are
-        self._slow = 0
+        self._slow, self._torch = 0, 0
         self._views: dict[fx.Node, Any] = {}  # tensors without values, whose storage tells the memory
         self._memories: dict[int, Memory] = {}
         self._over: set[int] = set()  # inputs that were written over
@@ -151,17 +130,17 @@ class Translation:
             return
         if not isinstance(operation, OpOverload):
             raise NotPlainError(str(operation))
-        if operation in _VIEWS:
+        if operation in VIEWS:
             self._show(node)
-        elif operation in _FILLS or operation in _VALUES:
-            value = _FILLS[operation] if operation in _FILLS else node.args[_VALUES[operation]]
+        elif operation in FILLS or operation in VALUES:
+            value = FILLS[operation] if operation in FILLS else node.args[VALUES[operation]]
             if not isinstance(value, int | float):
                 raise NotPlainError(str(operation))
             self._memory(self._result(node)).constant = float(value)
         elif operation in FORMULAS or operation is aten.pow.Tensor_Scalar:
             self._compute(node, operation)
         else:
-            special = _SPECIAL.get(operation)
+            special = Translation._by_torch if operation in BY_TORCH else _SPECIAL.get(operation)
             if special is None:
                 raise NotPlainError(str(operation))
             special(self, node)
@@ -192,14 +171,15 @@ class Translation:
                 continue
             statement.operands.append(len(statement.reads))
             statement.reads.append(place if place.size == write.size else place.broadcast(write.size))
-        if statement.c_type == "double" and "_(" in formula:
+        if any(name in formula for name in SLOW) or (statement.c_type == "double" and "_(" in formula):
             self._slow += math.prod(write.size)
             if self._slow > _SLOW_ELEMENTS:
                 raise NotPlainError("too many elements for functions without a vector form")
         self._append(statement)
 
     def _append(self, made: "Statement | Call") -> None:
-        made.write.memory.written.append(made)
+        for place in made.writes if isinstance(made, Call) else [made.write]:
+            place.memory.written.append(made)
         self.order.append(made)
 
     def _compute(self, node: fx.Node, operation: OpOverload) -> None:
@@ -239,6 +219,9 @@ class Translation:
                 condition = condition or (operation in COPIES and c_type == "unsigned char")
                 casts.append("" if own == c_type or condition else c_type)
                 operands.append(each)
+            elif isinstance(each, int) and c_type == "long long":
+                casts.append("")
+                operands.append(f"{each}LL")
             elif isinstance(each, bool) or not isinstance(each, int | float) or c_type not in ("float", "double"):
                 raise NotPlainError(str(operation))
             else:
@@ -263,7 +246,8 @@ class Translation:
         dims = list(rest[0]) if rest and rest[0] else list(range(view.dim()))
         dims = [dim % max(view.dim(), 1) for dim in dims]
         result = self._result(node)
-        if not result.dtype.is_floating_point or view.dtype != result.dtype:
+        counts = view.dtype == torch.bool and result.dtype == torch.int64
+        if not counts and (not result.dtype.is_floating_point or view.dtype != result.dtype):
             raise NotPlainError(f"a sum of {view.dtype}")
         kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
         terms = math.prod(view.shape[dim] for dim in dims)
@@ -297,6 +281,16 @@ class Translation:
         self._state("{0}", [literal(0.0, C_TYPES[result.dtype])], result)
         self._state("{0}", [slope], view(result, *where))
 
+    def _diagonal(self, node: fx.Node) -> None:
+        """Add a matrix that is zero beside its diagonal."""
+        result = self._result(node)
+        made = node.target is aten.eye.default
+        if len(node.args) > 1 or result.dim() < 2:
+            raise NotPlainError(str(node.target))
+        c_type = C_TYPES[result.dtype]
+        self._state("{0}", [literal(0.0, c_type)], result)
+        self._state("{0}", [literal(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
+
     def _rows(self, node: fx.Node) -> None:
         """Add the choice of rows by their numbers."""
         source, index = node.args
@@ -321,7 +315,7 @@ class Translation:
         if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
             raise NotPlainError(str(node.target))
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("draw", _DRAWS[node.target], [], whole))  # type: ignore[index]
+        self._append(Call("draw", DRAWS[node.target], [], whole))  # type: ignore[index]
 
     def _multiply(self, node: fx.Node) -> None:
         if set(node.kwargs) - {"alpha", "beta"}:
@@ -329,7 +323,33 @@ class Translation:
         reads = [self._realised(each) for each in node.args]
         result = self._result(node)
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
-        self._append(Call("product", _PRODUCTS[node.target], reads, whole, dict(node.kwargs)))  # type: ignore[index, arg-type]
+        self._append(Call("product", PRODUCTS[node.target], reads, whole, dict(node.kwargs)))  # type: ignore[index]
+
+    def _by_torch(self, node: fx.Node) -> None:
+        """Add an operation that stays torch's own."""
+        reads: list[Place] = []
+
+        def number(tensor: fx.Node) -> int:
+            reads.append(self._realised(tensor))
+            return len(reads) - 1
+
+        self._torch += 1
+        try:
+            args = told(node.args, number)
+        except TypeError as cause:
+            raise NotPlainError(str(node.target)) from cause
+        if self._torch > MOST or node.kwargs:
+            raise NotPlainError(f"{node.target}, one of {self._torch}")
+        if isinstance(node.meta.get("val"), Tensor):
+            results = {0: self._result(node)}
+        else:
+            used = [(each.args[1], each) for each in node.users if each.target is operator.getitem]
+            results = {k: self._result(each) for k, each in used if isinstance(k, int)}
+            self._views[node] = results
+        more = [(k, Place(self._memory(each), tuple(each.shape), each.stride(), 0)) for k, each in results.items()]
+        if not more:
+            raise NotPlainError(f"{node.target} for nothing")
+        self._append(Call("torch", str(node.target), reads, more[0][1], {"args": args}, more))
 
     def _write_over(self, node: fx.Node) -> None:
         """Add the copy of a result over an input; no later statement reads that input."""
@@ -358,11 +378,12 @@ def _together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 
 
 _SPECIAL: dict[Any, Callable[[Translation, fx.Node], None]] = {
-    **dict.fromkeys(_SUMS, Translation._sum),
-    **dict.fromkeys(_DRAWS, Translation._draw),
-    **dict.fromkeys(_PRODUCTS, Translation._multiply),
+    **dict.fromkeys(SUMS, Translation._sum),
+    **dict.fromkeys(DRAWS, Translation._draw),
+    **dict.fromkeys(PRODUCTS, Translation._multiply),
     **dict.fromkeys((aten.stack.default, aten.cat.default), Translation._join),
     **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), Translation._part_of_zeros),
+    **dict.fromkeys((aten.eye.default, aten.diag_embed.default), Translation._diagonal),
     aten.index.Tensor: Translation._rows,
     aten.copy_.default: Translation._write_over,
 }
