@@ -25,9 +25,7 @@ from torch.utils._config_module import _UNSET_SENTINEL
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.training.compile import kernel_folder
 from pyro_dropout.training.compile.lighter import owner
-from pyro_dropout.training.compile.plain_c.by_torch import bound_call
-from pyro_dropout.training.compile.plain_c.library import compiled, identity
-from pyro_dropout.training.compile.plain_c.program import LIBRARY, bound, plain
+from pyro_dropout.training.compile.plain_c import library
 
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
@@ -90,14 +88,16 @@ class KeptKernels:
 
     def compile(self) -> Fixed | None:
         """Return kernels in plain C for these inputs, and keep them; None if there are none that do the same."""
-        made = plain(self._graph, self._given) if self._key else None
+        from pyro_dropout.training.compile.plain_c import program  # not needed where kernels are kept
+
+        made = program.plain(self._graph, self._given) if self._key else None
         if made is None:
             return None
         facts, source = made
-        with compiled(source) as library:
-            if library is None:
+        with library.compiled(source) as path:
+            if path is None:
                 return None
-            libraries = {LIBRARY: library}
+            libraries = {library.LIBRARY: path}
             try:
                 if not self._right(facts, libraries):
                     return None
@@ -127,7 +127,7 @@ def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> st
         *(_FORMAT, _told_graph(graph), [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
         *(torch.__version__, torch.version.git_version, sys.version, _system(), _processor()),
         *(torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()),
-        *(torch.are_deterministic_algorithms_enabled(), identity()),
+        *(torch.are_deterministic_algorithms_enabled(), library.identity()),
         sorted((k, v) for k, v in os.environ.items() if k.startswith("TORCH") and k != "TORCHINDUCTOR_CACHE_DIR"),
         [_changed(sys.modules.get(name)) for name in ("torch._inductor.config", "torch._functorch.config")],
     )
@@ -199,8 +199,8 @@ def _told(
         if isinstance(holder, Tensor) and name in _DRAWS and not args and not named:
             return ["draw", name, [tensor(holder)], {}, None]
         if isinstance(holder, ModuleType) and name == "kernel" and not named:
-            library = libraries.setdefault(Path(str(holder.__file__)), f"{len(libraries)}.so")
-            return ["kernel", library, [tensor(each) for each in args], {}, None]
+            file = libraries.setdefault(Path(str(holder.__file__)), f"{len(libraries)}.so")
+            return ["kernel", file, [tensor(each) for each in args], {}, None]
         numbers = {key: value for key, value in named.items() if key != "out"}
         plain = all(isinstance(value, int | float) for value in numbers.values())
         if name not in _PRODUCTS or not plain:
@@ -233,8 +233,10 @@ def _filled(facts: dict[str, Any], libraries: dict[str, Path], given: Sequence[T
         elif kind == "kernel":
             calls.append((_loaded(libraries[name]), tensors, {}))
         elif kind == "plain":
-            calls.append((bound(libraries[name], numbers["segment"], tensors), (), {}))
+            calls.append((library.bound(libraries[name], numbers["segment"], tensors), (), {}))
         elif kind == "torch":
+            from pyro_dropout.training.compile.plain_c.by_torch import bound_call
+
             outs = [[number, tensor(*each)] for number, each in out]
             calls.append((bound_call(name, numbers["args"], tensors, outs), (), {}))
         elif kind == "product" and name in _PRODUCTS:

@@ -14,6 +14,7 @@ import pyro_dropout as pd
 from pyro_dropout.training.compile import kept_kernels, kernel_folder, program
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.plain_c import formulas, library
+from pyro_dropout.training.compile.plain_c import program as plain_program
 from pyro_dropout.training.compile.recorder import record
 
 
@@ -188,9 +189,9 @@ def trained(batch_size: int | None = None, compile: Any = True) -> list[Tensor]:
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return a list that grows by one name whenever something is compiled."""
     count: list[str] = []
-    real, plain = program._compile, kept_kernels.compiled
+    real, plain = program._compile, library.compiled
     monkeypatch.setattr(program, "_compile", lambda *given: (count.append("torch"), real(*given))[1])
-    monkeypatch.setattr(kept_kernels, "compiled", lambda source: (count.append("C"), plain(source))[1])
+    monkeypatch.setattr(library, "compiled", lambda source: (count.append("C"), plain(source))[1])
     return count
 
 
@@ -201,7 +202,7 @@ def test_a_second_training_takes_the_same_steps_without_a_compiler(
     folder: Path, batch_size: int | None, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if how == "torch":
-        monkeypatch.setattr(kept_kernels, "plain", lambda *given: None)
+        monkeypatch.setattr(plain_program, "plain", lambda *given: None)
     count = _counted(monkeypatch)
     first = trained(batch_size)
     assert count == [how]

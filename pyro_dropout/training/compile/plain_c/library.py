@@ -1,5 +1,6 @@
-"""A source in C, compiled to a library: with the C++ compiler that torch's own compiler would use."""
+"""A source in C, compiled to a library with the C++ compiler that torch's own would use, and its functions."""
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -7,10 +8,13 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from torch import Tensor
+
+LIBRARY = "0.so"  # its name among what is kept
 # No flag changes a result: sums are vectorised where the source says so, and nowhere else.
 FLAGS = (
     *("-x", "c", "-std=gnu11", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
@@ -54,3 +58,20 @@ def compiled(text: str) -> Iterator[Path | None]:
         except (OSError, subprocess.SubprocessError):
             done = False
         yield made if done else None
+
+
+def bound(path: Path, segment: int, tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """Return a function of a library, bound to the tensors that it reads and writes."""
+    function = getattr(_opened(path), f"segment{segment}")
+    pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
+
+    def run(kept: Sequence[Tensor] = tensors) -> None:  # the tensors live as long as the function
+        if function(pointers):
+            raise IndexError("the number of a row is out of range")
+
+    return run
+
+
+@functools.cache
+def _opened(path: Path) -> ctypes.CDLL:
+    return ctypes.CDLL(str(path))

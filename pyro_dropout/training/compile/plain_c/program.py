@@ -1,19 +1,15 @@
 """A recorded step as plain C: what it calls, as it is kept on disk, and its library."""
 
-import ctypes
-import functools
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx
 
+from pyro_dropout.training.compile.plain_c.library import LIBRARY
 from pyro_dropout.training.compile.plain_c.order import Order
 from pyro_dropout.training.compile.plain_c.source import Source
 from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPlainError, Place
 from pyro_dropout.training.compile.plain_c.translation import Translation
-
-LIBRARY = "0.so"
 
 
 def plain(graph: fx.GraphModule, given: Sequence[Tensor]) -> tuple[dict[str, Any], str] | None:
@@ -65,20 +61,3 @@ def _own(order: Order) -> list[Memory]:
         written += [s.write.memory for loop in segment.loops for s in loop.statements]
         written += [place.memory for call in segment.calls for place in call.writes]
     return [memory for memory in dict.fromkeys(written) if memory in order.stored]
-
-
-def bound(path: Path, segment: int, tensors: Sequence[Tensor]) -> Callable[[], None]:
-    """Return a function of a library, bound to the tensors that it reads and writes."""
-    function = getattr(_opened(path), f"segment{segment}")
-    pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
-
-    def run(kept: Sequence[Tensor] = tensors) -> None:  # the tensors live as long as the function
-        if function(pointers):
-            raise IndexError("the number of a row is out of range")
-
-    return run
-
-
-@functools.cache
-def _opened(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
