@@ -1,6 +1,7 @@
 """The door of the package: every name is there, comes when it is asked for, and is on the API page where it belongs."""
 
 import ast
+import gc
 import importlib
 import inspect
 import pydoc
@@ -179,3 +180,27 @@ def test_dir_and_help_show_everything() -> None:
     assert {*pd.__all__, *FLOORS, "__version__"} <= set(dir(pd))
     text = pydoc.render_doc(pd, renderer=pydoc.plaintext)
     assert [name for name in pd.__all__ if name not in text] == []
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_an_import_leaves_the_garbage_collector_as_it_was(collects: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if collects else gc.disable)()
+        assert pd.__getattr__("fit") is pd.fit
+        assert gc.isenabled() == collects
+    finally:
+        (gc.enable if before else gc.disable)()
+
+
+def test_an_import_leaves_what_a_user_has_frozen() -> None:
+    assert gc.get_freeze_count() == 0
+    assert pd.__getattr__("fit") is pd.fit
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        frozen = gc.get_freeze_count()
+        assert pd.__getattr__("fit") is pd.fit
+        assert gc.get_freeze_count() > frozen / 2  # a few are freed meanwhile
+    finally:
+        gc.unfreeze()

@@ -25,11 +25,12 @@ from torch.utils._config_module import _UNSET_SENTINEL
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.training.compile import kernel_folder
 from pyro_dropout.training.compile.lighter import owner
+from pyro_dropout.training.compile.plain_c import library
 
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
 
-_FORMAT = 1
+_FORMAT = 2
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _DRAWS = ("uniform_", "normal_")
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -85,6 +86,26 @@ class KeptKernels:
         pairs = zip([*mine[: len(theirs)], *results], [*theirs, *expected], strict=True)
         return all(_close(left, right) for left, right in pairs)
 
+    def compile(self) -> Fixed | None:
+        """Return kernels in plain C for these inputs, and keep them; None if there are none that do the same."""
+        from pyro_dropout.training.compile.plain_c import program  # not needed where kernels are kept
+
+        made = program.plain(self._graph, self._given) if self._key else None
+        if made is None:
+            return None
+        facts, source = made
+        with library.compiled(source) as path:
+            if path is None:
+                return None
+            libraries = {library.LIBRARY: path}
+            try:
+                if not self._right(facts, libraries):
+                    return None
+                kernel_folder.write(self._key, facts, libraries)
+                return _filled(facts, libraries, self._given)
+            except (OSError, RuntimeError, ValueError, AttributeError):
+                return None  # torch's compiler may do better
+
     def write(self, calls: Sequence[Call], results: Sequence[Tensor]) -> None:
         """Keep what a first run has called, if all of it can be written down."""
         if not self._key:
@@ -103,14 +124,19 @@ class _NotKeptError(RuntimeError):
 def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> str:
     """Return the digest of all that a compiled program depends on: itself, versions, the machine, and settings."""
     about = (
-        *(_FORMAT, graph.code, [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
-        *(torch.__version__, torch.version.git_version, sys.version, platform.platform(), _processor()),
+        *(_FORMAT, _told_graph(graph), [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
+        *(torch.__version__, torch.version.git_version, sys.version, _system(), _processor()),
         *(torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()),
-        torch.are_deterministic_algorithms_enabled(),
+        *(torch.are_deterministic_algorithms_enabled(), library.identity()),
         sorted((k, v) for k, v in os.environ.items() if k.startswith("TORCH") and k != "TORCHINDUCTOR_CACHE_DIR"),
         [_changed(sys.modules.get(name)) for name in ("torch._inductor.config", "torch._functorch.config")],
     )
     return hashlib.sha256(repr(about).encode()).hexdigest()
+
+
+def _told_graph(graph: fx.GraphModule) -> list[str]:
+    """Return all that a graph does, in words; its Python source would take longer to write."""
+    return [f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}" for node in graph.graph.nodes]
 
 
 def _changed(config: Any) -> list[tuple[str, str]]:
@@ -120,6 +146,15 @@ def _changed(config: Any) -> list[tuple[str, str]]:
     now = {name: entry.user_override.get() for name, entry in config._config.items()}
     other = {name: value for name, value in now.items() if value is not _UNSET_SENTINEL}
     return sorted((name, repr(value)) for name, value in other.items() if value != config._config[name].default)
+
+
+def _system() -> tuple[object, ...]:
+    """Return what is below Python, without starting a process to ask."""
+    if not hasattr(os, "uname"):
+        return (platform.platform(),)
+    known = os.uname()
+    libc = os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else ""
+    return known.sysname, known.release, known.version, known.machine, libc
 
 
 @functools.cache
@@ -164,8 +199,8 @@ def _told(
         if isinstance(holder, Tensor) and name in _DRAWS and not args and not named:
             return ["draw", name, [tensor(holder)], {}, None]
         if isinstance(holder, ModuleType) and name == "kernel" and not named:
-            library = libraries.setdefault(Path(str(holder.__file__)), f"{len(libraries)}.so")
-            return ["kernel", library, [tensor(each) for each in args], {}, None]
+            file = libraries.setdefault(Path(str(holder.__file__)), f"{len(libraries)}.so")
+            return ["kernel", file, [tensor(each) for each in args], {}, None]
         numbers = {key: value for key, value in named.items() if key != "out"}
         plain = all(isinstance(value, int | float) for value in numbers.values())
         if name not in _PRODUCTS or not plain:
@@ -197,6 +232,13 @@ def _filled(facts: dict[str, Any], libraries: dict[str, Path], given: Sequence[T
             calls.append((getattr(tensors[0], name), (), {}))
         elif kind == "kernel":
             calls.append((_loaded(libraries[name]), tensors, {}))
+        elif kind == "plain":
+            calls.append((library.bound(libraries[name], numbers["segment"], tensors), (), {}))
+        elif kind == "torch":
+            from pyro_dropout.training.compile.plain_c.by_torch import bound_call
+
+            outs = [[number, tensor(*each)] for number, each in out]
+            calls.append((bound_call(name, numbers["args"], tensors, outs), (), {}))
         elif kind == "product" and name in _PRODUCTS:
             calls.append((getattr(torch, name), tensors, {**numbers, "out": tensor(*out)}))
         else:

@@ -106,7 +106,7 @@ class Program:
         self._kept = None
         if compile and kept and self.writes:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
-        self._found = None if self._kept is None else self._kept.read()
+        self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
         if compile and self._found is None:
             with alike_together() if sums else nullcontext():  # such sums are short, and updates of weights are not
                 self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled

@@ -87,7 +87,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not isinstance(func, OpOverload) or not _can_be_recorded(func):
+        if not isinstance(func, OpOverload) or not (_can_be_recorded(func) or _chooses_by_number(func, args)):
             raise self._not_recorded()
         if func is _aten.lift_fresh.default:
             func = _aten.lift_fresh_copy.default  # the literal is copied at every call, in case it is written into
@@ -151,6 +151,13 @@ def _can_be_recorded(operation: OpOverload) -> bool:
     whole = not operation._can_decompose()
     whole = whole or torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CPU")
     return whole and _READS_VALUES.isdisjoint(operation.tags)
+
+
+def _chooses_by_number(operation: OpOverload, args: Any) -> bool:
+    """Whether this chooses elements by their numbers; a choice by truth values has a shape that depends on them."""
+    if operation is not _aten.index.Tensor:
+        return False
+    return all(each is None or each.dtype in (torch.int64, torch.int32) for each in args[1])
 
 
 def _is_plain(value: Tensor) -> bool:

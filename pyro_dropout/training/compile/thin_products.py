@@ -12,8 +12,6 @@ from typing import Any, cast
 import torch
 from torch import fx
 
-from pyro_dropout.training.compile import tall_products as tall
-
 _SMALL = 16  # a side so short that its product is a few multiplications
 _LONG = 1024  # a side so long that memory bandwidth decides
 _TALL = 2**16
@@ -115,8 +113,11 @@ def join_passes(graph: fx.Graph, device: str = "cuda") -> None:
 
 def _fits(a: torch.Tensor, device: str) -> bool:
     """Whether the one-pass kernel supports a matrix."""
-    right_kind = a.device.type == device and a.dtype == torch.float32 and a.is_contiguous()
-    return right_kind and a.shape[1] <= tall.MOST_COLUMNS and a.shape[0] >= _LONG
+    if a.device.type != device or a.dtype != torch.float32 or not a.is_contiguous() or a.shape[0] < _LONG:
+        return False
+    from pyro_dropout.training.compile import tall_products as tall  # registers the kernel, which takes a while
+
+    return a.shape[1] <= tall.MOST_COLUMNS
 
 
 def _transposed(node: object) -> fx.Node | None:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.training.compile import kept_kernels, kernel_folder, program
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
+from pyro_dropout.training.compile.plain_c import formulas, library
+from pyro_dropout.training.compile.plain_c import program as plain_program
 from pyro_dropout.training.compile.recorder import record
 
 
@@ -172,34 +174,87 @@ def test_what_cannot_be_written_down_is_not_kept(folder: Path) -> None:
 # --- trainings --------------------------------------------------------------------------------------------------------
 
 
-def trained(batch_size: int | None = None) -> list[Tensor]:
+def trained(batch_size: int | None = None, compile: Any = True) -> list[Tensor]:
     pyro.clear_param_store()
     torch.manual_seed(0)
     model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
     guide = pd.AutoDropout(model, keep=0.8)
     x = torch.linspace(-1, 1, 30).unsqueeze(-1)
-    how: dict[str, Any] = {"steps": 7, "batch_size": batch_size, "compile": True, "progress": False, "seed": 0}
+    how: dict[str, Any] = {"steps": 7, "batch_size": batch_size, "compile": compile, "progress": False, "seed": 0}
     history = pd.fit(model, guide, x, x**2, **how)
-    assert history.compiled
+    assert history.compiled == (compile is True)
     return [history.losses, *(value.detach() for value in guide.parameters())]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows by one name whenever something is compiled."""
+    count: list[str] = []
+    real, plain = program._compile, library.compiled
+    monkeypatch.setattr(program, "_compile", lambda *given: (count.append("torch"), real(*given))[1])
+    monkeypatch.setattr(library, "compiled", lambda source: (count.append("C"), plain(source))[1])
+    return count
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("batch_size", [None, 10])
-def test_a_second_training_takes_the_same_steps_without_the_compiler(
+@pytest.mark.parametrize("how", ["C", "torch"])
+def test_a_second_training_takes_the_same_steps_without_a_compiler(
+    folder: Path, batch_size: int | None, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "torch":
+        monkeypatch.setattr(plain_program, "plain", lambda *given: None)
+    count = _counted(monkeypatch)
+    first = trained(batch_size)
+    assert count == [how]
+    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
+    assert count == [how]
+    (entry,) = folder.iterdir()
+    kernels = entry / "0.so"
+    part = kernels.read_bytes()[:-8]
+    kernels.unlink()  # this process runs the whole one
+    kernels.write_bytes(part)
+    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
+    assert count == [how, how], "a damaged library is made anew"
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_steps_in_plain_c_are_those_of_torch(
     folder: Path, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count: list[None] = []
-    real = program._compile
-    monkeypatch.setattr(program, "_compile", lambda *given: (count.append(None), real(*given))[1])
-    first = trained(batch_size)
-    assert len(count) == 1
-    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
-    assert len(count) == 1
-    (entry,) = folder.iterdir()
-    library = entry / "0.so"
-    part = library.read_bytes()[:-8]
-    library.unlink()  # this process runs the whole one
-    library.write_bytes(part)
-    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
-    assert len(count) == 2, "a damaged library is made anew"
+    count = _counted(monkeypatch)
+    found, expected = trained(batch_size), trained(batch_size, compile="traced")
+    assert count == ["C"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.deep
+def test_plain_c_that_computes_something_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(compile="traced")
+    monkeypatch.setitem(formulas.FORMULAS, torch.ops.aten.relu.default, "{0}")
+    count = _counted(monkeypatch)
+    torch.testing.assert_close(trained(), expected, rtol=1e-5, atol=1e-5)
+    assert count == ["C", "torch"]
+
+
+@pytest.mark.deep
+def test_without_a_c_compiler_torch_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
+    count = _counted(monkeypatch)
+    trained()
+    assert count == ["C", "torch"]
+
+
+def test_another_compiler_is_another_key(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    graph = record(step, [x.clone(), y.clone()])
+    assert graph is not None
+    keys = [KeptKernels(graph, [x, y], "")._key]
+    other = tmp_path / "compiler"
+    for text in ("one", "another"):
+        other.write_text(text)
+        other.chmod(0o700)
+        monkeypatch.setattr(library, "compiler", lambda: (str(other),))
+        keys.append(KeptKernels(graph, [x, y], "")._key)
+    monkeypatch.setattr(library, "FLAGS", ("-O0",))
+    keys.append(KeptKernels(graph, [x, y], "")._key)
+    assert len(set(keys)) == 4

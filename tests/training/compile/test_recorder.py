@@ -37,6 +37,7 @@ FUNCTIONS: dict[str, Function] = {
     "several results": lambda x: [*x.unbind(), *torch.linalg.qr(x), x.max(0).values],
     "gradient": _gradient,
     "written into": _written,
+    "rows by number": lambda x: [x[torch.tensor([2, 0, -1])], x[:, x.argsort(1)[0]]],
     "random": lambda x: [torch.randn_like(x), torch.rand(3), torch.nn.functional.dropout(x, 0.5)],
     "mapped": lambda x: [torch.func.vmap(lambda row: (row * x).sum())(x)],
     "differentiated": lambda x: [torch.func.grad(lambda row: (row**3).sum())(x)],
