@@ -133,8 +133,13 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     assert all(torch.equal(means[0][site], means[1][site]) for site in means[0])
 
     longer = run("resume", tmp_path / "part", "--steps", 50, "--quiet", "--json")
+    assert longer.exit_code == 2
+    assert "follows a plan for 45 steps" in longer.stderr
+    plain = ["--guide", "dropout", "--scale", "plain", "--noise", "constant", "--lr", 0.01]  # has no plan
+    assert run("fit", data, "--out", tmp_path / "plain", *options, *plain).exit_code == 0
+    longer = run("resume", tmp_path / "plain", "--steps", 50, "--quiet", "--json")
     assert json.loads(longer.stdout)["steps"] == 50
-    assert runs_on_disk.Run.read(tmp_path / "part").training.steps == 50
+    assert runs_on_disk.Run.read(tmp_path / "plain").training.steps == 50
     data.write_text(houses(31), "utf-8")
     done = run("resume", tmp_path / "part", "--quiet")
     assert done.exit_code == 2
