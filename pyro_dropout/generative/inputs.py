@@ -111,7 +111,10 @@ def inputs_of(x: object, name: str = "x", whole: bool = False) -> AnyInputs:
     elif isinstance(x, tuple):
         found = Inputs(tuple(x), {})
     elif isinstance(x, DataLoader):
-        raise ShapeError(f"{name} must be a tensor, or several of them; only fit and predict take a DataLoader.")
+        raise ShapeError(
+            f"{name} must be a tensor, or several of them; only fit, predict, laplace and maximise_evidence take a"
+            " DataLoader."
+        )
     else:
         raise ShapeError(
             f"{name} must be a tensor, (N, ...), or a dict or a tuple of tensors; got {type(x).__name__}. Write"

@@ -62,6 +62,11 @@ def given_weights(init: object, model: object) -> object:
             raise PyroDropoutError(f"init must hold a tensor for each site; got {describe(init[wrong])} for {wrong!r}.")
         return Given({name: value.detach().clone() for name, value in init.items()})
     if not isinstance(init, HasMean):
+        if isinstance(init, nn.Module):
+            raise PyroDropoutError(
+                f"init must be a guide or a dict of weights; got a network, {type(init).__name__}. The model's own"
+                " network is init='module'; of another one give dict(net.named_parameters())."
+            )
         return init
     if hasattr(init, "members"):
         raise PyroDropoutError(

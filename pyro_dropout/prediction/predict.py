@@ -1,16 +1,23 @@
 """The posterior predictive p(y | x) ≈ (1/T) Σ_t p(y | f_t), from T draws of the weights with outputs f_t."""
 
+import warnings
+from collections.abc import Iterator
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
+from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network
+from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
 from pyro_dropout.generative.own_noise import noise_of
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.linearised import predict_linearised
@@ -21,6 +28,11 @@ from pyro_dropout.prediction.sharded import Shard, predict_together
 from pyro_dropout.protocols import FunctionPosterior, HasSupport, Posterior, Predictor
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.loader import loader_of
+
+_NO_CURVATURE = (
+    "AutoLaplace has no curvature yet, so it is a point, and this prediction has no uncertainty about the weights. fit"
+    " adds the curvature when it is done; after SVI, or a loop of your own, write laplace(model, guide, x, y)."
+)
 
 
 @one_at_a_time
@@ -123,6 +135,10 @@ def predict(
     check_flag("compile", compile)
     check_precision(precision, model)
     _check_posterior(posterior)
+    _check_shapes(model, posterior)
+    if isinstance(posterior, AutoLaplace) and method != "standard":
+        for words in _doubts(model, posterior):
+            warnings.warn(words, stacklevel=4)
     if isinstance(posterior, Ensemble):
         if method == "standard" and posterior.members > 1:
             raise PyroDropoutError(
@@ -188,6 +204,40 @@ def _points_of(model: Predictor, posterior: object, args: tuple[object, ...], kw
     if isinstance(posterior, FunctionPosterior):  # a Gaussian process has no network that could take anything else
         check_finite("x", given[0])
     return check_inputs(given[0], whole=takes_all(model))
+
+
+def _doubts(model: object, guide: AutoLaplace) -> Iterator[str]:
+    """Yield what is wrong with predictions of a Laplace approximation that was not finished, or not for these τ."""
+    if not guide.finished:
+        yield _NO_CURVATURE
+        return
+    net = model.model if isinstance(model, Standardised) else model
+    then, likelihood = guide.curvature.tau, getattr(net, "likelihood", None)
+    if then is None or not isinstance(likelihood, Gaussian) or likelihood.tau.shape != then.shape:
+        return
+    if not torch.allclose(likelihood.tau.to(then), then, rtol=1e-4):
+        yield (
+            f"the model's noise has tau {likelihood.tau.tolist()} now, and the covariance of this AutoLaplace was"
+            f" measured with tau {then.tolist()}: something else has trained the noise since. Write"
+            " laplace(model, guide, x, y) again."
+        )
+
+
+def _check_shapes(model: object, posterior: object) -> None:
+    """Raise if a guide has weights of other shapes than the network: it would run with those of another one."""
+    net = model.model if isinstance(model, Standardised) else model
+    if not isinstance(net, BayesianNet):
+        return
+    known = getattr(getattr(posterior, "prototype_trace", None), "nodes", {})
+    for name in net.sites:
+        own, given = (
+            tuple(net.net.get_parameter(name).shape),
+            tuple(known[name]["value"].shape) if name in known else (),
+        )
+        if name in known and own != given:
+            raise PyroDropoutError(
+                f"the posterior has {name!r} of shape {given}, and the model of shape {own}: is it for this model?"
+            )
 
 
 def _check_posterior(posterior: object) -> None:

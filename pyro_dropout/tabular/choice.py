@@ -197,7 +197,7 @@ class _Search:
             fit(model, posterior, *self.train, **recipe.how(how["steps"]), **how)
             if isinstance(posterior, nn.Module) and not _finite(posterior):
                 raise DivergedError(_REMEDY)
-            ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": self.seed, "keep_samples": method == "mc"}
+            ask = {"samples": _SAMPLES, "shared": method == "mc", "seed": self.seed, "keep_samples": True}
             try:
                 found = predict(model, posterior, self.x, method=method, **ask)
             except PyroDropoutError:

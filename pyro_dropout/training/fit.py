@@ -33,7 +33,7 @@ from pyro_dropout.training.distributed.process_group import ALONE, join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.roster import Roster, check_members
 from pyro_dropout.training.history import History
-from pyro_dropout.training.laplace.after_training import finish_on, start_from_points
+from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
 from pyro_dropout.training.loader_task import LoaderTask, check_loader, open_loader
 from pyro_dropout.training.loop import loop, progress_bar
@@ -250,13 +250,13 @@ def fit(
             shared = takes_all(model)
             default = ELBO(per_example=False if shared else "auto")
             chosen_loss = default if loss is None else loss
-            start_from_points(model, guide, loss)
-            if stream is None:
-                history = attempt(TrainingTask(guide, chosen_loss, call), checkpoint)
-            else:
-                stream.device = place
-                history = attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
-            finish_on(guide, call, loader, target, batch_size)
+            with as_points(model, guide, loss):
+                if stream is None:
+                    history = attempt(TrainingTask(guide, chosen_loss, call), checkpoint)
+                else:
+                    stream.device = place
+                    history = attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
+                finish_on(guide, call, loader, target, batch_size)
             note_training(guide, history.told)
             return history
         ranks = group if distributed else None

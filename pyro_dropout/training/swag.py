@@ -19,9 +19,10 @@ from pyro_dropout.guides.nearest import set_state
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
-from pyro_dropout.protocols import PyroModel
+from pyro_dropout.protocols import HasMean, PyroModel
 from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.fit import place_of
+from pyro_dropout.training.laplace.laplace import weights_at
 from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
@@ -59,7 +60,7 @@ def swag(
 
     Args:
         model: a network.
-        point: where to start: a fitted guide (at its mean), or a dict of weights.
+        point: where to start: a fitted guide (at its mean), a dict of weights, or the model or a network, as it is.
         x: inputs, as in ``fit``.
         y: targets.
         rank: R, the number of deviations.
@@ -109,7 +110,8 @@ def swag(
         )
     if seed is not None:
         pyro.set_rng_seed(seed)
-    guide = Points(model, init=point)
+    network = isinstance(point, nn.Module) and not isinstance(point, HasMean)
+    guide = Points(model, init=weights_at(model, point) if network else point)
     task = TrainingTask(guide, ELBO(per_example=False), call.trainable().to(place_of([model, guide], call)))
     track = _Track(guide, model, rank)
     with at_step(torch.ones(())), progress_bar(steps, progress) as bar:

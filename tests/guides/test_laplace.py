@@ -1,6 +1,7 @@
 """A Laplace approximation as a guide among others: fleets, estimators, comparisons, ArviZ, the command line."""
 
 import math
+import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,89 @@ def test_products_have_all_digits_while_curvature_is_added_up() -> None:
     finally:
         torch.set_float32_matmul_precision(before)
     assert seen[-1] == "highest"
+
+
+def _finished() -> tuple[pd.BayesianNet, pd.AutoLaplace, torch.Tensor, torch.Tensor]:
+    x = torch.randn(40, 3)
+    y = x.sum(1, keepdim=True)
+    model = pd.BayesianNet(torch.nn.Linear(3, 1), likelihood=pd.Gaussian(tau=4.0))
+    return model, pd.laplace(model, {"weight": torch.ones(1, 3), "bias": torch.zeros(1)}, x, y), x, y
+
+
+@pytest.mark.parametrize("fault", ["shape", "columns", "nan"])
+def test_a_training_that_does_not_begin_leaves_the_curvature(fault: str) -> None:
+    model, guide, x, y = _finished()
+    before = pd.predict(model, guide, x, method="linearised").epistemic
+    data = {"shape": (x, y[:, 0]), "columns": (x[:, :2], y), "nan": (x.where(x < 1, torch.nan), y)}[fault]
+    with pytest.raises((pd.PyroDropoutError, RuntimeError)):
+        pd.fit(model, guide, *data, steps=5, compile=False, progress=False)
+    assert guide.finished
+    assert pd.predict(model, guide, x, method="linearised").epistemic.equal(before)
+
+
+def test_an_interrupt_before_the_first_step_leaves_the_curvature_and_a_later_one_does_not() -> None:
+    model, guide, x, y = _finished()
+
+    def stop(t: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pd.fit(model, guide, x, y, steps=5, schedule=stop, compile=False, progress=False)
+    assert guide.finished
+    guide.set_curvature(None)
+    with torch.no_grad():
+        next(guide.parameters()).add_(1.0)
+    with pytest.raises(KeyboardInterrupt):
+        pd.fit(model, guide, x, y, steps=5, schedule=stop, compile=False, progress=False)
+    assert not guide.finished
+
+
+@pytest.mark.parametrize("method", ["mc", "linearised"])
+def test_a_prediction_without_curvature_says_so(method: Any) -> None:
+    model, guide, x, _ = _finished()
+    unfinished = pd.AutoLaplace(model)
+    with pytest.warns(UserWarning, match="AutoLaplace has no curvature yet"):
+        assert not pd.predict(model, unfinished, x, method=method, samples=3).epistemic.any()
+    pd.predict(model, unfinished, x, method="standard")  # asks for no uncertainty, and does not warn
+    assert pd.predict(model, guide, x, method=method).epistemic.all()
+
+
+@pytest.mark.parametrize("kind", [pd.AutoMeanField, pd.AutoDropout, pd.AutoLaplace])
+@pytest.mark.parametrize("method", ["mc", "standard", "linearised"])
+def test_a_guide_of_a_network_of_other_widths_is_refused(kind: Any, method: Any) -> None:
+    models = [
+        pd.BayesianNet(torch.nn.Sequential(torch.nn.Linear(3, w), torch.nn.Tanh(), torch.nn.Linear(w, 1)))
+        for w in (4, 5)
+    ]
+    with pytest.raises(pd.PyroDropoutError, match=r"'0.weight' of shape \(4, 3\), and the model of shape \(5, 3\)"):
+        pd.predict(models[1], kind(models[0]), torch.zeros(2, 3), method=method)
+
+
+def test_a_finished_guide_can_be_pickled() -> None:
+    model, guide, x, _ = _finished()
+    other = pickle.loads(pickle.dumps(guide))
+    found, expected = (pd.predict(model, each, x, method="linearised").epistemic for each in (other, guide))
+    assert found.equal(expected)
+
+
+def test_a_point_of_other_shapes_or_without_values_is_refused_by_its_name() -> None:
+    model, _, x, y = _finished()
+    for weight, words in (
+        (torch.ones(1, 4), r"point has 'weight' of shape \(1, 4\), and the model of shape \(1, 3\)"),
+        (torch.full((1, 3), torch.nan), r"point\['weight'\]"),
+    ):
+        with pytest.raises(pd.PyroDropoutError, match=words):
+            pd.laplace(model, {"weight": weight, "bias": torch.zeros(1)}, x, y)
+
+
+@pytest.mark.parametrize("standardised", [False, True])
+def test_a_noise_that_was_trained_since_is_noticed(standardised: bool) -> None:
+    x = torch.randn(40, 3)
+    y = x.sum(1, keepdim=True)
+    net = pd.BayesianNet(nn.Linear(3, 1), likelihood=pd.Gaussian(tau=4.0, learn=True))
+    model: Any = pd.Standardised(net, x, y) if standardised else net
+    guide = pd.laplace(model, model, x, y)
+    pd.predict(model, guide, x, method="linearised")
+    pd.fit(model, pd.AutoDropout(model, keep=0.5), x, y, steps=20, lr=0.1, **QUIET)
+    with pytest.warns(UserWarning, match=r"measured with tau .*4\.0"):
+        pd.predict(model, guide, x, method="linearised")

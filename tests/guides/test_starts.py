@@ -162,3 +162,9 @@ def test_a_deep_residual_network_does_not_start_lost() -> None:
         start = nn.functional.cross_entropy(net(x), y).item()
         assert nll() < start + 0.5
         assert nll(init_scale=0.1) > start + 5  # what one number for all layers costs
+
+
+def test_a_network_is_no_start() -> None:
+    net = nn.Linear(2, 1)
+    with pytest.raises(pd.PyroDropoutError, match=r"got a network, Linear.*init='module'"):
+        pd.AutoMeanField(pd.BayesianNet(net), init=net)  # type: ignore[arg-type]

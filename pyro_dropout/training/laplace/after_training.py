@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -20,9 +21,14 @@ from pyro_dropout.training.loader import Target
 Finished = Callable[[History], History]
 
 
-def start_from_points(model: PyroModel, guide: object, loss: object) -> None:
-    """Make an ``AutoLaplace`` points again, and raise if its structure does not describe the model."""
+@contextlib.contextmanager
+def as_points(model: PyroModel, guide: object, loss: object) -> Iterator[None]:
+    """Within this context an ``AutoLaplace`` is points; raise if its structure does not describe the model.
+
+    If the context ends with an error and the points are where they were, their curvature is that of before.
+    """
     if not isinstance(guide, AutoLaplace):
+        yield
         return
     temperature = getattr(loss, "temperature", 1.0)
     if not callable(temperature) and temperature != 1.0:
@@ -38,7 +44,16 @@ def start_from_points(model: PyroModel, guide: object, loss: object) -> None:
     if guide.structure == "kron":
         net = network_in(model)
         layers_of(net, list(net.sites))
+    before = guide.curvature if guide.finished else None
+    points = {name: value.clone() for name, value in guide.point().items()} if before is not None else {}
     guide.set_curvature(None)
+    try:
+        yield
+    except BaseException:
+        now = guide.point()
+        if not guide.finished and all(torch.equal(now[name], value) for name, value in points.items()):
+            guide.set_curvature(before)
+        raise
 
 
 def finish_on(
@@ -57,8 +72,6 @@ def finish_on(
 def curvature_after(replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, options: Record) -> Iterator[Finished]:
     """Yield what finishes the replicas of a fleet that have not diverged, each on its own rows of the data."""
     pairs = list(replicas)
-    for model, guide in pairs:
-        start_from_points(model, guide, options.get("loss"))
 
     def finished(history: History) -> History:
         inputs = inputs_of(x)
@@ -71,4 +84,7 @@ def curvature_after(replicas: Iterable[tuple[Any, Any]], x: object, y: Tensor, o
 
     if options.get("anchors") is not None and any(isinstance(guide, AutoLaplace) for _, guide in pairs):
         raise PyroDropoutError("an anchored point is no maximum of the posterior, so AutoLaplace takes no anchors.")
-    yield finished
+    with contextlib.ExitStack() as stack:
+        for model, guide in pairs:
+            stack.enter_context(as_points(model, guide, options.get("loss")))
+        yield finished

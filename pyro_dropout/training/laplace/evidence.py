@@ -105,8 +105,8 @@ def maximise_evidence(
 
     No data are held back. Each round trains the point, measures the curvature there, and moves τ and the precisions of
     the priors along the slope of the evidence, each by less than a factor of e. The slope counts that the point and its
-    curvature move too. Steps are half as long after a round that does not raise the evidence, and four such rounds in
-    succession end the search. The best round counts.
+    curvature move too. Steps are half as long after a round that does not raise the evidence. The search ends after
+    four rounds that together raise it by less than ``tolerance``, and the best round counts.
 
     The model has the best settings afterwards, so that ``predict(model, result.guide, x)`` needs nothing else. To
     ``load`` a file into a new model, make that with ``Gaussian(result.tau)``.
@@ -126,7 +126,7 @@ def maximise_evidence(
         first_steps: the same in the first round.
         batch_size: points in a mini-batch; by default all of them.
         lr: Adam's learning rate at the start of each round.
-        tolerance: the least gain of log p(D) that counts, in nats.
+        tolerance: the least gain of log p(D) in four rounds that counts, in nats.
         compile: of Adam's steps, as in ``fit``; eager steps are faster for small networks.
         progress: whether to show the rounds.
         seed: for mini-batches, as in ``fit``.
@@ -167,7 +167,7 @@ def maximise_evidence(
 
     weights, tau = weights_at(model, model), _tau(net)
     best: _Round | None = None
-    trace, idle, way = list[float](), 0, 1.0
+    trace, idle, way, anchor = list[float](), 0, 1.0, -math.inf
     with _settings_held(net), tqdm(total=rounds, disable=not progress, unit="round") as bar:
         for number in range(rounds):
             with warnings.catch_warnings(record=True) as said:
@@ -180,7 +180,10 @@ def maximise_evidence(
             gain = trace[-1] - (-math.inf if best is None else best.log_evidence)
             if best is None or gain > 0:
                 best = _Round(trace[-1], guide, tau, _copied(net.state_dict()), said)
-            idle, way = (0, min(1.0, 2 * way)) if gain >= tolerance else (idle + 1, max(_SHORTEST, way / 2))
+            way = min(1.0, 2 * way) if gain >= tolerance else way if gain > 0 else max(_SHORTEST, way / 2)
+            idle += 1
+            if trace[-1] - anchor >= tolerance:  # in one round, or in several that count together
+                idle, anchor = 0, trace[-1]
             if idle == _PATIENCE or number == rounds - 1:
                 break
             with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.mathematics.base_distribution import base_distribution
-from pyro_dropout.mathematics.checks import check_count, describe
+from pyro_dropout.mathematics.checks import check_count, check_finite, describe
 from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
@@ -79,7 +79,7 @@ def laplace(
     if isinstance(x, DataLoader) and not isinstance(x.dataset, IterableDataset):
         num_data = number_of_data(x, num_data)  # an epoch may leave some out, or hold some twice
     weights = weights_at(model, point)
-    guide = AutoLaplace(model, structure, init=lambda name, shape: weights[name])
+    guide = AutoLaplace(model, structure, init=weights)
     finish(guide, model, batches_of(model, x, y, target), batch_size=batch_size, num_data=num_data)
     return guide
 
@@ -103,6 +103,13 @@ def weights_at(model: Any, point: object) -> Weights:
     missing = [name for name in sites if not isinstance(found.get(name), Tensor)]
     if missing:
         raise PyroDropoutError(f"point has no value for {missing[0]!r}; the sites are {', '.join(sites)}.")
+    for name in sites:
+        shape, own = tuple(found[name].shape), tuple(network_in(model).net.get_parameter(name).shape)
+        if shape != own:
+            raise ShapeError(
+                f"point has {name!r} of shape {shape}, and the model of shape {own}: is it for this model?"
+            )
+        check_finite(f"point[{name!r}]", found[name])
     return {name: found[name].detach() for name in sites}
 
 

@@ -268,3 +268,18 @@ def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
     settings: Any = (2.0, {"0.bias": 3.0})
     assert guide.log_evidence(*settings).item() == found.guide.log_evidence(*settings).item()
     assert fresh.prior_scale("0.weight").item() == pytest.approx(1 / found.length_scales["0.weight"])
+
+
+def test_a_slow_climb_is_no_end() -> None:
+    """The bias of standardised data has its best width at zero; each round gains less than the tolerance."""
+    torch.manual_seed(0)
+    x = torch.randn(200, 4)
+    y = x @ torch.tensor([[1.0], [2.0], [0.0], [0.5]]) + 0.5 * torch.randn(200, 1) + 3
+    model = pd.Standardised(pd.BayesianNet(nn.Linear(4, 1), likelihood=pd.Gaussian(tau=1.0)), x, y)
+    found = pd.maximise_evidence(model, x, y, progress=False)
+    tail = found.trace[-5:]
+    assert tail[-1] - tail[0] < 0.5
+    # A bias whose prior is a point at zero: what the search climbs to.
+    free = pd.Standardised(pd.BayesianNet(nn.Linear(4, 1, bias=False), likelihood=pd.Gaussian(tau=1.0)), x, y)
+    best = pd.maximise_evidence(free, x, y, progress=False).log_evidence
+    assert best - 1.0 < found.log_evidence < best + 0.1
