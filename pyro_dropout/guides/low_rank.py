@@ -158,8 +158,9 @@ class AutoLowRank(SiteGuide):
     def nearest(cls, guide: HasMoments, rank: int = 10, *, model: PyroModel | None = None) -> "AutoLowRank":
         """Return a low-rank Gaussian of the whole network near a Gaussian guide, with the same mean.
 
-        Its diagonal is that of the nearest mean field, and given that, its R directions are the best in KL(q‖guide).
-        It can be used as it is, or trained further.
+        Its diagonal is a multiple of the nearest mean field's, and given that, the multiple and its R directions are
+        the best in KL(q‖guide). With a direction for each weight it equals the guide. It can be used as it is, or
+        trained further.
 
         Equation: nearest-gaussian.
 

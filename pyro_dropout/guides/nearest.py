@@ -1,8 +1,9 @@
 """The Gaussian of a simple family that is nearest to another guide's, in closed form: where training can start.
 
 Of p = N(m, Λ⁻¹), the nearest N(m, diag D) in KL(q‖p) has D = 1/diag Λ: what varies while all other weights are held,
-not the wider marginals. With D fixed, the nearest q = N(m, √D(I + AAᵀ)√D) has the R eigenvectors of √D Λ √D with the
-smallest eigenvalues c as the columns of A, of length √(1/c - 1): the directions in which p is widest.
+not the wider marginals. Of all q = N(m, s √D(I + AAᵀ)√D) with a number s, the nearest has the R eigenvectors of √D Λ √D
+with the smallest eigenvalues c as the columns of A, the directions in which p is widest; it is as wide as p there, and
+elsewhere 1/s is the mean of the other eigenvalues. With all directions it is p itself.
 """
 
 from collections.abc import Mapping
@@ -55,10 +56,11 @@ def nearest_to(guide: HasMoments, rank: int) -> tuple[dict[str, Tensor], dict[st
         raise PyroDropoutError("the covariance of the guide is singular: some weights follow from others.") from None
     width = precision.diagonal().rsqrt()
     values, vectors = torch.linalg.eigh(width.unsqueeze(-1) * precision * width)
-    most = min(rank, total)
-    lengths = (1 / values[:most].clamp(torch.finfo(values.dtype).eps, 1.0) - 1).sqrt()
+    values, most = values.clamp_min(torch.finfo(values.dtype).eps), min(rank, total)
+    rest = values[most:].mean() if most < total else values[-1]  # 1/s
+    lengths = (rest / values[:most] - 1).clamp_min(0).sqrt()
     columns = pad(vectors[:, :most] * lengths, (0, rank - most)).to(like)
-    widths = dict(zip(means, width.to(like).split(sizes), strict=True))
+    widths = dict(zip(means, (width * rest.rsqrt()).to(like).split(sizes), strict=True))
     return widths, dict(zip(means, columns.split(sizes), strict=True))
 
 

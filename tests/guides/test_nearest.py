@@ -1,5 +1,6 @@
 """The Gaussian of a simple family that is nearest to another: the least KL(q‖p), and what cannot have one."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -49,6 +50,17 @@ def test_no_other_diagonal_and_no_other_directions_are_nearer() -> None:
         moved = factor + 0.05 * torch.randn_like(factor)
         other = width.unsqueeze(-1) * (torch.eye(len(p), dtype=F64) + moved @ moved.mT) * width
         assert kl(other, p) > with_directions
+        assert kl(covariance(low_rank) * change[0].square(), p) > with_directions
+
+
+def test_more_directions_are_nearer_and_all_of_them_are_the_guide_itself() -> None:
+    target = laplace()
+    p = covariance(target)
+    apart = [kl(covariance(pd.AutoLowRank.nearest(target, rank)), p) for rank in (1, 2, 4, 8, len(p), len(p) + 3)]
+    assert all(more < less - 1e-6 for less, more in itertools.pairwise(apart[:5]))
+    assert abs(apart[-2]) < 1e-9
+    assert abs(apart[-1]) < 1e-9
+    assert torch.allclose(covariance(pd.AutoLowRank.nearest(target, len(p))), p)
 
 
 def test_what_the_family_holds_is_reproduced() -> None:
