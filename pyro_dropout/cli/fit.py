@@ -122,7 +122,9 @@ def resume(
     quiet: options.Quiet = False,
 ) -> None:
     """Continue an interrupted run, or train a finished run with a given guide for longer."""
+    from pyro_dropout.tabular.fit_table import held_back_after
     from pyro_dropout.tabular.run_folder import Run
+    from pyro_dropout.training.distributed.torchrun import rank_here
 
     where = options.place(device)
     if not folder.is_dir():
@@ -140,8 +142,12 @@ def resume(
                 f" cannot be trained for longer. Fit it again with --steps {steps}.",
             )
         table = run.data(data)
+        held = None
+        if steps not in (None, run.training.steps):
+            with heard():
+                held = held_back_after(run, table, steps, device=where, progress=not quiet and not rank_here())
         if data is not None or steps is not None:
-            run = run.changed(folder, data, steps)  # before training, so that the next resume uses the new settings
+            run = run.changed(folder, data, steps, held)  # before training, so that the next resume knows it
         with _resumable(folder):
             _train(run, table, folder, where, checkpoint_every, as_json, quiet)
 

@@ -149,6 +149,30 @@ def choose_recipe(
     return search.choice()
 
 
+def held_back_prediction(
+    recipe: Recipe,
+    train: Data,
+    held: Data,
+    classes: tuple[str, ...],
+    *,
+    seed: int,
+    device: torch.device | str | None = None,
+    **training: Any,
+) -> Prediction:
+    """Return what a recipe, trained without them, says about held-back rows.
+
+    Args:
+        recipe: what to train.
+        train: the rows to train on, as in ``choose_recipe``.
+        held: the others.
+        classes: names of the classes.
+        seed: of everything random.
+        device: where to compute.
+        training: steps and the other options of ``fit``.
+    """
+    return _Search(train, held, classes, seed, device, training)._tried(recipe).found
+
+
 class _Search:
     """Candidates that are trained one after another, and the best so far."""
 

@@ -9,12 +9,21 @@ import torch
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.prediction import Prediction
+from pyro_dropout.protocols import Record
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tabular.calibration import calibrate
-from pyro_dropout.tabular.choice import LEARNING_RATE, MEAN_FIELD, STEPS, batch_for, choose_recipe, natural_scale
+from pyro_dropout.tabular.choice import (
+    LEARNING_RATE,
+    MEAN_FIELD,
+    STEPS,
+    batch_for,
+    choose_recipe,
+    held_back_prediction,
+    natural_scale,
+)
 from pyro_dropout.tabular.fitted import FittedTable, finished
 from pyro_dropout.tabular.groups import group_labels
 from pyro_dropout.tabular.recipe import Recipe
@@ -164,11 +173,29 @@ def plan_table(
     if encoding.target_centre and wanted.scale == "auto":
         settings["scale"] = "plain"
     choice = choose_recipe(data.train, data.test, data.classes, **settings)
+    held = _held_back(choice.prediction, data, encoding, training)
+    run = Run.of(file, digest, reading, encoding, choice.recipe, training, held)
+    return run, choice.said, choice.prediction
+
+
+def held_back_after(
+    run: Run, data: Dataset, steps: int, *, device: torch.device | str | None = None, progress: bool = True
+) -> Record:
+    """Return what the held-back rows of a run's table say after another number of steps, as JSON; {} if it has none."""
+    if not run.held_back:
+        return {}
+    batch = batch_for(len(data.train[0]), run.training.batch_size)
+    how: Any = {"lr": run.training.lr, "batch_size": batch, "steps": steps, "progress": progress}
+    how |= {"seed": run.training.seed, "device": device}
+    found = held_back_prediction(run.recipe, data.train, data.test, data.classes, **how)
+    return _held_back(found, data, run.encoding, run.training)
+
+
+def _held_back(prediction: Prediction, data: Dataset, encoding: Encoding, training: Training) -> Record:
+    """Return scores and calibration by the held-back rows, as JSON."""
     labels = None if training.groups is None else group_labels(encoding, data.test[0], training.groups)
     split: Any = {"intervals": training.conformal, "column": training.groups, "groups": labels}
-    held = calibrate(choice.prediction, data.test, data.train, data.classes, **split)
-    run = Run.of(file, digest, reading, encoding, choice.recipe, training, held.as_json())
-    return run, choice.said, choice.prediction
+    return calibrate(prediction, data.test, data.train, data.classes, **split).as_json()
 
 
 def _unchosen(data: Dataset, wanted: Wanted) -> Recipe:

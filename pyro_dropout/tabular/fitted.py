@@ -362,7 +362,7 @@ def finished(
 
 def known(run: Run, support: Support | None) -> Calibration:
     """Return what is known of the rows of a run's table: from its record, and what they are like."""
-    return Calibration.from_json(run.held_back, support) if run.held_back else Calibration(support=support)
+    return Calibration.from_json(run.judged, support) if run.judged else Calibration(support=support)
 
 
 def _packed(value: Tensor) -> Record:

@@ -24,7 +24,7 @@ from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_record import FORMAT, identity_of, read_record
+from pyro_dropout.tabular.run_record import FORMAT, LATER, identity_of, read_record, seal_of
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
@@ -81,6 +81,7 @@ class Run:
         training: how it was trained.
         identity: what the posterior and the checkpoints of this run carry; None for a run of an earlier version.
         held_back: what the held-back rows said before training, as JSON; {} if there were none.
+        later: what they said of more steps, in "found"; {} if the run was not trained for longer.
 
     Example:
         >>> import pathlib, tempfile
@@ -101,6 +102,13 @@ class Run:
     training: Training
     identity: str | None = None
     held_back: Record = field(default_factory=dict)
+    later: Record = field(default_factory=dict)
+
+    @property
+    def judged(self) -> Record:
+        """What the held-back rows say of as many steps as the run has now; {} if there are none."""
+        found: Record = self.later.get("found", self.held_back)
+        return found
 
     @classmethod
     def plan(cls, file: str | Path, reading: Reading, recipe: Recipe, training: Training) -> tuple["Run", Dataset]:
@@ -192,20 +200,33 @@ class Run:
             "training": self.training.as_json(),
         }
         record |= {"held back": self.held_back} if self.held_back else {}
+        record |= {LATER: self.later} if self.later else {}
         return record | {"identity": identity_of(record)}
 
     def write(self, folder: str | Path) -> None:
         """Write the record into an existing folder."""
         _write(Path(folder) / RECORD, self.as_json())
 
-    def changed(self, folder: str | Path, file: Path | None, steps: int | None) -> "Run":
-        """Change the path of the data or the number of steps, also in the folder's record; the identity stays."""
+    def changed(
+        self, folder: str | Path, file: Path | None, steps: int | None, held_back: Record | None = None
+    ) -> "Run":
+        """Change the path of the data or the number of steps, also in the folder's record; the identity stays.
+
+        Args:
+            folder: of the run.
+            file: the path of the data; None for that of before.
+            steps: how many; None for those of before.
+            held_back: what the held-back rows say after them; None for what they said.
+        """
         path = Path(folder) / RECORD
         record = read_record(path)
         if file is not None:
             record["data"]["file"] = str(file.resolve())
         if steps is not None:
             record["training"]["steps"] = steps
+        if held_back:
+            record[LATER] = {"found": held_back}
+            record[LATER]["seal"] = seal_of(record["identity"], record[LATER])
         if rank_here() == 0:
             _write(path, {key: value for key, value in record.items() if value is not None})
         return Run._of(record)
@@ -231,8 +252,8 @@ class Run:
         data |= {"keep": data.get("keep") or (), "strict": data.get("strict") in (None, True)}
         file, digest, recipe = data.pop("file"), data.pop("sha256"), Recipe.from_json(record["model"])
         encoding, training = Encoding.from_json(record["encoding"]), Training(**record["training"])
-        held_back = record.get("held back", {})
-        return cls(file, digest, Reading(**data), encoding, recipe, training, record["identity"], held_back)
+        held = record.get("held back", {}), record.get(LATER, {})
+        return cls(file, digest, Reading(**data), encoding, recipe, training, record["identity"], *held)
 
     def check_checkpoints(self, folder: str | Path) -> None:
         """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""

@@ -24,6 +24,7 @@ from pyro_dropout.tabular.recipe import Activation, Noise, Scale, Widths
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 FORMAT = 2
+LATER = "held back, later"  # what the held-back rows said after more steps; not part of the identity
 _BEFORE = 1  # the format without an identity
 _SECTIONS = ("data", "encoding", "model", "training")
 _FREE = {"data": "file", "training": "steps"}  # what is not part of the identity
@@ -45,6 +46,12 @@ def identity_of(record: Record) -> str:
     """
     bound = {name: {k: v for k, v in record[name].items() if k != _FREE.get(name)} for name in _SECTIONS}
     bound |= {name: record[name] for name in ("held back",) if name in record}
+    return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
+
+
+def seal_of(identity: str | None, later: Record) -> str:
+    """Return the SHA-256 that binds what the held-back rows said later, after more steps, to its run."""
+    bound = [identity, {key: value for key, value in later.items() if key != "seal"}]
     return hashlib.sha256(json.dumps(bound, sort_keys=True).encode()).hexdigest()
 
 
@@ -71,8 +78,9 @@ def read_record(path: Path) -> Record:
         for section in _SECTIONS:
             if not isinstance(record[section], dict):
                 raise TypeError(repr(section))
-        if not isinstance(record.get("held back", {}), dict):
-            raise TypeError("'held back'")
+        for section in ("held back", LATER):
+            if not isinstance(record.get(section, {}), dict):
+                raise TypeError(repr(section))
         for section, rules in _RULES.items():
             _check(record[section], rules)
         identity = record["identity"] if record["format"] == FORMAT else None
@@ -85,6 +93,9 @@ def read_record(path: Path) -> Record:
             f"{path} has been edited since the run started: its identity differs. Only the path of the data and the"
             " number of steps may change. Restore the file, or fit a new run."
         )
+    later = record.get(LATER, {})
+    if later and (set(later) != {"found", "seal"} or later["seal"] != seal_of(identity, later)):
+        raise _damaged(path, f"{LATER!r} is wrong")
     return record | {"identity": identity}
 
 

@@ -140,6 +140,18 @@ def test_a_run_that_is_taken_up_again_ends_as_one_that_never_stopped(
     longer = run("resume", tmp_path / "plain", "--steps", 50, "--quiet", "--json")
     assert json.loads(longer.stdout)["steps"] == 50
     assert runs_on_disk.Run.read(tmp_path / "plain").training.steps == 50
+    # What the held-back rows say is that of as many steps, trained without them, as if the run had had them at once.
+    options[options.index(45)] = 50
+    once = run("fit", data, "--out", tmp_path / "once", *options, *plain)
+    assert json.loads(longer.stdout)["scores"] == json.loads(once.stdout)["scores"]
+    asked = [run("predict", tmp_path / name, data, "--out", tmp_path / f"{name}.csv") for name in ("plain", "once")]
+    assert [each.exit_code for each in asked] == [0, 0]
+    assert (tmp_path / "plain.csv").read_text() == (tmp_path / "once.csv").read_text()
+    path = tmp_path / "plain" / "run.json"
+    record = json.loads(path.read_text("utf-8"))
+    record["held back, later"]["found"]["edited"] = 1
+    path.write_text(json.dumps(record), "utf-8")
+    assert "'held back, later' is wrong" in run("predict", tmp_path / "plain", data).stderr
     data.write_text(houses(31), "utf-8")
     done = run("resume", tmp_path / "part", "--quiet")
     assert done.exit_code == 2
