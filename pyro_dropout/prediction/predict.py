@@ -230,11 +230,10 @@ def _check_shapes(model: object, posterior: object) -> None:
         return
     known = getattr(getattr(posterior, "prototype_trace", None), "nodes", {})
     for name in net.sites:
-        own, given = (
-            tuple(net.net.get_parameter(name).shape),
-            tuple(known[name]["value"].shape) if name in known else (),
-        )
-        if name in known and own != given:
+        if name not in known:
+            continue
+        own, given = tuple(net.net.get_parameter(name).shape), tuple(known[name]["value"].shape)
+        if own != given:
             raise PyroDropoutError(
                 f"the posterior has {name!r} of shape {given}, and the model of shape {own}: is it for this model?"
             )
