@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -143,9 +144,14 @@ def _changed(config: Any) -> list[tuple[str, str]]:
     """Return the settings of torch's compiler that were changed in this process; none where it is not loaded."""
     if config is None:
         return []
-    now = {name: entry.user_override.get() for name, entry in config._config.items()}
+    now = {name: _own(entry.user_override) for name, entry in config._config.items()}
     other = {name: value for name, value in now.items() if value is not _UNSET_SENTINEL}
     return sorted((name, repr(value)) for name, value in other.items() if value != config._config[name].default)
+
+
+def _own(setting: Any) -> Any:
+    """Return what a user has set; torch 2.13 keeps it for each thread, earlier versions keep the value itself."""
+    return setting.get() if isinstance(setting, ContextVar) else setting
 
 
 def _system() -> tuple[object, ...]:

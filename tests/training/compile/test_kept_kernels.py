@@ -2,7 +2,10 @@
 
 import json
 import os
+from collections.abc import Callable
+from contextvars import ContextVar
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyro
@@ -258,3 +261,17 @@ def test_another_compiler_is_another_key(folder: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(library, "FLAGS", ("-O0",))
     keys.append(KeptKernels(graph, [x, y], "")._key)
     assert len(set(keys)) == 4
+
+
+@pytest.mark.parametrize("held", [lambda value: value, lambda value: ContextVar("setting", default=value)])
+def test_settings_are_read_as_each_version_of_torch_keeps_them(held: Callable[[object], object]) -> None:
+    def entry(default: object, override: object) -> SimpleNamespace:
+        return SimpleNamespace(default=default, user_override=held(override))
+
+    entries = {
+        "untouched": entry(1, kept_kernels._UNSET_SENTINEL),
+        "the same": entry(2, 2),
+        "other": entry(3, 4),
+        "like a mapping": entry({}, {"get": 5}),
+    }
+    assert kept_kernels._changed(SimpleNamespace(_config=entries)) == [("like a mapping", "{'get': 5}"), ("other", "4")]
