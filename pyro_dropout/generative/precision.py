@@ -97,10 +97,20 @@ class _ThinLayers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not F.linear or min(args[1].shape[-2:]) >= _THIN:
+        if func is not F.linear or not is_thin(*args[1].shape[-2:]):
             return func(*args, **kwargs)
         with torch.autocast(self._device, enabled=False):
             return func(_whole(args[0]), *args[1:], **kwargs)
+
+
+def is_thin(*sizes: int) -> bool:
+    """Whether a Linear layer has so few inputs or outputs that it stays in float32.
+
+    Example:
+        >>> is_thin(7, 50), is_thin(50, 8)
+        (True, False)
+    """
+    return min(sizes) < _THIN
 
 
 def _whole(x: Tensor) -> Tensor:

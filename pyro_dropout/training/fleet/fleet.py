@@ -331,9 +331,10 @@ class Fleet:
         how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
         run: FleetRun | None = None
         own: Any = {"write": write, "lr": rate, "batches": batches}
-        if precision == "float32" and not problem:
+        if not problem:
             made = (update, parameters, values, (x, y), buffers, rows, batch, how)
-            run = fused_fleet(FusedFleetRun, self[0], loss, *made, **own)
+            with products_in(precision):
+                run = fused_fleet(FusedFleetRun, self[0], loss, *made, **own)
         if run is None:
             solo = make_step(gradients, parameters, update)
             settings = [buffer[0] for buffer in buffers]

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import CHAIN, Batches
 from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Parameters
-from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
+from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, NotTakenError
 from pyro_dropout.training.one_kernel.fused_steps import FusedSteps
 from pyro_dropout.training.one_kernel.small_network import small_network
 from pyro_dropout.training.optimisers import Update
@@ -143,9 +144,7 @@ def fused_run(
         return None
 
     def made() -> FusedRun:
-        wide = precision_now() != "float32"
-        look = wide_network if wide else small_network
-        network = look(model, guide, loss, update, parameters, x, y, batch)
+        network, wide = _looked_at(model, guide, loss, update, parameters, x, y, batch)
         assert isinstance(update, Update)
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
@@ -164,6 +163,14 @@ def fused_run(
         )
 
     return _attempt(made)
+
+
+def _looked_at(*training: Any) -> tuple[DropoutNetwork, bool]:
+    """Return what the kernels have to know of a training, and whether they are those of wide layers."""
+    if precision_now() != "float32":
+        with suppress(NotTakenError):
+            return wide_network(*training), True
+    return small_network(*training), False
 
 
 def _standard(model: Standardised, x: Tensor, y: Tensor) -> Callable[[], tuple[Tensor, Tensor]]:

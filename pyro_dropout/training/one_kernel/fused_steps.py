@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.precision import is_thin, precision_now
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
 from pyro_dropout.training.one_kernel.kernel_steps import KernelSteps
 from pyro_dropout.training.one_kernel.settings import small_settings
@@ -19,13 +20,27 @@ _TILE = 2**13  # numbers of a layer at some points that the threads of a program
 _WARPS = 4
 
 
-def together(widths: Sequence[int], batch: int, precision: str) -> int:
+def halves(widths: Sequence[int], device: torch.device) -> tuple[bool, ...]:
+    """Return whether the products of each layer are of numbers in bfloat16.
+
+    Example:
+        >>> from pyro_dropout.generative.precision import products_in
+        >>> with products_in("bf16"):
+        ...     halves((4, 20, 30, 1), torch.device("cuda"))
+        (False, True, False)
+    """
+    half = precision_now() == "bf16" and device.type == "cuda"  # Triton's interpreter has no such products
+    return tuple(half and not is_thin(*sizes) for sizes in pairwise(widths))
+
+
+def together(widths: Sequence[int], batch: int, precision: str, half: Sequence[bool] | None = None) -> int:
     """Return how many points a program looks at together.
 
     Args:
         widths: units of each layer.
         batch: points of a step.
         precision: of products: "ieee" or "tf32".
+        half: the layers with products of another precision.
 
     Example:
         >>> [together(widths, 128, "ieee") for widths in ((13, 50, 1), (32, 64, 1))]
@@ -33,7 +48,8 @@ def together(widths: Sequence[int], batch: int, precision: str) -> int:
     """
     most = _TILE // max(map(padded, widths))
     if precision == "ieee":
-        most = min([most, *(_UNROLLED // (padded(a) * padded(b)) for a, b in pairwise(widths) if b > 1)])
+        others = [each for k, each in enumerate(pairwise(widths)) if each[1] > 1 and not (half and half[k])]
+        most = min([most, *(_UNROLLED // (padded(a) * padded(b)) for a, b in others)])
     return max(16, min(most, padded(batch)))
 
 
@@ -73,9 +89,9 @@ class FusedSteps(KernelSteps):
         self._kernel: Any = advance
         self._rows = rows
         super().__init__(network, values, state, t, lr, data, buffers, batch, num_data)
-        precision = products()
-        points = together(network.widths, batch, precision)
-        self._numbers = _numbers(network, self._whole[0].shape[1], points, precision)
+        precision, half = products(), halves(network.widths, t.device)
+        points = together(network.widths, batch, precision, half)
+        self._numbers = _numbers(network, self._whole[0].shape[1], points, precision) | {"HALF": half}
         self.advance(0, self.stream if ordered else None)  # compiles the kernel
 
     def _read(self, buffers: list[Tensor]) -> tuple[Tensor, ...]:

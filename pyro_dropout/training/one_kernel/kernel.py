@@ -35,6 +35,7 @@ def advance(
     KINDS: tl.constexpr, TOTAL: tl.constexpr, UNITS: tl.constexpr, QUADS: tl.constexpr, POINTS: tl.constexpr,
     INDEXED: tl.constexpr, GIVEN: tl.constexpr, LEARNED: tl.constexpr, PRECISION: tl.constexpr,
     BETA1: tl.constexpr, BETA2: tl.constexpr, LOG1: tl.constexpr, LOG2: tl.constexpr, EPS: tl.constexpr,
+    HALF: tl.constexpr,
 ):  # fmt: skip
     """Take ``steps`` steps of every network.
 
@@ -60,6 +61,7 @@ def advance(
         FIRSTS: where the inputs of each layer start among all UNITS, and then where its groups of four do among QUADS.
         KINDS: the activation after each layer but the last: 0 for ReLU, 1 for tanh, 2 for the sigmoid, 3 for SiLU.
         POINTS: how many points are looked at together, a power of two.
+        HALF: whether the products of each layer are of numbers in bfloat16; PRECISION is that of the others.
     """
     net = tl.program_id(0)
     nets = tl.num_programs(0)
@@ -118,7 +120,7 @@ def advance(
                 a = a * kept
                 inputs = inputs + (a,)
                 gates = gates + (bend * kept,)
-                z = forward(a, weights[k], biases[k], WIDTHS[k + 1], PRECISION)
+                z = forward(a, weights[k], biases[k], WIDTHS[k + 1], HALF[k], PRECISION)
                 if k < LAYERS - 1:
                     a, bend = activation(z, KINDS[k])
             misfit, slope, width_slope = surprise(z, y, log_tau, row, inside, WIDTHS[LAYERS], SIZES[LAYERS])
@@ -131,12 +133,14 @@ def advance(
             for back in tl.static_range(LAYERS):
                 new_slopes = (
                     slopes[LAYERS - 1 - back]
-                    + gradient(slope, inputs[LAYERS - 1 - back], WIDTHS[LAYERS - back], PRECISION),
+                    + gradient(
+                        slope, inputs[LAYERS - 1 - back], WIDTHS[LAYERS - back], HALF[LAYERS - 1 - back], PRECISION
+                    ),
                 ) + new_slopes
                 new_bias_slopes = (bias_slopes[LAYERS - 1 - back] + tl.sum(slope, 0),) + new_bias_slopes
                 if back < LAYERS - 1:
                     slope = gates[LAYERS - 1 - back] * backward(
-                        slope, weights[LAYERS - 1 - back], WIDTHS[LAYERS - back], PRECISION
+                        slope, weights[LAYERS - 1 - back], WIDTHS[LAYERS - back], HALF[LAYERS - 1 - back], PRECISION
                     )
             slopes = new_slopes
             bias_slopes = new_bias_slopes

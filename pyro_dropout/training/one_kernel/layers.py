@@ -96,32 +96,42 @@ def activation(z, KIND: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def forward(a, weight, bias, OUT: tl.constexpr, PRECISION: tl.constexpr):
+def product(a, b, HALF: tl.constexpr, PRECISION: tl.constexpr):
+    """Return a·b, summed in float32; HALF: of numbers that are rounded to bfloat16."""
+    if HALF:
+        return tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    else:
+        return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def forward(a, weight, bias, OUT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr):
     """Return a·Wᵀ + b, (points, ROWS), or (points,) for a single output."""
     if OUT == 1:
         return tl.sum(a * weight[None, :], 1) + bias
     else:
-        return tl.dot(a, tl.trans(weight), input_precision=PRECISION) + bias[None, :]
+        return product(a, tl.trans(weight), HALF, PRECISION) + bias[None, :]
 
 
 @triton.jit
 @no_type_check
-def backward(slope, weight, OUT: tl.constexpr, PRECISION: tl.constexpr):
+def backward(slope, weight, OUT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr):
     """Return the gradient in a layer's inputs, (points, COLUMNS), from that in its outputs."""
     if OUT == 1:
         return slope[:, None] * weight[None, :]
     else:
-        return tl.dot(slope, weight, input_precision=PRECISION)
+        return product(slope, weight, HALF, PRECISION)
 
 
 @triton.jit
 @no_type_check
-def gradient(slope, a, OUT: tl.constexpr, PRECISION: tl.constexpr):
+def gradient(slope, a, OUT: tl.constexpr, HALF: tl.constexpr, PRECISION: tl.constexpr):
     """Return the gradient in a layer's weights, summed over points."""
     if OUT == 1:
         return tl.sum(slope[:, None] * a, 0)
     else:
-        return tl.dot(tl.trans(slope), a, input_precision=PRECISION)
+        return product(tl.trans(slope), a, HALF, PRECISION)
 
 
 @triton.jit

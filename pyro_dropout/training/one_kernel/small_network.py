@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import torch
 
+from pyro_dropout.generative.precision import Precision, precision_now
 from pyro_dropout.training.compile.functional import Parameters
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, check, dropout_network
 
@@ -16,7 +17,7 @@ MOST_WORK = 200_000
 
 
 def products() -> str:
-    """Return the precision of matrix products, as Triton calls it: "ieee", unless torch was told that TF32 will do."""
+    """Return how exact products in float32 are, in Triton's words: "ieee", unless torch was told that TF32 will do."""
     return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
@@ -55,7 +56,8 @@ def small_network(
         >>> small_network(model, guide, loss, named("adam", 1e-3), parameters, x, y, 5).widths
         (2, 8, 1)
     """
-    network = dropout_network(model, guide, loss, update, parameters, x, y)
+    precision: Precision = "bf16" if precision_now() == "bf16" else "float32"
+    network = dropout_network(model, guide, loss, update, parameters, x, y, precision=precision)
     widths = network.widths
     check(max(widths) <= WIDEST, f"a layer has more than {WIDEST} units")
     check(len(widths) - 1 <= DEEPEST, f"there are more than {DEEPEST} layers")

@@ -6,9 +6,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.precision import is_thin
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
 from pyro_dropout.training.one_kernel.small_network import padded
-from pyro_dropout.training.wide_kernels.wide_network import thin
 
 _EDGE = 128  # a side of an activation or of weights in half precision is a multiple of this
 
@@ -73,17 +73,17 @@ def layers_of(network: DropoutNetwork, length: int, steps: int, half: torch.dtyp
     found: list[Layer] = []
     last = len(widths) - 2
     for k, ((a, b), start, first, quad) in enumerate(zip(pairwise(widths), starts, firsts, quads, strict=False)):
-        is_thin = thin(a, b)
-        stride = a if is_thin and k == 0 else rounded_up(a)
+        few = is_thin(a, b)
+        stride = a if few and k == 0 else rounded_up(a)
         out_stride = padded(b) if k == last else rounded_up(b)
-        kind = torch.float32 if is_thin and k == 0 else half
+        kind = torch.float32 if few and k == 0 else half
         shape = (steps, length, stride) if k == 0 else (length, stride)
         bent = k > 0 and network.kinds[k - 1] != 0
         found.append(
             Layer(
                 a,
                 b,
-                is_thin,
+                few,
                 stride,
                 out_stride,
                 start,
@@ -91,10 +91,8 @@ def layers_of(network: DropoutNetwork, length: int, steps: int, half: torch.dtyp
                 quad,
                 torch.zeros(shape, dtype=kind, device=device),
                 torch.zeros(shape if bent else (1,), device=device),
-                torch.zeros(
-                    (length, out_stride), dtype=torch.float32 if is_thin and k == last else half, device=device
-                ),
-                torch.zeros((1,) if is_thin else (rounded_up(b), stride), dtype=half, device=device),
+                torch.zeros((length, out_stride), dtype=torch.float32 if few and k == last else half, device=device),
+                torch.zeros((1,) if few else (rounded_up(b), stride), dtype=half, device=device),
             )
         )
     return found

@@ -13,17 +13,6 @@ WIDEST = 1024  # units of a layer, inputs too
 DEEPEST = 12  # weight layers
 MOST_OUTPUTS = 64
 MOST_POINTS = 512  # of a step
-_THIN = 8  # inputs or outputs below which products of a layer stay in float32, as everywhere
-
-
-def thin(inputs: int, outputs: int) -> bool:
-    """Whether a layer has so few inputs or outputs that its products are in float32.
-
-    Example:
-        >>> thin(1, 1024), thin(784, 1024)
-        (True, False)
-    """
-    return min(inputs, outputs) < _THIN
 
 
 def wide_network(

@@ -99,7 +99,7 @@ def test_with_the_same_masks_steps_are_the_same(name: str, batch: int) -> None:
 
 @pytest.mark.parametrize("name", ["13-50-1", "learned precisions", "silu, three layers"])
 def test_points_may_be_looked_at_in_several_turns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_steps, "together", lambda widths, batch, precision: 16)
+    monkeypatch.setattr(fused_steps, "together", lambda *sizes: 16)
     model, guide, x, y = CASES[name]()
     run, other = (one_run(model, guide, x, y, len(x), None, each) for each in (True, False))
     masks = masks_of(run, 3, len(x))
@@ -196,3 +196,38 @@ def test_lower_precision_of_products_is_followed(widths: tuple[int, ...]) -> Non
     starts = (0, *accumulate(widths[:-1]))
     near, right = rough._fused.advance(1, None, masks), with_masks(exact, masks[:, 0], list(pairwise(starts)))
     assert 1e-7 < abs(near.item() / right.item() - 1) < 1e-2
+
+
+def surprise(run: Any, x: Tensor, y: Tensor, masks: Tensor, rounds: bool) -> float:
+    """Return -log p(y) of a step in float64; with the numbers of wide enough layers rounded to bfloat16, if asked."""
+    widths = run._fused._network.widths
+    a = x.double().to(PLACE)
+    for k, (sizes, kept) in enumerate(zip(pairwise(widths), masks.double().split(list(widths[:-1]), 1), strict=True)):
+        weight, bias = (value.double() for value in run.leaves[2 * k : 2 * k + 2])
+        a = a * kept
+        if rounds and min(sizes) >= 8:
+            a, weight = a.bfloat16().double(), weight.bfloat16().double()
+        z = a @ weight.mT + bias
+        a = z.relu()
+    return -torch.distributions.Normal(z, 10.0**-0.5).log_prob(y.double().to(PLACE)).sum().item()
+
+
+@pytest.mark.skipif(PLACE == "cpu", reason="needs a GPU: Triton's interpreter has no products in bfloat16")
+@pytest.mark.parametrize("widths", [(13, 50, 1), (13, 30, 20, 9), (3, 40, 7, 2)])
+def test_in_bf16_the_products_of_wide_enough_layers_are_of_rounded_numbers(widths: tuple[int, ...]) -> None:
+    model, guide, x, y = case(pd.BayesianNet(net(*widths), likelihood=pd.Gaussian(10.0)), 40)
+    run = one_run(model, guide, x, y, len(x), None, True, "bf16")
+    assert isinstance(run._fused, fused_steps.FusedSteps)
+    other = one_run(model, guide, x, y, len(x), None, compile=False)
+    masks = masks_of(run, 1, len(x))
+    rounding = surprise(run, x, y, masks[0, 0], rounds=True) - surprise(run, x, y, masks[0, 0], rounds=False)
+    starts = (0, *accumulate(widths[:-1]))
+    expected = with_masks(other, masks[:, 0], list(pairwise(starts)))
+    assert_alike(run._fused.advance(1, None, masks), expected + rounding)
+    if any(min(sizes) >= 8 for sizes in pairwise(widths)):
+        assert abs(rounding) > 1e-6 * expected.abs().item()
+    else:
+        assert rounding == 0
+    for mine, theirs in zip(run.leaves, other.leaves, strict=True):
+        error = (mine.double().cpu() - theirs.double()).norm() / theirs.double().norm()
+        assert error < (0.03 if rounding else 1e-4)
