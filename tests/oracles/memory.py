@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def allocations(action: Callable[[], object]) -> list[int]:
     """Bytes of every allocation (positive) and every release (negative) of torch's allocator, in order."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as recorded:
         action()
     assert recorded.profiler is not None
     assert recorded.profiler.kineto_results is not None

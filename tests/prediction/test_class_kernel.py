@@ -1,7 +1,5 @@
 """The kernel for the moments of classes gives what whole operations give."""
 
-import os
-
 import pytest
 import torch
 
@@ -10,8 +8,6 @@ from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
 from pyro_dropout.prediction.gaussian_outputs import Nodes, _in_cache, output_moments
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
-if PLACE == "cpu":  # Triton's own interpreter runs the kernel there; it is asked for before Triton is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
 

@@ -40,7 +40,7 @@ def by_shape(nodes: list[Any]) -> list[list[Any]]:
     """
     groups: dict[object, list[Any]] = {}
     for node in nodes:
-        results, terms = (int(size) for size in node.group[-1])
+        results, terms = map(int, node.group[-1])
         long = node.is_reduction() and results * terms >= _LONG
         groups.setdefault((results, terms) if long else None, []).append(node)
     return list(groups.values())

@@ -92,7 +92,8 @@ class Program:
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
         self.writes = writes if not compile or _can_write_over(self.graph.graph, flat[:writes]) else 0
         on_gpu = compile and any(each.is_cuda for each in flat)
-        sums = sum_products_with_vectors(self.graph.graph) if on_gpu else 0
+        if on_gpu:
+            sum_products_with_vectors(self.graph.graph)
         if on_gpu and captured and not self.writes:  # one after the other they need less memory
             pair_products(self.graph.graph)
         if self.writes:
@@ -108,7 +109,7 @@ class Program:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
         if compile and self._found is None:
-            with alike_together() if sums else nullcontext():  # such sums are short, and updates of weights are not
+            with alike_together() if on_gpu else nullcontext():
                 self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(

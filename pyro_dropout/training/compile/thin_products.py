@@ -49,15 +49,12 @@ def rewrite_skinny_products(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def sum_products_with_vectors(graph: fx.Graph, device: str = "cuda") -> int:
+def sum_products_with_vectors(graph: fx.Graph, device: str = "cuda") -> None:
     """Replace products with a vector on ``device`` by sums, which inductor fuses with what is around them.
 
     There a call of a matrix library takes longer than the sum. A graph that is not compiled would make all terms first.
-
-    Returns:
-        How many there were.
     """
-    call, count = graph.call_function, 0
+    call = graph.call_function
     for target in (aten.mm.default, aten.addmm.default):
         for node in graph.find_nodes(op="call_function", target=target):
             *added, left, right = node.args
@@ -77,8 +74,6 @@ def sum_products_with_vectors(graph: fx.Graph, device: str = "cuda") -> int:
             new.meta = dict(node.meta)
             node.replace_all_uses_with(new)
             graph.erase_node(node)
-            count += 1
-    return count
 
 
 def _whole_on(side: fx.Node, device: str) -> bool:

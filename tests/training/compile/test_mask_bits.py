@@ -1,6 +1,5 @@
 """Masks as bits have the distribution, and where they are looked at the shape, of those that they replace."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,6 @@ from pyro_dropout.training.compile.mask_bits import draw_bits, mask_bits
 from pyro_dropout.training.compile.program import Program
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
-if PLACE == "cpu":  # Triton's own interpreter runs the kernel there; it is asked for before Triton is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Products in one kernel against the products themselves."""
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,6 @@ from pyro_dropout.training.compile import program
 from pyro_dropout.training.compile.paired_products import pair_products
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
-if PLACE == "cpu":  # Triton's own interpreter runs the kernel there; it is asked for before Triton is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def backward(x: Tensor, w: Tensor, v: Tensor) -> list[Tensor]:

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -21,8 +20,6 @@ from pyro_dropout.training.optimisers import Update, named
 from pyro_dropout.training.training_task import TrainingTask
 
 PLACE = "cuda" if torch.cuda.is_available() else "cpu"
-if PLACE == "cpu":  # Triton's own interpreter runs the kernel there; it is asked for before Triton is imported
-    os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
 
