@@ -6,9 +6,9 @@ import torch
 import pyro_dropout as pd
 from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
 from pyro_dropout.prediction.gaussian_outputs import Nodes, _in_cache, output_moments
+from tests.oracles.triton_here import PLACE, needed
 
-PLACE = "cuda" if torch.cuda.is_available() else "cpu"
-pytest.importorskip("triton")
+needed()
 
 
 def _outputs(points: int, classes: int, size: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,6 +4,7 @@ Kernels that are combined share the sizes of their blocks. What suits sums over 
 for a kernel that updates a million weights and sums their squares, which then takes ten times as long.
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -40,7 +41,8 @@ def by_shape(nodes: list[Any]) -> list[list[Any]]:
     """
     groups: dict[object, list[Any]] = {}
     for node in nodes:
-        results, terms = map(int, node.group[-1])
-        long = node.is_reduction() and results * terms >= _LONG
-        groups.setdefault((results, terms) if long else None, []).append(node)
+        sizes = tuple(node.group[-1])
+        known = all(str(size).isdigit() for size in sizes)
+        long = known and node.is_reduction() and math.prod(map(int, sizes)) >= _LONG
+        groups.setdefault(sizes if long else None, []).append(node)
     return list(groups.values())

@@ -21,6 +21,11 @@ def test_long_reductions_are_with_their_like_and_all_else_together() -> None:
     assert groups == [[batch, small, elements], [update, other], [whole]]
 
 
+def test_sizes_that_are_not_known_yet_are_with_all_else() -> None:
+    long, unknown = kernel(1024, 1024), SimpleNamespace(group=("cuda", ("u0", 1024)), is_reduction=lambda: True)
+    assert by_shape([unknown, long]) == [[unknown], [long]]
+
+
 def test_inductor_asks_within_the_context_alone() -> None:
     before = getattr(combined, NAME)
     with alike_together():

@@ -11,14 +11,13 @@ import pyro_dropout as pd
 from pyro_dropout.training.compile import mask_bits as bits_module
 from pyro_dropout.training.compile.mask_bits import draw_bits, mask_bits
 from pyro_dropout.training.compile.program import Program
-
-PLACE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.oracles.triton_here import PLACE, needed
 
 
 @pytest.fixture
 def by_the_kernel() -> Callable[[int, Tensor, int], Tensor]:
     """Masks that the kernel draws."""
-    pytest.importorskip("triton")
+    needed()
 
     def drawn(seed: int, keep: Tensor, rows: int) -> Tensor:
         limits_of, draw = bits_module._kernels()

@@ -12,8 +12,7 @@ import pyro_dropout as pd
 from pyro_dropout.training.compile import paired_products as paired
 from pyro_dropout.training.compile import program
 from pyro_dropout.training.compile.paired_products import pair_products
-
-PLACE = "cuda" if torch.cuda.is_available() else "cpu"
+from tests.oracles.triton_here import PLACE, needed
 
 
 def backward(x: Tensor, w: Tensor, v: Tensor) -> list[Tensor]:
@@ -119,9 +118,7 @@ def test_two_products_is_a_custom_operator_as_torch_wants_them() -> None:
 @pytest.mark.parametrize(("m", "k", "n"), [(64, 32, 64), (70, 96, 40), (70, 90, 40), (16, 5, 130)])
 @pytest.mark.parametrize("turned", [(False, True), (False, False), (True, False), (True, True)])
 def test_the_kernel_computes_both_products(m: int, k: int, n: int, turned: tuple[bool, bool]) -> None:
-    language = pytest.importorskip("triton.language")
-    if PLACE == "cpu" and "Interpreted" not in type(language.zeros).__name__:
-        pytest.skip("Triton was imported before its interpreter was asked for; run this file alone")
+    needed()
     torch.manual_seed(0)
 
     def matrix(rows: int, columns: int, turns: bool) -> Tensor:

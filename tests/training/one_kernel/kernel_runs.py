@@ -7,7 +7,6 @@ from typing import Any
 from unittest import mock
 
 import pyro
-import pytest
 import torch
 from torch import Tensor
 
@@ -18,9 +17,9 @@ from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.training.one_kernel import fused_run
 from pyro_dropout.training.optimisers import Update, named
 from pyro_dropout.training.training_task import TrainingTask
+from tests.oracles.triton_here import PLACE, needed
 
-PLACE = "cuda" if torch.cuda.is_available() else "cpu"
-pytest.importorskip("triton")
+needed()
 
 
 @contextlib.contextmanager
