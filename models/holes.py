@@ -46,7 +46,7 @@ def guide(model, kind, drop):
 # --- holes ------------------------------------------------------------------------------------------------------------
 def hole(values, seed):
     """Return the rows beside the hole in an input and those inside it; rows of equal value in random order."""
-    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(seed), device="cpu")
     order = order[values[order].argsort(stable=True)]
     third = len(values) // 3
     return torch.cat([order[:third], order[-third:]]), order[third:-third]

@@ -66,6 +66,24 @@ def misplaced_imports(package: Path) -> list[str]:
     return wrong
 
 
+def undirected_draws(package: Path) -> list[str]:
+    """Describe every draw of torch's with a generator whose device is left to torch's default, which may be a GPU."""
+    wrong = []
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            named = {keyword.arg for keyword in node.keywords} if isinstance(node, ast.Call) else set()
+            if "generator" in named and "device" not in named and ast.unparse(node.func).startswith("torch."):
+                wrong.append(f"{path.relative_to(package)}:{node.lineno} {ast.unparse(node)}")
+    return wrong
+
+
+def test_draws_with_a_generator_name_their_device(tmp_path: Path) -> None:
+    in_context = "datasets/made_data.py"  # where all of it is
+    assert [each for each in undirected_draws(PACKAGE) if not each.startswith(in_context)] == []
+    (tmp_path / "wrong.py").write_text("torch.randn(3, generator=dice)\ntorch.randn(3)\n")
+    assert undirected_draws(tmp_path) == ["wrong.py:1 torch.randn(3, generator=dice)"]
+
+
 def test_imports_go_downward() -> None:
     assert misplaced_imports(PACKAGE) == []
 

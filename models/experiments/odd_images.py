@@ -62,7 +62,7 @@ def _shuffled(images: Tensor, size: int, random: torch.Generator) -> Tensor:
     down, across = height // size, width // size
     # (N, channels, down, size, across, size) -> (N, squares, channels, size, size)
     squares = images.reshape(count, channels, down, size, across, size).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    order = torch.rand(count, down * across, generator=random).argsort(-1).to(images.device)
+    order = torch.rand(count, down * across, generator=random, device="cpu").argsort(-1).to(images.device)
     moved = squares[torch.arange(count, device=images.device)[:, None], order].unflatten(1, (down, across))
     found: Tensor = moved.permute(0, 3, 1, 4, 2, 5).reshape(images.shape)
     return found

@@ -77,9 +77,14 @@ def two_clusters(inputs: int, seed: int) -> TwoClusters:
     """
     check_seed(seed)
     dice = torch.Generator().manual_seed(seed)
-    t = torch.cat([low + (high - low) * torch.rand(POINTS, generator=dice) for low, high in CLUSTERS])
-    y = torch.cos(2 * t + 0.8) + TAU**-0.5 * torch.randn(len(t), generator=dice)
-    aside = OFF_LINE * torch.randn(len(t), INPUTS, generator=dice) * (torch.arange(INPUTS) < inputs) * (inputs > 1)
+    t = torch.cat([low + (high - low) * torch.rand(POINTS, generator=dice, device="cpu") for low, high in CLUSTERS])
+    y = torch.cos(2 * t + 0.8) + TAU**-0.5 * torch.randn(len(t), generator=dice, device="cpu")
+    aside = (
+        OFF_LINE
+        * torch.randn(len(t), INPUTS, generator=dice, device="cpu")
+        * (torch.arange(INPUTS) < inputs)
+        * (inputs > 1)
+    )
     x = on_line(t, inputs) + aside
     return TwoClusters(t, x, y.unsqueeze(-1), torch.cat([x, on_line(GRID, inputs)]))
 

@@ -38,7 +38,7 @@ def _against_width(axes: "Axes", keep: float, scales: Sequence[float], draws: in
         for width in widths:
             # The gap varies more between short rows, so they get more draws. Each column is one row's mean.
             rows = max(draws, draws * 100 // width)
-            means = torch.randn(width, rows, dtype=torch.float64, generator=generator)
+            means = torch.randn(width, rows, dtype=torch.float64, generator=generator, device="cpu")
             gaps.append(kl_gap(BernoulliMixture(means, keep, scale)).item() / rows)
         axes.plot(widths, gaps, color=colour, linestyle=style, label=f"σ = {scale:g}")
     axes.set(xlabel="weights $K$ in a row, means drawn from the prior N(0, I)", ylabel="mean gap in nats, one row")

@@ -22,8 +22,8 @@ def between(x: Tensor, *, seed: int = 0) -> Tensor:
     """
     flat = x.reshape(len(x), -1).double().cpu()  # the same points on every device
     generator = torch.Generator().manual_seed(seed)
-    first, second = (torch.randint(len(x), (_PAIRS,), generator=generator) for _ in range(2))
-    share = torch.rand(_PAIRS, 1, generator=generator, dtype=torch.float64)
+    first, second = (torch.randint(len(x), (_PAIRS,), generator=generator, device="cpu") for _ in range(2))
+    share = torch.rand(_PAIRS, 1, generator=generator, dtype=torch.float64, device="cpu")
     points = share * flat[first] + (1 - share) * flat[second]
     unit = _unit(flat)
     nearest = torch.cat([torch.cdist(part / unit, flat / unit).amin(1) for part in points.split(512)])

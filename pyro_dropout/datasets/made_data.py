@@ -16,14 +16,15 @@ def made_regression() -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
     y = 10 + 4 sin(πx₁) + 3 x₂x₃ + 2 x₄² + (0.3 + 0.4 |x₁|) ε, with x uniform on [−1, 1]⁵ and ε standard normal: a wave,
     a product, a square, an irrelevant input, and noise that grows away from the centre.
     """
-    dice = torch.Generator().manual_seed(2016)
-    x = 2 * torch.rand(_ROWS, 5, generator=dice) - 1
-    a, b, c, d, _ = x.unbind(-1)
-    noise = (0.3 + 0.4 * a.abs()) * torch.randn(_ROWS, generator=dice)
-    y = 10 + 4 * torch.sin(math.pi * a) + 3 * b * c + 2 * d.square() + noise
-    test_size = round(_TEST_SHARE * _ROWS)
-    orders = [torch.randperm(_ROWS, generator=dice) for _ in range(_SPLITS)]
-    return x, y.unsqueeze(-1), [o[test_size:] for o in orders], [o[:test_size] for o in orders]
+    with torch.device("cpu"):
+        dice = torch.Generator().manual_seed(2016)
+        x = 2 * torch.rand(_ROWS, 5, generator=dice) - 1
+        a, b, c, d, _ = x.unbind(-1)
+        noise = (0.3 + 0.4 * a.abs()) * torch.randn(_ROWS, generator=dice)
+        y = 10 + 4 * torch.sin(math.pi * a) + 3 * b * c + 2 * d.square() + noise
+        test_size = round(_TEST_SHARE * _ROWS)
+        orders = [torch.randperm(_ROWS, generator=dice) for _ in range(_SPLITS)]
+        return x, y.unsqueeze(-1), [o[test_size:] for o in orders], [o[:test_size] for o in orders]
 
 
 def made_digits(number: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -32,14 +33,15 @@ def made_digits(number: int, seed: int) -> tuple[Tensor, Tensor]:
     Each digit is a few strokes; every image shifts, rotates, slants, scales and thickens them at random and adds a
     little noise.
     """
-    dice = torch.Generator().manual_seed(seed)
-    labels = torch.arange(number) % 10
-    labels = labels[torch.randperm(number, generator=dice)]
-    images = torch.empty(number, 1, _SIDE, _SIDE)
-    for digit in range(10):
-        mine = labels == digit
-        images[mine] = _drawn(_STROKES[digit], int(mine.sum()), dice)
-    return images, labels
+    with torch.device("cpu"):
+        dice = torch.Generator().manual_seed(seed)
+        labels = torch.arange(number) % 10
+        labels = labels[torch.randperm(number, generator=dice)]
+        images = torch.empty(number, 1, _SIDE, _SIDE)
+        for digit in range(10):
+            mine = labels == digit
+            images[mine] = _drawn(_STROKES[digit], int(mine.sum()), dice)
+        return images, labels
 
 
 def _drawn(strokes: list[list[tuple[float, float]]], number: int, dice: torch.Generator) -> Tensor:

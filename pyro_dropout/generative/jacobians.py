@@ -110,7 +110,7 @@ class Jacobians:
             raise
         except Exception:  # what vmap says of a network that it cannot run; autograd may have more to say
             return False
-        along = torch.randn(self.width, generator=torch.Generator().manual_seed(0)).to(f)
+        along = torch.randn(self.width, generator=torch.Generator().manual_seed(0), device="cpu").to(f)
         expected = [self._backward(part, along) for part in x.split(1)]
         wanted = {name: torch.cat([each[name] for _, each in expected]) for name in rows}
         near = 100 * torch.finfo(f.dtype).eps ** 0.75

@@ -58,7 +58,9 @@ class StackedMembers(nn.Module):
         self._model, self._make, self._template = (model,), (make,), (template,)
         self.start, self.anchored = start, anchored
         template.is_member = True
-        self._source = torch.Generator().manual_seed(int(torch.randint(2**62, ())) if seed is None else seed % 2**63)
+        self._source = torch.Generator().manual_seed(
+            int(torch.randint(2**62, (), device="cpu")) if seed is None else seed % 2**63
+        )
         self.register_buffer("seeds", self._new_seeds(members))
         self.register_buffer("lost", torch.zeros(members, dtype=torch.bool))
         self.register_buffer("trained", torch.zeros((), dtype=torch.int64))
@@ -144,7 +146,7 @@ class StackedMembers(nn.Module):
         self._add(self.seeds.tolist())
 
     def _new_seeds(self, count: int) -> Tensor:
-        return torch.randint(2**62, (count,), generator=self._source)
+        return torch.randint(2**62, (count,), generator=self._source, device="cpu")
 
     def _add(self, seeds: list[int]) -> None:
         """Append the tensors of members that start from these seeds."""

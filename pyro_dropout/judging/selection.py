@@ -157,7 +157,7 @@ def choose(
     if "lr" in values:
         options = options | {"lr": torch.tensor(values.pop("lr"))}
     if anchored:
-        seeds = torch.randint(2**62, (splits, 1, each), generator=torch.Generator().manual_seed(seed))
+        seeds = torch.randint(2**62, (splits, 1, each), generator=torch.Generator().manual_seed(seed), device="cpu")
         options = options | {"anchors": seeds.expand(-1, count, -1).flatten()}
 
     def built(row: Tensor, **setting: object) -> object:
@@ -222,7 +222,7 @@ def folds_of(rows: Tensor, folds: int, seed: int) -> list[tuple[Tensor, Tensor]]
         >>> [(len(train), len(held)) for train, held in folds_of(torch.arange(10), folds=2, seed=0)]
         [(5, 5), (5, 5)]
     """
-    order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))]
+    order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")]
     held = order.tensor_split(folds)
     return [(torch.cat([*held[:k], *held[k + 1 :]]), held[k]) for k in range(folds)]
 

@@ -80,7 +80,7 @@ class Support:
         check_count("seed", seed, 0)
         if x.dim() != 2 or len(x) < _FEWEST:
             raise ShapeError(f"x must have shape (N, Q) with at least {_FEWEST} rows; got {tuple(x.shape)}.")
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed), device="cpu")
         rows = x.detach().cpu()[order[:_MOST_ROWS]]
         near = _Neighbourhoods(rows.to(_F64), _paired(rows))
         own = torch.arange(min(len(rows), _LEFT_OUT))

@@ -105,7 +105,8 @@ class _Featured(Covariance):
     def _draw(self, seed: int | None, *shape: int) -> Tensor:
         # In float64 and then rounded, so that a seed means the same draws in either precision.
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        return torch.randn(shape, generator=generator, dtype=torch.float64).to(torch.get_default_dtype())
+        drawn = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu")
+        return drawn.to(torch.get_default_device(), torch.get_default_dtype())
 
     def features(self, X: Tensor) -> Float[Tensor, "n k"]:
         raise NotImplementedError

@@ -62,7 +62,7 @@ class Nodes:
 def _normal(width: int, count: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return quasi-random points and a row of ones, (width + 1, count); the last few are kept for the next call."""
     if width > _DIMENSIONS:
-        found = torch.randn(count, width, dtype=F64, generator=torch.Generator().manual_seed(seed))
+        found = torch.randn(count, width, dtype=F64, generator=torch.Generator().manual_seed(seed), device="cpu")
     else:
         engine = torch.quasirandom.SobolEngine(width, scramble=True, seed=seed % 2**31)
         smallest = 0.5 / 2**30  # of the numbers that the engine gives, all but zero are larger

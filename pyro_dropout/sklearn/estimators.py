@@ -195,7 +195,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         thrown = torch.Generator().manual_seed(noise)  # seeds each piece's noise, so that no two pieces share it
 
         def draw(answer: Prediction) -> tuple[Tensor, ...]:
-            with seeded(int(torch.randint(_SEEDS, (), generator=thrown)), answer.samples.device):
+            with seeded(int(torch.randint(_SEEDS, (), generator=thrown, device="cpu")), answer.samples.device):
                 return (answer.likelihood.distribution(answer.samples).sample().transpose(0, 1),)
 
         return self._answers(X, n_samples, function, draw, functions=True)[0]

@@ -40,7 +40,7 @@ def held_back(count: int, fraction: float, seed: int, classes: Tensor | None = N
             f"validation_fraction={fraction:g} holds back {size} of {count} rows, and at least 2 must be left to train"
             " on. Give more data, a smaller fraction, or early_stopping=False and a number as tau."
         )
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
     if classes is not None:
         order = order[torch.argsort(classes[order], stable=True)]
     held = torch.zeros(count, dtype=torch.bool)

@@ -166,7 +166,7 @@ def read_table(
 def _split(table: Table, held_back: float, seed: int) -> tuple[Tensor, Tensor]:
     """Return the rows for testing, chosen at random, and those for training."""
     rows = len(table)
-    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed), device="cpu")
     cut = max(1, round(held_back * rows)) if held_back else 0
     if rows - cut < 2:
         raise RangeError(

@@ -171,7 +171,7 @@ def explain(
     if len(x) < 2:
         raise RangeError(f"x must have at least 2 rows to shuffle; got {len(x)}.")
     given, generator = len(x), torch.Generator().manual_seed(seed)
-    x = x[torch.randperm(len(x), generator=generator)[:rows]]
+    x = x[torch.randperm(len(x), generator=generator, device="cpu")[:rows]]
     first = predict(x)
     base, classes = _said(first), is_class(first.target_distribution)
     if not all(
@@ -184,7 +184,7 @@ def explain(
         changes = torch.zeros(2, len(x), dtype=torch.float64)
         for _ in range(repeats):
             other = x.clone()
-            other[:, list(places)] = x[torch.randperm(len(x), generator=generator)][:, list(places)]
+            other[:, list(places)] = x[torch.randperm(len(x), generator=generator, device="cpu")][:, list(places)]
             now = _said(predict(other))
             changes += torch.stack([(new - old).abs().sum(-1) for new, old in zip(now, base, strict=True)])
         found.append(changes / repeats)

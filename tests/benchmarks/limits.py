@@ -26,6 +26,7 @@ ON_CPU = (
 )
 ON_GPU = (
     ("precision",),
+    ("kernels", "--rows", "0", "mean-field", "low-rank"),
     ("one_kernel",),
     ("laplace", "--device", "cuda"),
     ("linearised", "--device", "cuda"),

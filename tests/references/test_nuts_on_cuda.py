@@ -136,6 +136,7 @@ def test_lost_trajectories_are_counted() -> None:
     assert sum(chain.deepest for chain in chains) > 0
 
 
+@pytest.mark.filterwarnings("ignore:chains disagree:UserWarning")  # there are few draws
 def test_a_model_that_is_no_kernel_gives_the_draws_of_the_cpu() -> None:
     def correlated(x: Tensor, y: Tensor | None = None) -> Tensor:
         w = pyro.sample("w", dist.Normal(0.0, 1.0))

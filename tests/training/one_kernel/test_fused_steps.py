@@ -230,4 +230,4 @@ def test_in_bf16_the_products_of_wide_enough_layers_are_of_rounded_numbers(width
         assert rounding == 0
     for mine, theirs in zip(run.leaves, other.leaves, strict=True):
         error = (mine.double().cpu() - theirs.double()).norm() / theirs.double().norm()
-        assert error < (0.03 if rounding else 1e-4)
+        assert error < (0.1 if rounding else 1e-4)
