@@ -152,9 +152,13 @@ def _is_dense(value: Tensor) -> bool:
 
 
 def _in_memory(parameter: Tensor, value: Tensor) -> Tensor:
-    """Return a tensor in the parameter's order in memory, as a vector: torch's fused kernels go through them so."""
-    if value.is_contiguous() and parameter.is_contiguous():
-        return value
+    """Return a tensor in the parameter's order in memory, which is the order of torch's fused kernels.
+
+    All tensors of a parameter have the same shape: on a GPU torch refuses others. If the parameter is not contiguous,
+    that of a vector.
+    """
+    if parameter.is_contiguous():
+        return value.contiguous()
     if value.stride() != parameter.stride():
         value = torch.empty_like(parameter).copy_(value)
     return value.as_strided((value.numel(),), (1,))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training import runner
+from pyro_dropout.training import optimisers, runner
 from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.optimisers import named
@@ -42,6 +42,29 @@ def test_the_guides_own_tensors_take_the_eager_steps(compile: Any, batch_size: i
         assert [parameter.data_ptr() for parameter in guide.parameters()] == places
         found.append((history.losses, [parameter.detach() for parameter in guide.parameters()]))
     torch.testing.assert_close(found[0], found[1], rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [pd.AutoMultiplicative, pd.AutoLowRank, pd.AutoDropout])
+@pytest.mark.parametrize("per_example", [True, False])
+def test_adam_is_given_tensors_of_one_shape_and_order(
+    kind: Any, per_example: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU torch refuses others; on a CPU it goes through all of them as they lie in memory."""
+    seen = []
+
+    def adam(*lists: list[Tensor], **how: Any) -> None:
+        for tensors in zip(*lists[:4], strict=True):
+            seen.append({(each.shape, each.stride()) for each in tensors})
+        torch_adam(*lists, **how)
+
+    torch_adam = optimisers.adam_of_torch
+    monkeypatch.setattr(optimisers, "adam_of_torch", adam)
+    pyro.clear_param_store()
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1)))
+    x = torch.randn(12, 3)
+    pd.fit(model, kind(model), x, x[:, :1], loss=pd.ELBO(per_example=per_example), steps=2, compile=False, **QUIET)
+    assert seen
+    assert all(len(each) == 1 for each in seen)
 
 
 def test_a_snapshot_is_written_over_an_earlier_one_that_fits() -> None:
