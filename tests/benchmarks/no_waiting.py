@@ -43,8 +43,8 @@ def ours(*command: str) -> list[str]:
     return ["-m", "pyro_dropout", *command]
 
 
-def row(figure: str, seconds: float, limit: float, cpu: float | str = "") -> Row:
-    """Return a row of the table."""
+def row(figure: str, seconds: float, limit: float | str, cpu: float | str = "") -> Row:
+    """Return a row of the table; one without a limit is there to be compared with."""
     return {"figure": figure, "seconds": seconds, "limit": limit, "cpu": cpu}
 
 
@@ -89,7 +89,11 @@ def step(folder: Path) -> Iterator[Row]:
     """The first compiled step, of 13-50-1."""
     cache = str(folder / "cache")
     yield row("first compiled step, cold", once("cpu", 1, cache)[0], 8.0)
-    yield row("first compiled step, second process", once("cpu", 1, cache)[0], 2.5)
+    # The best of three, in turns: all that disturbs a process makes it longer.
+    pairs = [(once("cpu", 1, cache)[0], timed(["-c", "import torch"], folder)[0]) for _ in range(3)]
+    second, torch_alone = (min(each) for each in zip(*pairs, strict=True))
+    yield row("first compiled step, second process", second, 2.5)
+    yield row("of which importing torch", torch_alone, "")
 
 
 def _placed(measured: tuple[float, float], limit: float) -> tuple[float, float, float]:
@@ -109,10 +113,11 @@ def main(argv: list[str] | None = None) -> int:
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
             for each in PARTS[name](Path(folder)):
-                print(f"  {each['figure']}: {each['seconds']:.1f}, at most {each['limit']:.1f}", flush=True)
+                limit = f", at most {each['limit']:.1f}" if each["limit"] else ""
+                print(f"  {each['figure']}: {each['seconds']:.1f}{limit}", flush=True)
                 found.append(each)
     print(table(COLUMNS, found))
-    return int(any(each["seconds"] > each["limit"] for each in found))
+    return int(any(each["limit"] and each["seconds"] > each["limit"] for each in found))
 
 
 if __name__ == "__main__":

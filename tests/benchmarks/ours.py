@@ -29,8 +29,8 @@ def dropout(model: Any) -> Any:
 GUIDES: list[tuple[str, Guide, bool, int]] = [
     ("AutoDropout", dropout, True, 1),
     ("AutoMeanField, one draw a step", pd.AutoMeanField, False, 2),
-    ("AutoMeanField, a draw for each point", pd.AutoMeanField, True, 4),
-    ("AutoLowRank rank 10, one draw a step", lambda model: pd.AutoLowRank(model, rank=RANK), False, 5),
+    ("AutoMeanField, a draw for each point", pd.AutoMeanField, True, 2),
+    ("AutoLowRank rank 10, one draw a step", lambda model: pd.AutoLowRank(model, rank=RANK), False, 2),
     ("AutoConcreteDropout", lambda model: pd.AutoConcreteDropout(model, keep=1 - DROP), True, 6),
     ("AutoMultiplicative", lambda model: pd.AutoMultiplicative(model, alpha=DROP / (1 - DROP)), True, 7),
     ("AutoRowMixture, 2 components", pd.AutoRowMixture, True, 8),
