@@ -46,7 +46,7 @@ def traffic(size: Size, microseconds: float) -> str:
     total = 6 * (factors + means_and_widths) + factors
     return (
         f" AutoLowRank moves at least {total / 1e9:.2f} GB a step on {size.name}, parameters and Adam's state alone:"
-        f" {total / microseconds / 1e6:.2f} TB/s over the whole step, matrix products included."
+        f" {total / microseconds / 1e3:,.1f} GB/s over the whole step, matrix products included."
     )
 
 
