@@ -6,7 +6,7 @@ operations; inductor fuses that graph. On a GPU a ``Chain`` captures several ste
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
@@ -109,8 +109,7 @@ class Program:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
         if compile and self._found is None:
-            with alike_together() if on_gpu else nullcontext():
-                self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+            self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
     def __call__(
         self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
@@ -307,7 +306,10 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
             # too large for that.
             with updates_apart():
                 return _by_inductor(graph, inputs, settings | {"combo_kernels": False})
-        if on_gpu or inductor.cpp.vec_isa_ok is not None:
+        if on_gpu:
+            with alike_together():
+                return _by_inductor(graph, inputs, settings)
+        if inductor.cpp.vec_isa_ok is not None:
             return _by_inductor(graph, inputs, settings)
         # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
         # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
