@@ -34,10 +34,8 @@ def mask_bits(seed: Tensor, keep: Tensor, rows: int) -> Tensor:
     columns, words = len(keep), bits.shape[-1]
     if not keep.is_cuda:
         # The generator would look at the lowest 32 bits of its seed only.
-        drawn = (
-            torch.rand(rows, columns, generator=torch.Generator().manual_seed(int(seed) % (2**32 - 5)), device="cpu")
-            < keep
-        )
+        source = torch.Generator().manual_seed(int(seed) % (2**32 - 5))
+        drawn = torch.rand(rows, columns, generator=source, device="cpu") < keep
         whole = torch.nn.functional.pad(drawn, (0, 32 * words - columns)).reshape(rows, words, 32)
         packed: Tensor = (whole.long() << torch.arange(32)).sum(-1).to(torch.int32)
         return packed
