@@ -26,8 +26,6 @@ from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
-from pyro_dropout.training.compile.mask_bits import draw_bits
-from pyro_dropout.training.compile.paired_products import pair_products
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.compile.replayed import Replayed
@@ -95,10 +93,16 @@ class Program:
         if on_gpu:
             sum_products_with_vectors(self.graph.graph)
         if on_gpu and captured and not self.writes:  # one after the other they need less memory
+            from pyro_dropout.training.compile.paired_products import pair_products  # takes a while
+
             pair_products(self.graph.graph)
         if self.writes:
             _write_over(self.graph.graph, self.writes)
-        drawn = draw_bits(self.graph.graph) if compile and bits else 0
+        drawn = 0
+        if compile and bits:
+            from pyro_dropout.training.compile.mask_bits import draw_bits  # takes a while
+
+            drawn = draw_bits(self.graph.graph)
         if self.carried or self.writes or on_gpu or drawn:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
