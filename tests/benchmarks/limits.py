@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 ON_CPU = (
     ("small_steps",),
     ("threads",),
-    ("memory",),
+    ("memory", "--weights", "100e6"),
     ("low_rank",),
     ("nuts", "--quick"),
     ("linearised", "--device", "cpu", "--images", "1000"),
