@@ -157,3 +157,18 @@ def test_bad_input() -> None:
         answer.interval()
     with pytest.raises(pd.RangeError, match="x"):
         pd.predict_fleet(ships, x * float("nan"))
+
+
+def test_a_posterior_that_is_drawn_once_for_all_points_is_refused_with_a_way_out() -> None:
+    x = torch.linspace(-1, 1, 12).unsqueeze(-1)
+
+    def build(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)), likelihood=pd.Gaussian(9.0))
+        return model, pd.AutoFullRank(model)
+
+    fleet = pd.Fleet(build, {"seed": [0, 1]})
+    with pytest.raises(pd.PyroDropoutError, match=r"shared=True\) .* for each of its pairs"):
+        pd.predict_fleet(fleet, x, samples=5)
+    for pair in fleet:
+        assert pd.predict(*pair, x, shared=True, samples=5).mean.shape == (12, 1)

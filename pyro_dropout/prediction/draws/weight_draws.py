@@ -137,7 +137,8 @@ class PerExample(WeightDraws):
                     raise PyroDropoutError(
                         f"site {name!r} of the posterior ({type(site['fn']).__name__}) is drawn once for all data"
                         " points, not for each: only weights with a distribution of this package, real-valued and in"
-                        " no plate, can be."
+                        " no plate, can be. predict(model, guide, ..., shared=True) draws all of them so; with a fleet,"
+                        " call it for each of its pairs."
                     )
             with _NothingFromThePrior():
                 f = cast(PyroModel, poutine.replay(self.model, trace=trace))(rows)
