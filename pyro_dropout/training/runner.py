@@ -26,7 +26,7 @@ from pyro_dropout.training.compile.functional import (
     StepInPlace,
     numbered,
 )
-from pyro_dropout.training.compile.program import Program, apart_in_memory, counting
+from pyro_dropout.training.compile.program import NotPlainError, Program, apart_in_memory, counting
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
 from pyro_dropout.training.kept_memory import keep_freed_memory
@@ -53,7 +53,7 @@ class TrainingRun:
         inputs: the other inputs of every step: trees of tensors.
         batches: where mini-batches come from; None for all data at every step.
         write: puts parameters back into their owners.
-        compile: "auto", "traced", True or False.
+        compile: "auto", "traced", "plain", True or False; "plain" is as plain C where that is possible, or recorded.
         gradients: the loss and the gradient of a step, for steps in place that are recorded.
         in_place: what takes eager and recorded steps instead, and changes ``values``; compiled ones then change them
             too.
@@ -100,8 +100,10 @@ class TrainingRun:
         self._chain: Chain | None = None
         self.break_off: Callable[[], bool] = lambda: False  # asked after each step: are no more wanted?
         self.compile_seconds = 0.0
-        self.traced = compile == "traced"
-        if compile is not False:
+        self.traced, self._plain = compile == "traced", compile == "plain"
+        if self._plain:
+            self._try_in_plain_c()
+        elif compile is not False:
             self._try_to_compile(compile)
         keep_freed_memory(self._temporaries(values))
 
@@ -142,6 +144,8 @@ class TrainingRun:
         if self._in_place is None and self._tapes and self.traced and small and not self.t.is_cuda:
             return self._on_own_leaves(rest, index)
         changes = self._in_place is not None and (self._huge or not self.t.is_cuda)
+        if self._plain and not (changes and small and not self.t.is_cuda and apart_in_memory(whole, count)):
+            raise NotPlainError
         carries = self._count if self.t.is_cuda else 0  # a chain hands them on
         how: Any = {"carries": carries, "captured": self._chains}
         if not changes or not apart_in_memory(whole, count):
@@ -159,7 +163,7 @@ class TrainingRun:
         if small:
             self._index = [each.clone() for each in index]  # the same tensors at every step
             inputs = (*inputs[: len(inputs) - len(index)], *self._index)
-        program = Program(counting(self._step), *inputs, writes=count + 1, kept=small)
+        program = Program(counting(self._step), *inputs, writes=count + 1, kept=small, plain=self._plain)
         if program.writes and small:
             self._replayed = program.replayed(tree_leaves(inputs))
         return program
@@ -184,6 +188,15 @@ class TrainingRun:
             self.t.add_(1)
 
         return optimise
+
+    def _try_in_plain_c(self) -> None:
+        """Compile steps as plain C, or record them if they do not fit in there."""
+        try:
+            self._try_to_compile(True)
+        except Exception:  # what is wrong with the step itself is said where it is recorded
+            self._plain, self.traced = False, True
+            self._parted, self._replayed, self._taped = False, None, None
+            self._try_to_compile("traced")
 
     def _try_to_compile(self, compile: HowCompiled) -> None:
         start = time.perf_counter()

@@ -1,5 +1,6 @@
 """How steps are taken: eagerly, recorded or compiled; and recorded ones are the eager ones."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile import program
+from pyro_dropout.training import runner
+from pyro_dropout.training.compile import decision, program
 from pyro_dropout.training.compile.decision import decided, step_size
+from pyro_dropout.training.compile.plain_c import library
 
 CPU = torch.device("cpu")
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)
@@ -66,6 +69,10 @@ def test_the_decision_depends_on_steps_and_sizes_alone() -> None:
     small, large = (step_size(nn.Linear(50, outputs).parameters(), 64) for outputs in (1, 100_000))
     assert [decided("auto", steps, small, CPU) for steps in (10, 10_000, 100_000)] == [False, "traced", "auto"]
     assert [decided("auto", steps, large, CPU) for steps in (10, 1_000)] == [False, "auto"]
+    asked = (100, 2_000, 3_000, 20_000, 30_000)
+    found = [decided("auto", steps, small, CPU, plain=True) for steps in asked]
+    assert found == [False, "traced", "plain", "plain", "auto"]
+    assert decided("traced", 10_000, small, CPU, plain=True) == "traced"
     assert decided("auto", 1, small, torch.device("cuda")) == "auto"
     assert [decided(asked, 1_000, small, CPU) for asked in (False, "traced", True)] == [False, "traced", True]
     assert step_size(nn.Linear(50, 100).parameters(), 64) == 5_000 + 100 * 65
@@ -81,6 +88,76 @@ def test_a_short_training_is_eager_a_longer_one_is_recorded_and_neither_is_compi
     assert not trained(pd.AutoDropout, "auto", 3).traced
     assert trained(pd.AutoDropout, "auto", 200).traced
     assert trained(lambda model: pd.Ensemble(model, members=2), "auto", 200).traced
+
+
+@pytest.fixture
+def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Trainings of 10 steps are long enough for plain C, and torch's compiler is never asked."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("compiled by torch")
+
+    monkeypatch.setattr(program, "_compile", never)
+    monkeypatch.setattr(decision, "_RECORDING", 5)
+    monkeypatch.setattr(decision, "_IN_PLAIN_C", 0.005)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_a_training_of_medium_length_is_plain_c(batch_size: int | None) -> None:
+    found, recorded = (trained(pd.AutoMeanField, how, batch_size=batch_size) for how in ("auto", "traced"))
+    assert found.compiled
+    assert not found.traced
+    torch.testing.assert_close(found.losses, recorded.losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_what_does_not_fit_in_plain_c_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(pd.AutoDropout, "traced")
+    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
+    found = trained(pd.AutoDropout, "auto")
+    assert found.traced
+    assert torch.equal(found.losses, expected.losses)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_a_large_network_an_ensemble_and_an_optimiser_of_torch_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert trained(lambda model: pd.Ensemble(model, members=2), "auto").traced
+    model = network()
+    guide = pd.AutoDropout(model)
+    how: Any = {"optim": torch.optim.RMSprop(guide.parameters(), 0.01), "steps": 12, "progress": False}
+    assert pd.fit(model, guide, X, X**2, **how).traced
+    monkeypatch.setattr(runner, "_SMALL", 0)
+    assert trained(pd.AutoDropout, "auto").traced
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_classes_are_recorded_without_a_word() -> None:
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Categorical())
+    history = pd.fit(model, pd.AutoDropout(model), X, (X[:, 0] > 0).long(), steps=12, progress=False)
+    assert history.traced
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_a_step_that_cannot_be_recorded_warns_as_ever_and_runs_eagerly() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(x.sum().abs() > -1)
+
+    told = []
+    options: Any = {"loss": pd.ELBO(per_example=False), "steps": 12, "progress": False}
+    for options["compile"] in ("auto", "traced"):
+        net = nn.Sequential(nn.Linear(1, 3), Reads(), nn.Linear(3, 1))
+        model = pd.BayesianNet(net, likelihood=pd.Gaussian(4.0))
+        with pytest.warns(UserWarning, match="cannot be compiled, and runs eagerly") as seen:
+            history = pd.fit(model, pd.AutoDropout(model), X, X, **options)
+        told.append([str(each.message) for each in seen])
+        assert not history.traced
+        assert not history.compiled
+    assert told[0] == told[1]
+    assert len(told[0]) == 1
 
 
 def test_another_word_is_refused() -> None:
