@@ -90,8 +90,12 @@ def test_all_ways_to_run_steps_round_alike(compile: Any) -> None:
         assert all(value.dtype == torch.float32 for value in guide.parameters())
         parameters.append(torch.cat([value.detach().flatten() for value in guide.parameters()]))
     eager, other, whole = parameters
-    assert (eager - other).norm() < 0.5 * (eager - whole).norm()  # fused operations round less often
-    assert 0 < (eager - whole).norm() < 0.05 * whole.norm()
+    rounding = (eager - whole).norm()
+    assert 0 < rounding < 0.05 * whole.norm()
+    if compile is True:  # fused operations round less often, how often depends on the processor
+        assert 0 < (other - whole).norm() < 1.5 * rounding
+    else:
+        assert torch.equal(other, eager)
 
 
 @pytest.mark.thinned(4)
