@@ -26,7 +26,7 @@ from pyro_dropout.training.compile.functional import (
     StepInPlace,
     numbered,
 )
-from pyro_dropout.training.compile.program import NotPlainError, Program, apart_in_memory, counting
+from pyro_dropout.training.compile.program import NeedsCompilerError, Program, apart_in_memory, counting
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
 from pyro_dropout.training.kept_memory import keep_freed_memory
@@ -145,7 +145,7 @@ class TrainingRun:
             return self._on_own_leaves(rest, index)
         changes = self._in_place is not None and (self._huge or not self.t.is_cuda)
         if self._plain and not (changes and small and not self.t.is_cuda and apart_in_memory(whole, count)):
-            raise NotPlainError
+            raise NeedsCompilerError
         carries = self._count if self.t.is_cuda else 0  # a chain hands them on
         how: Any = {"carries": carries, "captured": self._chains}
         if not changes or not apart_in_memory(whole, count):

@@ -39,8 +39,8 @@ Compiled = Callable[..., Sequence[Tensor]]
 _GRAIN = 2**15  # the size from which torch's own operations use a second thread on a CPU
 
 
-class NotPlainError(Exception):
-    """A program cannot be written as plain C."""
+class NeedsCompilerError(Exception):
+    """A program cannot be written as plain C, and needs the compiler of torch."""
 
 
 class Program:
@@ -59,7 +59,7 @@ class Program:
             inputs may share memory then. If it is compiled, either all of them are or none.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
         kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
-        plain: whether ``NotPlainError`` is raised where torch's compiler would be needed.
+        plain: whether ``NeedsCompilerError`` is raised where torch's compiler would be needed.
         bits: whether large masks on a GPU are drawn as bits, with other random numbers.
         captured: whether its calls are captured in a CUDA graph, where kernels of our own cost the host nothing.
 
@@ -119,7 +119,7 @@ class Program:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
         if plain and self._found is None:
-            raise NotPlainError
+            raise NeedsCompilerError
         if compile and self._found is None:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 

@@ -114,14 +114,16 @@ class Tape:
                     self._each.append((operation, args, named))
             elif node.op == "call_function":
                 when = facts.when[node]
-                own = [_place(each, free if when == _EACH else {}) for each in _tensors(facts.values[node])]
+                several = isinstance(facts.values[node], list | tuple)
+                found = facts.values[node] if several else [facts.values[node]]
+                own = [each if each is None else _place(each, free if when == _EACH else {}) for each in found]
                 if when == _EACH:
-                    places.update(zip(facts.owners(node), own, strict=True))
+                    places.update(zip(facts.owners(node), _tensors(own), strict=True))
                 call = written(node, args, named, own)
                 if call is not None:
                     call[0](*call[1], **call[2])
                     {_EACH: self._each, _ONCE: self._once, _NEVER: []}[when].append(call)
-                values[node] = own if isinstance(facts.values[node], list | tuple) else own[0]
+                values[node] = own if several else own[0]
             for owner in facts.done.get(k, ()):
                 if owner in places:
                     place = places.pop(owner)
@@ -176,6 +178,9 @@ class _Facts:
         found = [_memory(each) for each in _tensors(result)]
         if not found or any(each.numel() == 0 or each.layout is not torch.strided for each in _tensors(result)):
             raise NoTapeError("a result is empty, or no tensor")
+        several = result if isinstance(result, list | tuple) else [result]
+        if not all(each is None or isinstance(each, Tensor) for each in several):
+            raise NoTapeError("a result is neither a tensor nor nothing")
         old = [each in self._known for each in found]
         if any(old) and not all(old):
             raise NoTapeError("some results of an operation are views, and others are not")

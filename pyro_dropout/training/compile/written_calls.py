@@ -31,14 +31,16 @@ _WITH_NUMBER = {
 _OVER_ALL = {_aten.sum.default: torch.sum, _aten.mean.default: torch.mean}
 
 
-def written(node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], places: Sequence[Tensor]) -> Call | None:
+def written(
+    node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], places: Sequence[Tensor | None]
+) -> Call | None:
     """Return the call that writes what an operation gives into ``places``; None if anything may stand there.
 
     Args:
         node: the operation.
         args: its arguments, with tensors in place of nodes.
         named: its named arguments.
-        places: a tensor for each of its results, of the same shape, strides and type.
+        places: a tensor for each of its results, of the same shape, strides and type; None where it gives nothing.
 
     Example:
         >>> from torch.fx.experimental.proxy_tensor import make_fx
@@ -57,6 +59,8 @@ def written(node: fx.Node, args: tuple[Any, ...], named: dict[str, Any], places:
     if is_random(node) or len(places) > 1 or operation.namespace != "aten":
         return copied
     (place,), expected = places, operation(*args, **named)
+    if place is None or not isinstance(expected, Tensor):
+        return copied
     for function, own, others in _candidates(operation, args, named, place):
         place.zero_() if expected.any() else place.fill_(1)
         try:
@@ -96,11 +100,12 @@ def _as_tensor(value: Any, like: Tensor) -> Any:
     return torch.tensor(value, dtype=like.dtype)
 
 
-def _copying(operation: OpOverload, places: Sequence[Tensor]) -> Callable[..., object]:
+def _copying(operation: OpOverload, places: Sequence[Tensor | None]) -> Callable[..., object]:
     def copied(*args: Any, **named: Any) -> None:
         found = operation(*args, **named)
         for place, each in zip(places, [found] if isinstance(found, Tensor) else found, strict=True):
-            place.copy_(each)
+            if place is not None:
+                place.copy_(each)
 
     return copied
 

@@ -133,11 +133,34 @@ def test_a_large_network_an_ensemble_and_an_optimiser_of_torch_are_recorded(monk
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")
-def test_classes_are_recorded_without_a_word() -> None:
-    torch.manual_seed(0)
-    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Categorical())
-    history = pd.fit(model, pd.AutoDropout(model), X, (X[:, 0] > 0).long(), steps=12, progress=False)
-    assert history.traced
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_classes_are_plain_c_too(batch_size: int | None) -> None:
+    found = []
+    for how in ("auto", "traced"):
+        torch.manual_seed(0)
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 5), nn.ReLU(), nn.Linear(5, 3)), likelihood=pd.Categorical())
+        options: Any = {"steps": 12, "seed": 1, "batch_size": batch_size, "compile": how, "progress": False}
+        labels = (X[:, 0] > -0.5).long() + (X[:, 0] > 0.3).long()
+        found.append(pd.fit(model, pd.AutoDropout(model, keep=0.8), X, labels, **options))
+    assert [each.compiled for each in found] == [True, False]
+    torch.testing.assert_close(found[0].losses, found[1].losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("biased", [True, False])
+def test_convolutions_are_recorded_without_a_word(biased: bool, batch_size: int | None) -> None:
+    """The gradient of a first layer has nothing for its inputs, and without a bias nothing for that either."""
+    x, found = torch.randn(9, 1, 6), []
+    for how in ("auto", "traced", False):
+        torch.manual_seed(0)
+        layers = [nn.Conv1d(1, 2, 3, bias=biased), nn.ReLU(), nn.Conv1d(2, 2, 2, bias=biased), nn.Flatten()]
+        model = pd.BayesianNet(nn.Sequential(*layers, nn.Linear(6, 1)), likelihood=pd.Gaussian(4.0))
+        options: Any = {"steps": 12, "seed": 1, "batch_size": batch_size, "compile": how, "progress": False}
+        found.append(pd.fit(model, pd.AutoDropout(model), x, x[:, 0, :1], **options))
+    assert [each.traced for each in found] == [True, True, False]
+    torch.testing.assert_close(found[0].losses, found[2].losses, rtol=1e-6, atol=1e-6)
+    assert torch.equal(found[0].losses, found[1].losses)
 
 
 @pytest.mark.usefixtures("by_c_or_recorded")

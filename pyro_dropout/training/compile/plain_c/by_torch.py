@@ -16,6 +16,7 @@ _OPERATIONS = {
         *(aten._linalg_slogdet.default, aten.linalg_lu_solve.default),
         *(aten.linalg_cholesky_ex.default, aten.cholesky_inverse.default),
         *(aten._softmax.default, aten.cumsum.default),  # of the few components of a mixture
+        *(aten.logsumexp.default, aten.nll_loss_forward.default, aten.nll_loss_backward.default),  # of classes
     )
 }
 BY_TORCH = set(_OPERATIONS.values())
