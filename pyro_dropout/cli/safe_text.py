@@ -32,7 +32,7 @@ def for_spreadsheet(text: str) -> str:
         ["'=1+1", '-3', '-1,5 %', "'@oak", 'oak', "a;'=b"]
     """
     text = _CONTROL.sub(lambda found: _escape(found[0]), text)
-    if is_number(text):
+    if is_number(text) and not text[0].isspace():
         return text
     text = _NEXT_CELL.sub(r"\1'", text)
     return f"'{text}" if _FORMULA.match(text) else text

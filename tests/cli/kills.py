@@ -63,7 +63,7 @@ def comparisons(root: Path, kills: int, dice: random.Random) -> int:
         assert run(*words).exit_code == 0
     wanted, leash = scores(out), time.monotonic() - start
     while kills > 0:
-        done = survived(words, dice.uniform(0, 1.1) * leash)
+        done = survived(words, dice.uniform(0, 1.4) * leash)
         kills -= not done
         ends += done
         if (out / "comparison.json").exists():
