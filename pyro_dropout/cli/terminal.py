@@ -80,10 +80,13 @@ def figure(value: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share in percent.
+    """Return a share in percent; nothing but all is 100 %, and nothing but none is 0 %.
 
     Example:
-        >>> percent(0.953)
-        '95 %'
+        >>> percent(0.953), percent(0.9967), percent(0.99999), percent(1.0)
+        ('95 %', '99.7 %', '99.9 %', '100 %')
     """
-    return f"{100 * share:.0f} %"
+    rounded = f"{100 * share:.0f} %"
+    if rounded in ("0 %", "100 %") and share not in (0, 1):
+        return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
+    return rounded

@@ -24,11 +24,16 @@ def literal_text() -> Iterator[None]:
 def percent(share: float, digits: int | None = None) -> str:
     """Return a share as a percentage; by default with as many digits as it needs, four at most.
 
+    Where digits are given, nothing but all is 100 %.
+
     Example:
-        >>> percent(0.95), percent(0.995), percent(0.8333, 0)
-        ('95 %', '99.5 %', '83 %')
+        >>> percent(0.95), percent(0.995), percent(0.8333, 0), percent(0.9967, 0)
+        ('95 %', '99.5 %', '83 %', '99.7 %')
     """
-    return f"{100 * share:.4g} %" if digits is None else f"{100 * share:.{digits}f} %"
+    if digits is None:
+        return f"{100 * share:.4g} %"
+    told = f"{100 * share:.{digits}f} %"
+    return f"{min(100 * share, 99.9):.1f} %" if float(told[:-2]) == 100 and share != 1 else told
 
 
 def short_number(value: float, _: object = None) -> str:
