@@ -86,7 +86,6 @@ def percent(share: float) -> str:
         >>> percent(0.953), percent(0.9967), percent(0.99999), percent(1.0)
         ('95 %', '99.7 %', '99.9 %', '100 %')
     """
-    rounded = f"{100 * share:.0f} %"
-    if rounded in ("0 %", "100 %") and share not in (0, 1):
-        return f"{min(max(100 * share, 0.1), 99.9):.1f} %"
-    return rounded
+    from pyro_dropout.prediction import plot_style  # loads torch, which help does without
+
+    return plot_style.percent(share, 0)

@@ -24,7 +24,7 @@ def literal_text() -> Iterator[None]:
 def percent(share: float, digits: int | None = None) -> str:
     """Return a share as a percentage; by default with as many digits as it needs, four at most.
 
-    Where digits are given, nothing but all is 100 %.
+    Where digits are given, nothing but all is 100 %, and nothing but none is 0 %.
 
     Example:
         >>> percent(0.95), percent(0.995), percent(0.8333, 0), percent(0.9967, 0)
@@ -33,7 +33,8 @@ def percent(share: float, digits: int | None = None) -> str:
     if digits is None:
         return f"{100 * share:.4g} %"
     told = f"{100 * share:.{digits}f} %"
-    return f"{min(100 * share, 99.9):.1f} %" if float(told[:-2]) == 100 and share != 1 else told
+    near = float(told[:-2]) in (0, 100) and share not in (0, 1)
+    return f"{min(max(100 * share, 0.1), 99.9):.1f} %" if near else told
 
 
 def short_number(value: float, _: object = None) -> str:
