@@ -189,6 +189,9 @@ from .mathematics.divergence import (
     kl_gap as kl_gap,
 )
 from .mathematics.errors import (
+    IgnoredInputsWarning as IgnoredInputsWarning,
+)
+from .mathematics.errors import (
     PyroDropoutError as PyroDropoutError,
 )
 from .mathematics.errors import (

@@ -1,6 +1,7 @@
 """Posterior approximations side by side: one model, one set of data, one table."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,7 @@ from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs,
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -31,7 +33,7 @@ from pyro_dropout.mathematics.checks import (
     check_seed,
     describe,
 )
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
@@ -193,8 +195,13 @@ def _row(name: str, build: Build, seeds: list[int], exam: Exam | SiteExam, optio
         row.note = f"diverged with {lost} of {len(seeds)} seeds" + ("; the others are scored." if row.trained else ".")
     if not row.trained:
         return row
+    ignoring = [told for _, guide in row.trained if (told := ignored_inputs(guide))]
+    if ignoring:
+        row.note = f"{row.note} with {len(ignoring)} of {len(row.trained)} seeds, {ignoring[0]}".lstrip()
     try:
-        _score(row, exam)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=IgnoredInputsWarning)  # the note says it
+            _score(row, exam)
     except Exception as cause:
         row.note = f"{row.note} not scored: {_told(cause)}".lstrip()
         row.scores = {}

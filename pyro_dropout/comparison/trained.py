@@ -19,7 +19,7 @@ from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.fleet.fleet import Fleet
@@ -41,6 +41,7 @@ def as_a_fleet(build: Build, seeds: list[int], call: ModelCall, options: Record)
         with warnings.catch_warnings(), pyro.get_param_store().scope():
             fleet = Fleet(build, {"seed": seeds})
             warnings.filterwarnings("ignore", message=".*were left behind.*")
+            warnings.filterwarnings("ignore", category=IgnoredInputsWarning)  # the note of the row says it
             history = fleet.fit(*call.args, progress=False, seed=seeds[0], **options)
     except DivergedError:
         raise

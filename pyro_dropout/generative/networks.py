@@ -3,11 +3,10 @@
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyro
-import pyro.distributions as dist
 import torch
 from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
@@ -24,16 +23,17 @@ from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
 from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
 from pyro_dropout.generative.precision import lowered
-from pyro_dropout.generative.priors import LearnedNormal, Prior, Site
+from pyro_dropout.generative.prior_widths import PriorWidths
+from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
-from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive, describe
+from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.whole_sums import is_traced
-from pyro_dropout.protocols import Distribution, Likelihood, Weights
+from pyro_dropout.protocols import Likelihood, Weights
 
 # The shapes of inputs that a model has been checked with. Not an attribute: it would be a part of the model.
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
@@ -46,7 +46,7 @@ _A_PRIOR = "a pyro_dropout.Prior, such as Prior(length_scale=1.0)"
 _A_LIKELIHOOD = "a pyro_dropout.Likelihood, such as Gaussian(tau=1.0)"
 
 
-class BayesianNet(nn.Module):
+class BayesianNet(PriorWidths):
     """A network whose parameters are random: sites named as in its ``state_dict()``, then the likelihood of ``y``.
 
     Takes any module. Parameters that the prior hides (normalisation and positions, by default) stay ordinary and are
@@ -58,7 +58,8 @@ class BayesianNet(nn.Module):
     Args:
         net: the network; it maps x of shape (N, ...) to (N, D). If x is a dict of tensors, they are its keyword
             arguments; if x is a tuple, its positional ones.
-        prior: the prior over its parameters.
+        prior: the prior over its parameters; by default ``Prior(width_scaled="all", tempered=True)``, with which
+            networks of any width learn. ``Prior()`` is the paper's.
         likelihood: the distribution of the targets given the network's output.
         frozen_statistics: which normalisation layers use their running statistics in training mode too, and leave them
             as they are: True, those with frozen parameters; "all"; or False, none, as in torch.
@@ -112,62 +113,20 @@ class BayesianNet(nn.Module):
         self._dropped: list[str] = []
         self._noise: list[str] = []
         self._search: Search | None = None
-        self.prior = Prior() if prior is None else prior
+        self.prior = Prior(width_scaled="all", tempered=True) if prior is None else prior
         self.likelihood: Likelihood = Gaussian(1.0) if likelihood is None else likelihood
         self.sites: dict[str, Site] = {site.name: site for site in self.prior.sites(net)}
         if not self.sites:
             raise PyroDropoutError(_why_nothing_is_random(net))
         check_types(net, self.sites)
-        for name, scale in self.prior.scales(net).items():
-            self.register_buffer(_buffer(name), scale)
-        self.learned = self.prior.learned(net)
-        self._found = set(self.learned)
+        self.register_widths(net)
 
-    def prior_of(self, name: str) -> Distribution:
-        """Return the prior distribution of one site."""
-        self._check_sites([name])
-        value = self._parameter(name)
-        place = getattr(self, _buffer(name))
-        zero = torch.zeros((), dtype=value.dtype, device=value.device)
-        prior = (LearnedNormal if name in self.learned else dist.Normal)(zero, place.to(value), validate_args=False)
-        if isinstance(prior, LearnedNormal):
-            prior.place = place
-        return prior.expand(value.shape).to_event(value.dim())
-
-    def prior_scale(self, name: str) -> Tensor:
-        """Return the prior's standard deviation of one site: a number, or what broadcasts to its shape."""
-        self._check_sites([name])
-        return self.get_buffer(_buffer(name))
-
-    def set_prior_scales(self, scales: Mapping[str, float | Tensor]) -> None:
-        """Set the prior's standard deviation of some sites, by name, to widths that were found from data.
-
-        The buffers behind ``prior_of`` are the one place where widths are: losses, guides, NUTS, Laplace approximations
-        and compiled steps read them there, at every run. A width is a positive number, or has the shape that the
-        ``Prior`` gave. ``save`` treats widths that were set here as learned: ``load`` brings them into a fresh model.
-        """
-        self._check_sites(scales)
-        for name, value in scales.items():
-            check_positive(f"the prior width of {name}", value)
-            place = getattr(self, _buffer(name))
-            if broadcast_shape(torch.as_tensor(value).shape, place.shape) != place.shape:
-                got = tuple(torch.as_tensor(value).shape)
-                raise ShapeError(f"the prior width of {name} must be a number or {tuple(place.shape)}; got {got}.")
-        with torch.no_grad():
-            for name, value in scales.items():
-                getattr(self, _buffer(name)).copy_(torch.as_tensor(value))
-        self._found |= set(scales)
-
-    def found_widths(self) -> set[str]:
-        """Return the names of the buffers that hold widths found from data, not settings."""
-        return {_buffer(name) for name in self._found}
-
-    def sample_sites(self) -> Weights:
+    def sample_sites(self, num_data: int | None = None) -> Weights:
         """Call ``pyro.sample`` for every random parameter, in order, and return the values by name."""
         weights: Weights = {}
         for name, site in self.sites.items():
             infer: Any = {"kind": site.kind, "row_dim": site.row_dim, "reused": site.uses > 1, "fan_in": site.fan_in}
-            infer["init"] = self._parameter(name)
+            infer["init"], infer["tempered"] = self._parameter(name), self.tempered(name, num_data)
             weights[name] = pyro.sample(name, self.prior_of(name), infer=infer)
         return weights
 
@@ -241,20 +200,12 @@ class BayesianNet(nn.Module):
     def forward(self, x: Any, y: Tensor | None = None, num_data: int | None = None) -> Tensor:
         """Draw the weights, run the network and observe ``y``; returns the network's output."""
         tell_pyro(self, self.hidden_parameters())
-        f = self.evaluate(self.sample_sites(), x)
+        count = len(y) if num_data is None and isinstance(y, Tensor) and y.dim() else num_data
+        f = self.evaluate(self.sample_sites(count), x)
         observe(self.likelihood, f, y, num_data)
         return f
 
-    def _parameter(self, name: str) -> Tensor:
-        """Return the network's own value of a random parameter; not by ``detach``, which torch.jit would trace."""
-        return self.net.get_parameter(name).data
-
     # --- how the network is run ---------------------------------------------------------------------------------------
-
-    def _check_sites(self, names: Iterable[str]) -> None:
-        for name in names:
-            if name not in self.sites:
-                raise PyroDropoutError(f"{name!r} is not a site of this model; the sites are {', '.join(self.sites)}.")
 
     def _run(self, weights: Weights, x: AnyInputs) -> Tensor:
         """Run the network once, on x of shape (N, ...)."""
@@ -393,7 +344,3 @@ def _listed(names: Sequence[str]) -> str:
     """Return names in a line, the first few of them."""
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-def _buffer(name: str) -> str:
-    return "prior_scale/" + name.replace(".", "/")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import pyro.distributions as dist
 import torch
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.hidden import hidden_by_default
 from pyro_dropout.generative.layouts import layout_of
-from pyro_dropout.mathematics.checks import check_flag, check_positive
+from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+
+_INPUTS = 8  # up to which the first layer of the default prior is the paper's
 
 # A number for all, a dict by site, or a function of the site's name.
 BySite = float | Tensor | Mapping[str, float | Tensor] | Callable[[str], float | Tensor | None]
@@ -58,19 +60,34 @@ class Site:
     assumed: bool = False
 
 
+@dataclass(frozen=True)
+class Tempered:
+    """How a loss weighs the KL of a site whose prior is tempered; a model says it in the site's ``infer``.
+
+    Attributes:
+        at_point: the factor where the guide has a point.
+        num_data: N, for the factor min(1, N/2P) elsewhere; None if the model has no data.
+    """
+
+    at_point: float
+    num_data: int | None
+
+
 class LearnedNormal(dist.Normal):
     """A Gaussian prior whose width a loss learns, and where it writes it.
 
     Attributes:
         place: the model's buffer of the width.
+        start: the width that the ``Prior`` gives, to which the hyper-prior of a tempered width pulls.
     """
 
     place: Tensor
+    start: Tensor
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "LearnedNormal":
-        """Return the same distribution with a larger batch, and the same place."""
+        """Return the same distribution with a larger batch, and the same place and start."""
         new: LearnedNormal = super().expand(batch_shape, _instance)  # type: ignore[no-untyped-call]
-        new.place = self.place
+        new.place, new.start = self.place, self.start
         return new
 
 
@@ -78,7 +95,8 @@ class Prior:
     """Independent Gaussians over a network's parameters, with the paper's widths.
 
     The first weight layer has N(0, l⁻²), biases have N(0, l'⁻²) and later weight layers N(0, 1/fan_in), the paper's
-    √(1/K); with ``width_scaled=False`` every weight layer has N(0, l⁻²).
+    √(1/K); with ``width_scaled=False`` every weight layer has N(0, l⁻²). A ``BayesianNet`` without a prior has
+    ``Prior(width_scaled="all", tempered=True)``, which :doc:`defaults` explains.
 
     Equation: learned-width.
 
@@ -86,7 +104,9 @@ class Prior:
         length_scale: l of the weights; a number, a dict by site, or a function of the site's name. A site that a dict
             or a function names gets N(0, l⁻²) whatever its depth.
         bias_length_scale: l' of the biases, given the same way.
-        width_scaled: whether weight layers after the first are N(0, 1/fan_in).
+        width_scaled: whether weight layers after the first are N(0, 1/fan_in). "all": with more than eight inputs the
+            first one is narrower too, N(0, 8 l⁻²/fan_in), so that functions have a standard deviation of one to three,
+            however many inputs there are.
         hide: which parameters stay ordinary: a function of (name, module) that replaces ``hidden_by_default``, which
             leaves out normalisation layers, tables of positions and class tokens.
         include_frozen: whether parameters with ``requires_grad=False`` are random too. By default they stay as they
@@ -98,6 +118,11 @@ class Prior:
             for each input, which is then as relevant as the data say.
             The guide must have a density there: the best prior of a point is a spike. ``model.prior_of`` has the
             width of the last step, and so have Pyro's own losses, NUTS and files.
+        tempered: whether ``ELBO`` weighs the KL down so that wide networks learn. A site that is a point (dropout at
+            σ = 0, MAP) is penalised as by N(0, l⁻²), without the width of its layer; the KL of all other sites is
+            multiplied by min(1, N/2P), for N data and the means and widths of P weights. The prior itself stays: NUTS,
+            conjugate references and anchored ensembles use it at full weight. By default only with ``learn``, whose
+            widths would shrink to zero otherwise.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -111,11 +136,12 @@ class Prior:
         self,
         length_scale: BySite = 1.0,
         bias_length_scale: BySite = 1.0,
-        width_scaled: bool = True,
+        width_scaled: bool | Literal["all"] = True,
         hide: Callable[[str, nn.Module], bool] | None = None,
         *,
         include_frozen: bool = False,
         learn: bool | str | Sequence[str] = False,
+        tempered: bool | None = None,
     ) -> None:
         for name, value in (("length_scale", length_scale), ("bias_length_scale", bias_length_scale)):
             if isinstance(value, Mapping):
@@ -123,8 +149,10 @@ class Prior:
                     check_positive(f"{name}[{site!r}]", each)
             elif not _by_name(value):
                 check_positive(name, value)
-        check_flag("width_scaled", width_scaled)
+        check_choice("width_scaled", width_scaled, (True, False, "all"))
         check_flag("include_frozen", include_frozen)
+        if tempered is not None:
+            check_flag("tempered", tempered)
         if hide is not None and not callable(hide):
             raise PyroDropoutError(
                 f"hide must be a function of (name, module) that is true for parameters to leave out; got {hide!r}."
@@ -140,6 +168,7 @@ class Prior:
                 f"learn must be True, False, or patterns of sites such as '*.weight'; got {learn!r}."
             )
         self.learn: bool | tuple[str, ...] = chosen if isinstance(chosen, bool) else tuple(chosen)
+        self.tempered = bool(self.learn) if tempered is None else tempered
 
     def __getstate__(self) -> dict[str, object]:
         check_named("Prior", length_scale=self.length_scale, bias_length_scale=self.bias_length_scale, hide=self.hide)
@@ -167,6 +196,21 @@ class Prior:
         lengths = self._lengths("length_scale", sites, "weight") | self._lengths("bias_length_scale", sites, "bias")
         return {site.name: _width(site.name, lengths[site.name], net.get_parameter(site.name)) for site in sites}
 
+    def point_temperatures(self, net: nn.Module) -> dict[str, float]:
+        """Return the factor on the KL of each site of ``net`` where it is a point; none if the prior is not tempered.
+
+        It turns the penalty of N(0, 1/fan_in) into that of N(0, l⁻²), but into no larger one.
+        """
+        if not self.tempered:
+            return {}
+        sites = list(self.sites(net))
+        plain, scaled = (self._lengths("length_scale", sites, "weight", scaled=how) for how in (False, True))
+        ratios = {name: torch.as_tensor(plain[name]).double() / torch.as_tensor(scaled[name]) for name in plain}
+        return {
+            site.name: min(1.0, float(ratios[site.name].square().mean())) if site.kind == "weight" else 1.0
+            for site in sites
+        }
+
     def learned(self, net: nn.Module) -> list[str]:
         """Return the sites of ``net`` whose width is learned."""
         scales = self.scales(net) if self.learn else {}
@@ -176,8 +220,8 @@ class Prior:
                 raise PyroDropoutError(f"learn names {pattern!r}, which is no site; the sites are {', '.join(scales)}.")
         return [name for name in scales if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
-    def _lengths(self, label: str, sites: list[Site], kind: str) -> dict[str, float | Tensor]:
-        """Return the length-scale of every site of one kind."""
+    def _lengths(self, label: str, sites: list[Site], kind: str, scaled: bool = True) -> dict[str, float | Tensor]:
+        """Return the length-scale of every site of one kind; unless ``scaled``, without the widths of layers."""
         value = getattr(self, label)
         mine = [site for site in sites if site.kind == kind]
         names = [site.name for site in mine]
@@ -186,9 +230,12 @@ class Prior:
         found: dict[str, float | Tensor] = {}
         for site in mine:
             chosen = by_site(label, value, site.name, names)
-            deep = kind == "weight" and site.name != names[0] and not site.lookup
-            if deep and self.width_scaled and (chosen is None or not _by_name(value)):
-                chosen = site.fan_in**0.5
+            free = chosen is None or not _by_name(value)  # not chosen for this site
+            if scaled and free and kind == "weight" and not site.lookup:
+                if site.name != names[0]:
+                    chosen = site.fan_in**0.5 if self.width_scaled else chosen
+                elif self.width_scaled == "all":
+                    chosen = (1.0 if chosen is None else chosen) * max(1.0, site.fan_in / _INPUTS) ** 0.5
             found[site.name] = 1.0 if chosen is None else chosen
             check_positive(f"{label} of {site.name}", found[site.name])
         return found

@@ -113,6 +113,7 @@ class SiteGuide(Marginals):
 
     biases: tuple[Bias, ...] = ("map", "gaussian")
     drops = False  # whether the guide differs from a Gaussian only at weights
+    full_prior = False  # whether a tempered prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
 
     def __init__(
@@ -352,7 +353,8 @@ class SiteGuide(Marginals):
         if isinstance(q, dist.Delta):
             value = site.image(q.v)
             event_dim = value.dim() if site.plain else site.event_dim
-            return pyro.sample(site.name, dist.Delta(value, event_dim=event_dim))
+            infer = {"full_prior": self.full_prior}
+            return pyro.sample(site.name, dist.Delta(value, event_dim=event_dim), infer=infer)  # type: ignore[arg-type]
         if isinstance(q, RowMixture | Stacked):
             q.lenient, q.site = True, site.name
         if site.transform is None:

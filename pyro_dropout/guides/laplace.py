@@ -33,7 +33,9 @@ class AutoLaplace(SiteGuide):
 
     ``fit`` trains the point, the maximum a posteriori, and then adds the curvature; so does ``laplace`` at a point that
     you have. Until then the guide has a point for each site. ``fit`` starts again from points. Predict with
-    ``method="linearised"``: draws of the weights leave the region where the curvature holds, and are too wide.
+    ``method="linearised"``: draws of the weights leave the region where the curvature holds, and are too wide. With
+    structure="last" a tempered prior, as the default of ``BayesianNet`` is, has its weaker penalty at the point; all
+    other structures take the prior in full.
 
     Equation: laplace-posterior.
 
@@ -78,6 +80,7 @@ class AutoLaplace(SiteGuide):
         self._start()
         size = sum(site.start.numel() for site in self._sites.values())
         self.structure: Structure = ("full" if size <= MOST else "last") if structure is None else structure
+        self.full_prior = self.structure != "last"
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """The point."""

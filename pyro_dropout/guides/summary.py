@@ -5,10 +5,32 @@ from torch import nn
 from pyro_dropout.mathematics.notebook_card import card
 
 
-def note_training(guide: object, how: str) -> None:
-    """Let a guide remember how it was trained, for its ``repr``; it forgets when its parameters change again."""
+def note_training(guide: object, how: str, ignores: str = "") -> None:
+    """Let a guide remember how it was trained, for its ``repr``; it forgets when its parameters change again.
+
+    Args:
+        guide: the guide.
+        how: how it was trained.
+        ignores: a sentence that it ignores its inputs, if it does.
+    """
     if isinstance(guide, nn.Module):
-        guide.__dict__["_trained_how"] = (how, _state(guide))
+        guide.__dict__["_trained_how"] = (how, ignores, _state(guide))
+
+
+def _noted(guide: object) -> tuple[str, str]:
+    """Return how a guide was trained, and that it ignores its inputs; empty if it has changed since."""
+    how, ignores, state = getattr(guide, "_trained_how", ("", "", None))
+    return (how, ignores) if isinstance(guide, nn.Module) and state == _state(guide) else ("", "")
+
+
+def note_of(guide: object) -> str:
+    """Return how a guide was trained; empty if it has changed since."""
+    return _noted(guide)[0]
+
+
+def ignored_inputs(guide: object) -> str:
+    """Return the sentence that a guide ignores its inputs; empty if it does not."""
+    return _noted(guide)[1]
 
 
 def _state(guide: nn.Module) -> list[tuple[int, int]]:
@@ -24,8 +46,8 @@ def facts_of(guide: nn.Module, **facts: object) -> dict[str, object]:
         {'kind': 'points', 'parameters': '3'}
     """
     count = sum(value.numel() for value in guide.parameters())
-    how, state = getattr(guide, "_trained_how", ("", []))
-    return {**facts, "parameters": f"{count:,}", **({"trained": how} if how and state == _state(guide) else {})}
+    how = note_of(guide)
+    return {**facts, "parameters": f"{count:,}", **({"trained": how} if how else {})}
 
 
 def told(guide: nn.Module, facts: dict[str, object]) -> str:

@@ -1,4 +1,4 @@
-"""Exception types. All are ``ValueError`` as well, so code that catches the usual exception keeps working."""
+"""Exception types and warnings. Exceptions are ``ValueError`` too, so code that catches the usual one keeps working."""
 
 
 class PyroDropoutError(ValueError):
@@ -80,3 +80,16 @@ class NotFollowedError(PyroDropoutError):
         """The message without its advice, if given separately; otherwise the whole message."""
         first = self._original()
         return str(first).rstrip(".") if first._reason is None else first._reason
+
+
+class IgnoredInputsWarning(UserWarning):
+    """A trained posterior predicts the same at every input; the message says which layers, why, and what to do.
+
+    ``fit``, ``Fleet.fit`` and ``predict`` issue it.
+
+    Example:
+        >>> import warnings, pyro_dropout as pd
+        >>> warnings.filterwarnings("error", category=pd.IgnoredInputsWarning)  # stop where it happens
+        >>> warnings.filters.pop(0)[0]
+        'error'
+    """

@@ -18,8 +18,9 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.laplace import AutoLaplace
+from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_flag, check_seed, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.prediction.linearised import predict_linearised
 from pyro_dropout.prediction.predict_loader import predict_loader
 from pyro_dropout.prediction.predict_network import Keep, Request, predict_network
@@ -139,6 +140,8 @@ def predict(
     if isinstance(posterior, AutoLaplace) and method != "standard":
         for words in _doubts(model, posterior):
             warnings.warn(words, stacklevel=4)
+    if ignored_inputs(posterior):
+        warnings.warn(ignored_inputs(posterior), IgnoredInputsWarning, stacklevel=4)
     if isinstance(posterior, Ensemble):
         if method == "standard" and posterior.members > 1:
             raise PyroDropoutError(

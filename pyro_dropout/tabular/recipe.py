@@ -76,7 +76,7 @@ class Recipe:
         outputs = len(classes) or y.shape[1] * (1 if self.noise == "constant" else 2)
         hidden = nn.ReLU() if self.activation == "relu" else nn.SiLU()
         net = nn.Sequential(nn.Linear(x.shape[1], self.width), hidden, nn.Linear(self.width, outputs))
-        prior = Prior() if self.prior == "fixed" else Prior(torch.ones(x.shape[1]), learn="*.weight")
+        prior = Prior() if self.prior == "fixed" else Prior(torch.ones(x.shape[1]), learn="*.weight", tempered=False)
         model = Standardised(BayesianNet(net, prior, self._likelihood(y, bool(classes))), x, y)
         options = {} if self.members is None else {"members": self.members}
         guide = standard_guide(self.guide, **options)(model)

@@ -21,11 +21,12 @@ from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
+from pyro_dropout.training.collapse import note_learned
 from pyro_dropout.training.compile.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.training.compile.functional import Loss
 from pyro_dropout.training.compile.program import recording
@@ -258,16 +259,23 @@ def fit(
                     stream.device = place
                     history = attempt(LoaderTask(guide, chosen_loss, call, stream), checkpoint)
                 finish_on(guide, call, loader, target, batch_size)
-            note_training(guide, history.told)
-            return history
+            return _noted(model, guide, call, history)
         ranks = group if distributed else None
         roster = Roster(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
         facts |= roster.facts()
         bars = progress_bar(total * roster.turns, progress and group.first) if roster.turns > 1 else nullcontext()
         with bars as bar:
             history = roster.train(lambda members: attempt(members, members.checkpoint, bar))
-        note_training(guide, history.told)
-        return history
+        return _noted(model, guide, call, history)
+
+
+def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History) -> History:
+    """Let a guide remember its training, and warn if it has learned nothing from its inputs."""
+    note_training(guide, history.told)
+    history.learned, told = note_learned(model, guide, call)
+    if told:
+        warnings.warn(told, IgnoredInputsWarning, stacklevel=5)
+    return history
 
 
 def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.device:

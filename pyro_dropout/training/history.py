@@ -1,6 +1,7 @@
 """The result of a training run: the loss at every step, its speed, and the error that is raised when it diverges."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -8,6 +9,9 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.notebook_card import card
 from pyro_dropout.protocols import Axes
+
+if TYPE_CHECKING:
+    from pyro_dropout.training.collapse import Learned
 
 
 class DivergedError(PyroDropoutError):
@@ -41,6 +45,8 @@ class History:
         best_step: the step whose parameters were kept, where a validation set was given.
         member_losses: the losses of each trained member of an ensemble, (steps, members).
         traced: whether a recorded step was replayed, without compiling it.
+        learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
+            that of the best constant, and how much each layer passes on; None where that is not known.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -59,6 +65,7 @@ class History:
     best_step: int | None = None
     member_losses: Tensor | None = None
     traced: bool = False
+    learned: "Learned | None" = None
 
     def __repr__(self) -> str:
         how = "compiled" if self.compiled else "traced" if self.traced else "eager"

@@ -36,7 +36,7 @@ class LoaderTask(TrainingTask):
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
-        return self.stream.facts() | {"loss": told_loss(self.loss)}
+        return self.stream.facts() | {"loss": told_loss(self.loss, self.call.model)}
 
 
 def open_loader(

@@ -141,7 +141,9 @@ class TrainingTask:
         """Return what must be the same when the training is resumed."""
         leaves = list(self.call.leaves())
         names = ("x", "y") if len(leaves) == 2 else [f"tensor {k}" for k in range(len(leaves))]
-        return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {"loss": told_loss(self.loss)}
+        return {name: digest(leaf) for name, leaf in zip(names, leaves, strict=True)} | {
+            "loss": told_loss(self.loss, self.call.model)
+        }
 
     def blame(self) -> str:
         """Name a site whose term is not finite at the published parameters; "" if there is none."""

@@ -56,8 +56,8 @@ def _told_schedule(schedule: Schedule) -> str:
     return hashlib.sha256(" ".join(seen).encode()).hexdigest()
 
 
-def told_loss(loss: object) -> dict[str, str | int | float | bool]:
-    """Return the class of a loss, with its settings.
+def told_loss(loss: object, model: object = None) -> dict[str, str | int | float | bool]:
+    """Return the class of a loss, with its settings; with a model, also whether its prior is tempered.
 
     Example:
         >>> import pyro_dropout as pd
@@ -69,8 +69,11 @@ def told_loss(loss: object) -> dict[str, str | int | float | bool]:
     heat = getattr(loss, "temperature", None)
     if callable(heat):
         found["temperature"] = _told_schedule(heat)
-    elif heat == 1.0:
+    elif heat in (1.0, "auto"):
         found.pop("temperature", None)  # as in checkpoints of earlier versions, which knew no other
+    parts = model.modules() if isinstance(model, nn.Module) and heat == "auto" else ()
+    if any(getattr(getattr(part, "prior", None), "tempered", False) for part in parts):
+        found["temperature"] = "auto"
     return {"kind": type(loss).__name__} | found
 
 

@@ -139,6 +139,7 @@ def tensors_of(model: object, guide: object) -> dict[str, Tensor]:
         for root, part in (("model", model), ("guide", guide))
         if isinstance(part, nn.Module)
         for name, tensor in (*part.named_parameters(), *part.named_buffers())
+        if "prior_start/" not in name  # a setting of the Prior, beside the width that is learned
     }
     if not found:
         raise PyroDropoutError("neither the model nor the guide is a module with tensors, so there is nothing to save.")
@@ -176,6 +177,8 @@ def _note_widths(model: object, facts: Record) -> None:
             names = {name: f"prior_scale/{name.replace('.', '/')}" for name in module.sites}
             free = {n: b for n, b in names.items() if ".".join(filter(None, ("model", path, b))) not in told}
             module.set_prior_scales({name: module.get_buffer(buffer) for name, buffer in free.items()})
+            if set(free) - set(module.learned):
+                module.take_in_full()
 
 
 def _is_prior(name: str, sites: object) -> bool:

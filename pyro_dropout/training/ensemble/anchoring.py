@@ -96,6 +96,7 @@ class Anchoring(Messenger):
             if name in self._anchors:
                 prior = moved(fn, self._here(self._anchors[name], msg, fn.event_dim, rows=False))
                 msg["fn"] = FreeDensity(prior, fn.support) if name in self._free else prior
+                msg["infer"] = {**msg["infer"], "tempered": None}  # members are draws of the posterior at T = 1 only
         elif name in self._noise:
             own = self._widths.get(name)
             weight = None if own is None else self._here(own, msg, fn.event_dim)

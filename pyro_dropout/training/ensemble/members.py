@@ -71,7 +71,10 @@ class Members(TrainingTask):
 
     def facts(self) -> Record:
         """Return what must be the same when the training is resumed."""
-        return super().facts() | {"loss": told_loss(self.loss.inner), "clip_norm": self.loss.clip_norm}
+        return super().facts() | {
+            "loss": told_loss(self.loss.inner, None if self.whole.anchored else self.call.model),
+            "clip_norm": self.loss.clip_norm,
+        }
 
     # --- the training run ---------------------------------------------------------------------------------------------
 

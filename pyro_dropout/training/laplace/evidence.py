@@ -227,8 +227,12 @@ def _chosen(tune: Sequence[Tuned] | None, net: BayesianNet) -> tuple[bool, bool]
 
 @contextmanager
 def _settings_held(net: BayesianNet) -> Iterator[None]:
-    """Within this context training moves neither τ nor the widths of priors; an error leaves the model as it was."""
+    """Within this context training moves neither τ nor the widths of priors, and takes priors at full weight.
+
+    The evidence is that of the model itself, so they stay at full weight. An error leaves the model as it was.
+    """
     learned, net.learned = net.learned, []
+    tempered = net.take_in_full()
     likelihood, start = net.likelihood, _copied(net.state_dict())
     learns = isinstance(likelihood, Gaussian) and likelihood.log_tau.requires_grad
     try:
@@ -237,6 +241,7 @@ def _settings_held(net: BayesianNet) -> Iterator[None]:
         yield
     except BaseException:
         net.load_state_dict(start)
+        net.take_in_full(tempered)
         raise
     finally:
         net.learned = learned

@@ -173,8 +173,10 @@ def finish(
     # Sites that stay points may be most of a large network; nothing is made of their priors.
     priors = {name: base_distribution(model.prior_of(name)) for name in sums.sites}
     precisions = {name: prior.scale.to(F64).pow(-2) for name, prior in priors.items()}
+    tempered = {name: None if guide.full_prior else network_in(model).tempered(name) for name in sums.sites}
+    heats = {name: 1.0 if how is None else how.at_point for name, how in tempered.items()}  # as in the point's loss
     gradient = {
-        name: scale * slope - (weights[name] - priors[name].loc).to(F64) * precisions[name]
+        name: scale * slope - heats[name] * (weights[name] - priors[name].loc).to(F64) * precisions[name]
         for name, slope in sums.gradient.items()
     }
     if not all(bool(torch.isfinite(value).all()) for value in (log_likelihood, *gradient.values())):

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import replace
+from numbers import Real
 from typing import Literal, get_args
 
 import pyro.infer
@@ -50,8 +51,9 @@ class ELBO(pyro.infer.ELBO):
         num_particles: how many draws to average.
         kl_samples: draws for the parts of a KL that have no closed form.
         temperature: T, a factor on the KL: below 1 for a cold posterior, which trusts the data more than Bayes' rule
-            does. Or a function of the number of steps done, such as ``warm_up(1000)``. The loss is a bound at T = 1
-            only; ``parts`` returns the KL itself at any T.
+            does. Or a function of the number of steps done, such as ``warm_up(1000)``. "auto": 1, except where the
+            model's prior is tempered, as that of a ``BayesianNet`` without a prior is: see ``Prior``. The loss is a
+            bound at T = 1 only; ``parts`` returns the KL itself at any T.
 
     Attributes:
         steps: how many gradients were taken with it by Pyro's SVI, by ``SVI`` or in a loop of your own: where a
@@ -81,7 +83,7 @@ class ELBO(pyro.infer.ELBO):
         num_particles: int = 1,
         *,
         kl_samples: int = 16,
-        temperature: Temperature = 1.0,
+        temperature: Temperature = "auto",
     ) -> None:
         check_choice("kl", kl, get_args(Method))
         check_choice("per_example", per_example, (True, False, "auto"))
@@ -90,7 +92,7 @@ class ELBO(pyro.infer.ELBO):
         check_temperature(temperature)
         super().__init__(num_particles=num_particles)  # type: ignore[no-untyped-call]
         self.kl, self.per_example, self.kl_samples = kl, per_example, kl_samples
-        self.temperature = temperature if callable(temperature) else float(temperature)
+        self.temperature = float(temperature) if isinstance(temperature, Real | Tensor) else temperature
         self.steps = 0
         self._refusals: list[str] = []  # why draws for each data point failed
 
@@ -144,19 +146,24 @@ class ELBO(pyro.infer.ELBO):
     def _particle(self, model: PyroModel, guide: PyroModel, args: Args, kwargs: Kwargs) -> Tensor:
         """Return the loss at one draw, with the gradient of the score."""
         drawn = self._drawn(model, guide, args, kwargs)
-        divergences = self._tempered(drawn.divergences.values())
+        divergences = self._tempered(drawn)
         zero = score([*drawn.surprises, *divergences], drawn.guide_trace, drawn.orders)
         return _total(drawn.surprises) + _total(divergences) + zero
 
-    def _tempered(self, terms: Iterable[Term]) -> list[Term]:
+    def _tempered(self, drawn: Particle) -> list[Term]:
         """Return divergences times the temperature of this step."""
-        factor: object = self.temperature
-        if callable(self.temperature):
-            t = current_step()
-            factor = self.temperature(torch.tensor(float(self.steps)) if t is None else t - 1)
-        elif factor == 1.0:
-            return list(terms)
-        return [replace(term, value=term.value * torch.as_tensor(factor).to(term.value)) for term in terms]
+        terms, heat = drawn.divergences, self.temperature
+        if heat == "auto":
+            own = drawn.temperatures()
+            return [replace(t, value=t.value * own[name]) if name in own else t for name, t in terms.items()]
+        if heat == 1.0:
+            return list(terms.values())
+        if callable(heat):
+            now = current_step()
+            factor = torch.as_tensor(heat(torch.tensor(float(self.steps)) if now is None else now - 1))
+        else:
+            factor = torch.as_tensor(heat)
+        return [replace(term, value=term.value * factor.to(term.value)) for term in terms.values()]
 
     # --- the loss, as Pyro and as torch use it ------------------------------------------------------------------------
 

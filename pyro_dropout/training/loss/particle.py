@@ -13,13 +13,16 @@ from pyro.poutine.util import site_is_subsample
 from torch.overrides import _pop_mode_temporarily
 
 from pyro_dropout.generative.observed_sites import check_observed
+from pyro_dropout.generative.priors import LearnedNormal
+from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.protocols import Message, PyroModel, Trace
+from pyro_dropout.protocols import Distribution, Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width
 from pyro_dropout.training.loss.operations import Args, Kwargs, tensors_in
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
+from pyro_dropout.training.loss.temperature import Marks, is_point, own_temperature, share_of_data
 
 _FREE = "_unconstrained"  # the suffix that guides add to a site's name for its draw
 
@@ -47,7 +50,7 @@ class Particle(Messenger):
         self.guide_trace, self.orders, self._by_point = guide_trace, orders or {}, orders is not None
         self.divergences: dict[str, Term] = {}  # of latent and auxiliary sites
         self.surprises: list[Term] = []  # of observed sites
-        self._kl, self._kl_samples = kl, kl_samples
+        self._kl, self._kl_samples, self._marks = kl, kl_samples, Marks()
         self._sites = _samples(guide_trace)
         self._places = {name: place for place, name in enumerate(self._sites)}
         self._latest = -1  # the position in the guide of the latest site that the model has sampled
@@ -63,7 +66,7 @@ class Particle(Messenger):
     def run(self, model: PyroModel, args: Args, kwargs: Kwargs) -> None:
         """Run the model with the draw."""
         with nullcontext() if self._watch is None else self._watch, self:
-            replayed = poutine.replay(model, trace=self.guide_trace)
+            replayed = poutine.replay(self._marks(model), trace=self.guide_trace)
             self.model_trace = poutine.trace(replayed).get_trace(*args, **kwargs)
 
     def add_up(self) -> None:
@@ -78,6 +81,26 @@ class Particle(Messenger):
                     " infer={'is_auxiliary': True} if that is intended."
                 )
             self.divergences[name] = auxiliary(site)
+
+    def _drawn(self) -> list[Distribution]:
+        """Return the distributions of the guide that have a density, of its own or as a mapped draw."""
+        own = {name: site["fn"] for name, site in self._sites.items() if not site["infer"].get("is_auxiliary")}
+        return [q for name, q in own.items() if not is_point(q) or self._is_image(name)]
+
+    def temperatures(self) -> dict[str, float]:
+        """Return the factor on each divergence that the model's priors ask for; those of 1 are left out."""
+        full = {name for name, site in self._sites.items() if site["infer"].get("full_prior")}
+        marks = {name: how for name, how in self._marks.of.items() if name not in full}
+        if not marks:
+            return {}
+        drawn, found = self._drawn(), {}
+        how = next(iter(marks.values()))
+        for name in self.divergences:
+            if name in marks:
+                found[name] = own_temperature(marks[name], self._sites[name]["fn"], drawn, self._is_image(name))
+            elif name not in self.model_trace.nodes and any(self._is_image(each) for each in marks):  # log q of these
+                found[name] = share_of_data(how, drawn)
+        return {name: factor for name, factor in found.items() if factor != 1.0}
 
     def _pyro_post_sample(self, msg: Message) -> None:
         if not _has_density(msg):
@@ -107,7 +130,9 @@ class Particle(Messenger):
             self._watch.on = len(self.divergences) < len(self._places)
 
     def _divergence(self, q_site: Message, p_site: Message) -> Term:
-        p_site = with_best_width(q_site, p_site)
+        if isinstance(base_distribution(p_site["fn"]), LearnedNormal):
+            how, image = self._marks.of.get(p_site["name"]), self._is_image(p_site["name"])
+            p_site = with_best_width(q_site, p_site, own_temperature(how, q_site["fn"], self._drawn(), image))
         place = self._places[p_site["name"]]
         # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)

@@ -1,21 +1,30 @@
-"""The temperature of the KL in a loss: a number, or a function of the number of steps done.
+"""The temperature of the KL in a loss: a number, a function of the number of steps done, or what the prior asks for.
+
+A tempered prior (``Prior(tempered=True)``) keeps a wide network from ignoring its data. A mode has no volume to pay for
+the width of a layer, so a point is penalised as by N(0, l⁻²) in every layer. Elsewhere the KL of P weights, each with a
+mean and a width, weighs at most as much as N data: T = min(1, N/2P).
 
 A schedule needs the number of the step, which Pyro's losses are not told. Whoever takes a step announces its number
 here, as a tensor: in a compiled program it is an input, so the factor is computed anew at every step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
+from typing import Literal
 
 import torch
+from pyro.distributions import Delta
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyro_dropout.mathematics.checks import check_count, check_keep, check_non_negative, describe
+from pyro_dropout.generative.priors import Tempered
+from pyro_dropout.mathematics.checks import check_choice, check_count, check_keep, check_non_negative, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Distribution, Message
 
-Temperature = float | Callable[[Tensor], Tensor]
+Temperature = float | Literal["auto"] | Callable[[Tensor], Tensor]
 
 _STEP: ContextVar[Tensor | None] = ContextVar("the number of the step that is being taken, from 1", default=None)
 
@@ -34,6 +43,48 @@ def at_step(t: Tensor) -> Iterator[None]:
 def current_step() -> Tensor | None:
     """Return the number of the step that is being taken, from 1; None if nobody has announced one."""
     return _STEP.get()
+
+
+class Marks(Messenger):
+    """Collects what a model says of its sites' temperatures, before a replay puts the guide's ``infer`` in place.
+
+    Attributes:
+        of: ``Tempered`` by site.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[str, Tempered] = {}
+
+    def _pyro_sample(self, msg: Message) -> None:
+        how = (msg["infer"] or {}).get("tempered")
+        if how is not None:
+            self.of[msg["name"]] = how
+
+
+def is_point(q: Distribution) -> bool:
+    """Whether a guide has no density at a site: a point, or dropout at σ = 0."""
+    return isinstance(q, Delta) or bool(getattr(q, "singular", False))
+
+
+def share_of_data(how: Tempered, drawn: Iterable[Distribution]) -> float:
+    """Return T = min(1, N/2P) of a tempered prior, for the distributions q that have a density."""
+    numbers = sum((q.batch_shape + q.event_shape).numel() for q in drawn)
+    return 1.0 if how.num_data is None else min(1.0, how.num_data / max(1, 2 * numbers))
+
+
+def own_temperature(how: Tempered | None, q: Distribution, drawn: Iterable[Distribution], image: bool = False) -> float:
+    """Return the factor on the KL of a site that its prior asks for.
+
+    Args:
+        how: what the model says of the site; None for its full KL.
+        q: the guide's distribution of the site.
+        drawn: the distributions of the guide that have a density.
+        image: whether a point of the guide is a mapped draw.
+    """
+    if how is None:
+        return 1.0
+    return how.at_point if is_point(q) and not image else share_of_data(how, drawn)
 
 
 def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor]:
@@ -66,6 +117,9 @@ def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor
 
 def check_temperature(temperature: object) -> None:
     """Raise an error unless this is a number of at least 0, or a schedule of such numbers; it is called at step 0."""
+    if isinstance(temperature, str):
+        check_choice("temperature", temperature, ("auto",), "a number, a function of the step")
+        return
     if not callable(temperature) or isinstance(temperature, Tensor):
         check_non_negative("temperature", temperature)
         if isinstance(temperature, Tensor) and temperature.numel() != 1:

@@ -45,6 +45,7 @@ class DropoutNetwork:
         log_tau: where the log precision of the noise is among them; None if it is learned, or there is none.
         adam: β₁, β₂ and ε.
         classes: whether the outputs are the logits of classes; otherwise they are means of normal targets.
+        temperatures: the factor on the KL of each weight.
     """
 
     widths: tuple[int, ...]
@@ -55,6 +56,7 @@ class DropoutNetwork:
     log_tau: int | None
     adam: tuple[float, float, float]
     classes: bool = False
+    temperatures: tuple[float, ...] = ()
 
     @property
     def learned(self) -> bool:
@@ -104,7 +106,7 @@ def dropout_network(
     """
     check(is_known(model, guide, loss, update), "code of a user runs at every step")
     check(precision_now() == precision and not _autocast(), f"products are not in {precision}")
-    _check_loss(loss)
+    loss = _checked_loss(loss)
     options = _adam_of(update)
     inner = model.model if type(model) is Standardised else model
     check(type(inner) is BayesianNet, "the model is not a BayesianNet")
@@ -135,7 +137,14 @@ def dropout_network(
         None if classes or len(trained) > len(names) else held[f"{within}.likelihood.log_tau"],
         options,
         classes,
+        tuple(_heat(loss, inner, name) for name in names[::2]),
     )
+
+
+def _heat(loss: ELBO, model: BayesianNet, name: str) -> float:
+    """Return the factor on the KL of a weight that is dropped or a point."""
+    how = model.tempered(name) if loss.temperature == "auto" else None
+    return 1.0 if how is None else how.at_point
 
 
 def _noise(likelihood: object, outputs: int) -> list[Tensor]:
@@ -162,13 +171,14 @@ def _autocast() -> bool:
     return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
-def _check_loss(loss: object) -> None:
+def _checked_loss(loss: object) -> ELBO:
     check(type(loss) is ELBO, "the loss is not the ELBO of this package")
     assert isinstance(loss, ELBO)
     check(loss.kl == "large_k", "the KL is not the paper's")
     check(loss.num_particles == 1, "there are several particles")
-    check(loss.temperature == 1.0, "the KL has a temperature")
+    check(loss.temperature in (1.0, "auto"), "the KL has a temperature")
     check(not loss._shares, "all points share a draw")
+    return loss
 
 
 def _adam_of(update: object) -> tuple[float, float, float]:

@@ -27,9 +27,8 @@ def mask_limits(network: DropoutNetwork, buffers: list[Tensor]) -> Tensor:
 def kl_constant(network: DropoutNetwork, buffers: list[Tensor]) -> Tensor:
     """Return what the KL has beside its squares, (networks,)."""
     keeps = [keep_of(network, buffers, k) for k in range(len(network.keeps))]
-    return sum(
-        ((torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).sum(1) for p in keeps), torch.zeros_like(keeps[0][:, 0])
-    )
+    entropies = [(torch.xlogy(p, p) + torch.xlogy(1 - p, 1 - p)).sum(1) for p in keeps]
+    return sum((heat * h for heat, h in zip(network.temperatures, entropies, strict=True)), 0 * entropies[0])
 
 
 def weight_decay(network: DropoutNetwork, buffers: list[Tensor], layer: int) -> Tensor:
@@ -38,7 +37,7 @@ def weight_decay(network: DropoutNetwork, buffers: list[Tensor], layer: int) -> 
     scale = buffers[network.priors[2 * layer]].double()
     own = scale.shape[1:]
     scale = scale.reshape(count, *(1,) * (2 - len(own)), *own)
-    whole = keep_of(network, buffers, layer).unsqueeze(1) / scale.square()
+    whole = network.temperatures[layer] * keep_of(network, buffers, layer).unsqueeze(1) / scale.square()
     return whole.expand(count, whole.shape[1], widths[layer])
 
 

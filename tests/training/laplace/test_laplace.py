@@ -433,7 +433,7 @@ def test_an_ill_conditioned_precision_is_factorised_in_float64() -> None:
     """Two inputs that are almost the same, in float32: the difference is known by the prior alone."""
     x = torch.randn(50, 1).expand(50, 2) + 1e-6 * torch.randn(50, 2)
     net = nn.Linear(2, 1, bias=False)
-    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=1e6))
+    model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=1e6))
     guide = untrained(model, net, x, x[:, :1], structure="full")
     assert guide.posterior("weight").loc.dtype == torch.float32
     apart = torch.tensor([[[1.0, -1.0]]]) / 2**0.5

@@ -210,7 +210,7 @@ def test_the_surprise_is_unbiased(per_example: bool) -> None:
 
 def small() -> tuple[pd.BayesianNet, Tensor, Tensor]:
     net = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-    return pd.BayesianNet(net, likelihood=pd.Gaussian(2.0)), torch.randn(20, 3), torch.randn(20, 2)
+    return pd.BayesianNet(net, pd.Prior(), pd.Gaussian(2.0)), torch.randn(20, 3), torch.randn(20, 2)
 
 
 @pytest.mark.parametrize("particles", [1, 3])

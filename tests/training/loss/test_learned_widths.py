@@ -25,7 +25,7 @@ def data() -> tuple[Tensor, Tensor]:
 def made(seed: int = 0, learn: Any = True, guide: Callable[[Any], Any] = pd.AutoMeanField) -> tuple[Any, Any]:
     torch.manual_seed(seed)
     net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-    model = pd.BayesianNet(net, pd.Prior(0.3, learn=learn), pd.Gaussian(tau=20.0))
+    model = pd.BayesianNet(net, pd.Prior(0.3, learn=learn, tempered=False), pd.Gaussian(tau=20.0))
     return model, guide(model)
 
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_learned_is_refused() -> None:
     for wrong in (3, [], [1]):
         with pytest.raises(pd.PyroDropoutError, match="learn must be"):
             pd.Prior(learn=wrong)  # type: ignore[arg-type]
-    plain = pd.BayesianNet(net)
+    plain = pd.BayesianNet(net, pd.Prior())
     for scales, error in (({"weight": -1.0}, pd.RangeError), ({"weight": torch.ones(2)}, pd.ShapeError),
                           ({"w": 1.0}, pd.PyroDropoutError), ({"weight": float("nan")}, pd.RangeError)):  # fmt: skip
         with pytest.raises(error):

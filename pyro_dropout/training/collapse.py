@@ -1,0 +1,186 @@
+"""Whether a trained posterior ignores its inputs: the check that ends every training of a network.
+
+Where the KL outweighs the likelihood, q falls back on the prior, and every prediction is a constant. Three things then
+hold together. On the training data the posterior is no better than the best constant prediction. A layer passes nothing
+on: its gain, how much of an input of size one arrives at its output beside the noise of its weights,
+√(Σ E[w]²/K) / √(1 + Σ Var[w]/K) for K outputs, is near zero; a network that has just been initialised has about 0.6.
+And the prior asks for more than the data can pay: in layers with a gain of 1/2 it costs Σ T K/(8σ²) nats, at a
+temperature T, while a data point is worth about one.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.random_state import forked
+from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.trial_run import evaluating, quietly
+from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.guides.summary import note_of, note_training
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.training.loss.temperature import is_point, own_temperature
+
+_POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
+_BETTER = 0.02  # nats per point by which a posterior that has learned is better than a constant
+_GAIN = 0.05  # of a layer that passes nothing on
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a posterior has learned from its training data.
+
+    Attributes:
+        log_likelihood: mean log predictive density of the targets, of up to 512 training points.
+        constant: that of the best constant prediction.
+        gains: how much each weight layer passes on; a layer of mere noise or zeros has 0.
+        price: the nats that the prior asks for layers that pass half of their inputs on.
+        num_data: N.
+
+    Example:
+        >>> Learned(-2.31, -2.30, {"0.weight": 0.01, "2.weight": 0.6}, price=9000.0, num_data=100).ignores_inputs
+        True
+    """
+
+    log_likelihood: float
+    constant: float
+    gains: dict[str, float]
+    price: float
+    num_data: int
+
+    @property
+    def ignores_inputs(self) -> bool:
+        """Whether it predicts a constant, because the prior keeps a layer from passing anything on."""
+        shut = min(self.gains.values(), default=1.0) < _GAIN
+        return shut and self.log_likelihood < self.constant + _BETTER and self.price > self.num_data
+
+
+def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: int | None = None) -> Learned | None:
+    """Return what a posterior has learned from (x, y); None for models and posteriors that cannot be asked.
+
+    Random numbers, running statistics and the mode of the network stay as they are.
+
+    Args:
+        model: a ``BayesianNet``, or one inside ``Standardised``.
+        posterior: its guide.
+        x: inputs that it was trained on.
+        y: their targets.
+        num_data: N, if these are not all.
+
+    Example:
+        >>> import torch, pyro_dropout as pd
+        >>> model = pd.BayesianNet(torch.nn.Linear(1, 1), pd.Prior(length_scale=100.0))
+        >>> guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
+        >>> x = torch.linspace(-1, 1, 50).unsqueeze(-1)
+        >>> learned_from(model, guide, x, 2 * x).ignores_inputs
+        True
+    """
+    net = model.model if isinstance(model, Standardised) else model
+    if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide | Ensemble) or net.whole_batch:
+        return None
+    if isinstance(model, Standardised):
+        x, y = model.standard_x(x), model.standard_y(y)
+    count = len(y) if num_data is None else int(num_data)
+    rows = torch.linspace(0, len(y) - 1, min(len(y), _POINTS), device=y.device).long()
+    x, y = x[rows], y[rows]
+    with torch.no_grad(), forked(), quietly(net), evaluating(net):
+        each = []
+        for _ in range(_DRAWS):
+            weights = {name: value[0] for name, value in posterior.sample_weights(1).items()}
+            each.append(_log_prob(net, net.evaluate(weights, x), y))
+        found = torch.stack(each).logsumexp(0) - math.log(_DRAWS)
+    with forked():
+        constant = _best_constant(net, net.likelihood, x, y)
+        return Learned(float(found.mean()), constant, *_gains(net, posterior, count), count)
+
+
+def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned | None, str]:
+    """Return what a guide that has just been trained has learned, and a sentence if it ignores its inputs.
+
+    The guide remembers the sentence, and ``predict`` repeats it.
+    """
+    if len(call.args) < 2 or not isinstance(call.args[1], Tensor):
+        return None, ""
+    try:
+        found = learned_from(model, guide, *call.args[:3])
+    except (PyroDropoutError, RuntimeError, NotImplementedError, MemoryError):
+        return None, ""  # the check must not fail a training that has succeeded
+    if found is None or not found.ignores_inputs:
+        return found, ""
+    told = _sentence(model, found)
+    note_training(guide, note_of(guide), ignores=told)
+    return found, told
+
+
+def _log_prob(net: BayesianNet, f: Tensor, y: Tensor) -> Tensor:
+    """Return log p(y | f) of each point."""
+    found: Tensor = net.likelihood.distribution(f).log_prob(net.likelihood.checked(f, y))
+    return found
+
+
+def _best_constant(net: BayesianNet, likelihood: Any, x: Any, y: Tensor) -> float:
+    """Return the largest mean log-likelihood that outputs without inputs reach, by L-BFGS."""
+    with torch.no_grad(), quietly(net), evaluating(net):
+        f = net.evaluate({name: net._parameter(name) for name in net.sites}, x)
+    constant = f.mean(0, keepdim=True).double().nan_to_num().requires_grad_()
+    search = torch.optim.LBFGS([constant], max_iter=100, line_search_fn="strong_wolfe")
+
+    def surprise() -> Tensor:
+        search.zero_grad()
+        value = -_log_prob(net, constant.expand(f.shape).to(f.dtype), y).mean()
+        value.backward()
+        return value.detach()
+
+    with torch.enable_grad():
+        search.step(surprise)
+        return -float(surprise())
+
+
+def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tuple[dict[str, float], float]:
+    """Return how much each weight layer passes on, in the member that passes most, and the price of half of it."""
+    weights = {name: site for name, site in net.sites.items() if site.kind == "weight" and not site.lookup}
+    gains, price = dict.fromkeys(weights, 0.0), 0.0
+    for guide in _members(posterior):
+        every, price = {name: guide.posterior(name) for name in net.sites}, 0.0
+        drawn = [q for q in every.values() if not is_point(q)]
+        for name, site in weights.items():
+            q = every[name]
+            mean, variance = q.mean.detach().double(), q.variance.detach().double()
+            outputs = mean.numel() / site.fan_in
+            signal, noise = mean.square().sum() / outputs, variance.sum() / outputs
+            gains[name] = max(gains[name], float((signal / (1 + noise)).sqrt()))
+            heat = own_temperature(net.tempered(name, count), q, drawn)
+            price += heat * outputs / 8 / float(net.prior_scale(name).double().square().mean())
+    return gains, price
+
+
+def _members(posterior: SiteGuide | Ensemble) -> Iterator[SiteGuide]:
+    if isinstance(posterior, SiteGuide):
+        yield posterior
+        return
+    for member in range(min(posterior.members, _MEMBERS)):
+        with posterior.as_member(member) as guide:
+            yield guide
+
+
+def _sentence(model: Any, found: Learned) -> str:
+    """Say that a posterior ignores its inputs: which layers, why, and what to type instead."""
+    net = model.model if isinstance(model, Standardised) else model
+    numbers = sum(net._parameter(name).numel() for name in net.sites)
+    layers = [name for name, gain in found.gains.items() if gain < _GAIN]
+    advice = (
+        "Train longer, or start over with a smaller learning rate."
+        if net.prior.tempered
+        else "Leave the prior out, as in BayesianNet(net, likelihood=...), or write Prior(..., tempered=True)."
+    )
+    return (
+        f"the posterior ignores its inputs: on the training data its log-likelihood is {found.log_likelihood:.3f} per"
+        f" point, and that of the best constant is {found.constant:.3f}. Nothing passes {', '.join(layers)}, because"
+        f" the prior of {numbers:,} weights outweighs {found.num_data:,} data. {advice}"
+    )

@@ -1,0 +1,215 @@
+"""The map of defaults: every guide with all defaults, beside plain torch and the best constant prediction.
+
+    python -m tests.benchmarks.defaults --device cuda            # about half of the map in 20 minutes of an H200
+    python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
+    python -m tests.benchmarks.defaults --page                   # write docs/defaults.md anew from what was measured
+
+Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
+seeds as one fleet (an ensemble of 8 and ``AutoLaplace`` with one). Cells are visited in a random order, so that a run
+that ends early (``--minutes``) is a sample of the map; what was measured is kept in docs/results/defaults.json, and a
+later run goes on from there. ``--workers`` trains several cells at once, in processes of their own.
+
+A cell is *level* with plain torch if the mean difference of the test log-likelihood is no less than minus one standard
+error (over test rows and over seeds, paired). It is *at chance* if it is within 0.02 nats of the best constant while
+plain torch is better than that by more than 0.1.
+"""
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import random
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import pyro_dropout as pd
+from pyro_dropout.guides.summary import ignored_inputs
+from pyro_dropout.registry import guides
+from pyro_dropout.training.collapse import note_learned
+from tests.benchmarks import defaults_page
+from tests.benchmarks.defaults_tables import (
+    BATCH,
+    CHOSEN_ON,
+    DEPTHS,
+    REPORTED,
+    SEEDS,
+    WIDTHS,
+    PlainTorch,
+    Rows,
+    export,
+    network,
+    rows_of,
+)  # fmt: skip
+
+KEPT = Path(__file__).parents[2] / "docs/results/defaults.json"
+STEPS = (2_000, 20_000)
+SAMPLES, MEMBERS = 100, 8
+WHOLE_MATRIX = 4_000  # weights up to which a guide with a matrix of all of them is trained
+PRIORS = {"default": None, "paper": pd.Prior(), "learned": pd.Prior(learn=True)}
+FIXED = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the width of the default prior
+
+
+def prior_of(name: str, net: torch.nn.Module) -> pd.Prior | None:
+    """Return a prior by name; "x2" is the default one with widths times two."""
+    if not name.startswith("x"):
+        return PRIORS[name]
+    widths = pd.Prior(width_scaled="all").scales(net)
+    lengths = {site: 1 / (float(name[1:]) * width.item()) for site, width in widths.items()}
+    weights = {site: length for site, length in lengths.items() if site.endswith("weight")}
+    biases = {site: length for site, length in lengths.items() if site.endswith("bias")}
+    return pd.Prior(weights, biases, tempered=True)
+
+
+def built(rows: Rows, depth: int, width: int, guide: str, prior: str, seed: int) -> tuple[Any, Any]:
+    """Return a model and a guide with all defaults."""
+    torch.manual_seed(seed)
+    device = rows.train[0].device
+    net = network(rows.train[0].shape[1], depth, width, rows.outputs).to(device)
+    likelihood = pd.Categorical() if rows.classes else None
+    model = pd.BayesianNet(net, prior_of(prior, net), likelihood)
+    entry = guides()[guide]
+    options = {"members": MEMBERS} if "members" in entry.options else {}
+    return model, entry.make(model, lambda name: 0.9, **options).to(device)
+
+
+def trained(rows: Rows, depth: int, width: int, guide: str, prior: str, steps: list[int]) -> Any:
+    """Yield (steps, model and guide of each seed) after each number of steps."""
+    x, y = rows.train
+    how: Any = {"batch_size": BATCH, "seed": 0, "compile": "traced" if x.is_cuda else "auto"}
+    build = lambda seed: built(rows, depth, width, guide, prior, seed)  # noqa: E731 - a fleet names the argument
+    if not guides()[guide].per_site:
+        for count in steps:
+            pair = build(0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", pd.IgnoredInputsWarning)
+                pd.fit(*pair, x, y, steps=count, progress=False, **how)
+            yield count, [pair]
+        return
+    fleet = pd.Fleet(build, {"seed": list(SEEDS)})
+    run, done = fleet.prepare(x, y, steps=max(steps), **how), 0
+    for count in steps:
+        while done < count:
+            done += len(run.advance(count - done))
+        run.publish()
+        yield count, list(fleet)
+
+
+def measured(cell: list[Any], file: str | None, device: str, steps: list[int]) -> list[dict[str, Any]]:
+    """Return what a cell gives after each number of steps: test log-likelihoods, and whether it warned."""
+    name, depth, width, guide, prior = cell
+    rows = rows_of(name, file).to(device)
+    found = []
+    if guide == "torch":
+        plain, done = PlainTorch(rows, depth, width), 0
+        for count in steps:
+            plain.advance(count - done)
+            done, each = count, plain.log_prob()
+            found.append((count, each, [], 0.0))
+        return [_kept(cell, rows, *one) for one in found]
+    start, call = time.perf_counter(), pd.generative.model_call.ModelCall(None, rows.train)
+    for count, pairs in trained(rows, depth, width, guide, prior, steps):
+        spent = time.perf_counter() - start
+        told = [note_learned(model, own, call)[1] or ignored_inputs(own) for model, own in pairs]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", pd.IgnoredInputsWarning)
+            how: Any = {"samples": SAMPLES, "method": guides()[guide].method, "seed": 0}
+            answers = [pd.predict(model, own, rows.test[0], **how) for model, own in pairs]
+        each = torch.stack([answer.log_prob(rows.test[1]).double().cpu() for answer in answers])
+        found.append((count, each, [bool(sentence) for sentence in told], spent))
+        start = time.perf_counter()
+    return [_kept(cell, rows, *one) for one in found]
+
+
+def _kept(cell: list[Any], rows: Rows, steps: int, each: Tensor, told: list[bool], spent: float) -> dict[str, Any]:
+    digits = [[round(float(value), 4) for value in row] for row in each.clamp(min=-1e4)]
+    return {"cell": cell, "steps": steps, "constant": rows.constant(), "told": told, "seconds": spent, "each": digits}
+
+
+def _work(task: tuple[list[Any], str | None, str, list[int]]) -> tuple[list[Any], list[dict[str, Any]] | str]:
+    torch.set_num_threads(1)
+    try:
+        return task[0], measured(*task)
+    except Exception as cause:  # a cell that fails is a row that says so
+        return task[0], f"{type(cause).__name__}: {cause}"
+
+
+def cells(names: list[str], depths: list[int], widths: list[int], chosen: list[str], priors: list[str]) -> list[Any]:
+    """Return all cells in a random order, plain torch first."""
+    nets = list(itertools.product(names, depths, widths))
+    found = [[*net, guide, prior] for net in nets for guide in chosen for prior in priors]
+    known = {name: rows_of(name, _FILE[0]) for name in names}
+    for name, depth, width in nets:
+        x = known[name].train[0]
+        if sum(p.numel() for p in network(x.shape[1], depth, width, known[name].outputs).parameters()) > WHOLE_MATRIX:
+            found = [c for c in found if c[:4] != [name, depth, width, "full-rank"]]
+    random.Random(0).shuffle(found)
+    return [[*net, "torch", "default"] for net in nets] + found
+
+
+_FILE: list[str | None] = [None]
+
+
+def main() -> None:
+    """Measure what is not measured yet, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="*", default=[*CHOSEN_ON, *REPORTED])
+    parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
+    parser.add_argument("--widths", nargs="*", type=int, default=list(WIDTHS))
+    parser.add_argument("--guides", nargs="*", default=list(guides()))
+    parser.add_argument("--priors", nargs="*", default=["default"], help="default, paper, learned, x0.5, ...")
+    parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1, help="cells that are trained at once")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="where what was measured is kept")
+    parser.add_argument("--file", help="tables that --export has written, where scikit-learn is not installed")
+    parser.add_argument("--export", type=Path, help="write the tables to a file, and stop")
+    parser.add_argument("--page", action="store_true", help="write the page from what was measured, and stop")
+    given = parser.parse_args()
+    if given.export:
+        export(given.export)
+        return
+    _FILE[0] = given.file
+    known = json.loads(given.kept.read_text("utf-8")) if given.kept.exists() else []
+    if not given.page:
+        done = {json.dumps(row["cell"]) for row in known}
+        todo = cells(given.tables, given.depths, given.widths, given.guides, given.priors)
+        todo = [cell for cell in todo if json.dumps(cell) not in done]
+        for rows in _measured_in_turn(todo, given):
+            known += rows
+            given.kept.write_text("[\n" + ",\n".join(json.dumps(row) for row in known) + "\n]\n", "utf-8")
+    print(defaults_page.text(known))
+    if given.kept == KEPT:
+        defaults_page.write(known)
+
+
+def _measured_in_turn(todo: list[Any], given: argparse.Namespace) -> Iterator[list[dict[str, Any]]]:
+    """Yield what each cell gives, as soon as it is done; begin none when the time is up."""
+    start, steps, waiting = time.perf_counter(), sorted(given.steps), list(reversed(todo))
+    with ProcessPoolExecutor(given.workers, multiprocessing.get_context("spawn")) as pool:
+        running: set[Any] = set()
+        while True:
+            while waiting and len(running) < given.workers and time.perf_counter() - start < 60 * given.minutes:
+                running.add(pool.submit(_work, (waiting.pop(), given.file, given.device, steps)))
+            if not running:
+                return
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for cell, rows in (each.result() for each in done):
+                told = rows if isinstance(rows, str) else "  ".join(f"{r['steps']}: {_mean(r):.3f}" for r in rows)
+                print(f"{time.perf_counter() - start:6.0f} s  {' '.join(map(str, cell))}  {told}", flush=True)
+                yield [{"cell": cell, "failed": rows}] if isinstance(rows, str) else rows
+
+
+def _mean(row: dict[str, Any]) -> float:
+    return sum(map(sum, row["each"])) / sum(map(len, row["each"]))
+
+
+if __name__ == "__main__":
+    main()

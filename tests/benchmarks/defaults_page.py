@@ -1,0 +1,131 @@
+"""What the map of defaults says: the tables of docs/defaults.md, and its picture."""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.benchmarks.defaults_tables import CHOSEN_ON, DEPTHS, REPORTED, WIDTHS
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
+Cells = dict[tuple[Any, ...], dict[str, Any]]
+
+
+def _judged(known: Iterable[dict[str, Any]]) -> Cells:
+    """Return each cell of a guide beside plain torch: difference, its error, whether it is level, chance, warned."""
+    rows = [row for row in known if "each" in row]
+    torches = {(*row["cell"][:3], row["steps"]): torch.tensor(row["each"]) for row in rows if row["cell"][3] == "torch"}
+    found: Cells = {}
+    for row in rows:
+        *net, guide, prior = row["cell"]
+        plain = torches.get((*net, row["steps"]))
+        if guide == "torch" or plain is None:
+            continue
+        each = torch.tensor(row["each"])
+        apart = each.mean(0) - plain.mean(0)
+        between = each.mean(1).var().nan_to_num() / len(each) + plain.mean(1).var() / len(plain)
+        error = math.sqrt(float(apart.var() / len(apart) + between))
+        chance = float(each.mean()) < row["constant"] + 0.02 and float(plain.mean()) > row["constant"] + 0.1
+        found[(*net, guide, prior, row["steps"])] = {
+            "gain": float(apart.mean()), "error": error, "level": float(apart.mean()) >= -error,
+            "chance": chance, "told": any(row["told"]), "mean": float(each.mean()),
+        }  # fmt: skip
+    return found
+
+
+def _share(cells: list[dict[str, Any]], what: str) -> str:
+    return f"{sum(cell[what] for cell in cells)} of {len(cells)}" if cells else "-"
+
+
+def text(known: list[dict[str, Any]]) -> str:
+    """Return the tables in Markdown."""
+    cells = _judged(known)
+    lines: list[str] = []
+    names = list(dict.fromkeys(key[3] for key in cells if key[4] == "default"))
+    for title, tables in (("Tables that the default was chosen on", CHOSEN_ON), ("Other tables", REPORTED)):
+        lines += [f"**{title}** ({', '.join(tables)})", ""]
+        lines += ["| guide | level at 2,000 steps | level at 20,000 | at chance | warned | mean difference |"]
+        lines += ["|---|---|---|---|---|---|"]
+        for name in names:
+            mine = {key: cell for key, cell in cells.items() if key[3:5] == (name, "default") and key[0] in tables}
+            every = list(mine.values())
+            early, late = ([cell for key, cell in mine.items() if key[5] == steps] for steps in (2_000, 20_000))
+            mean = f"{sum(cell['gain'] for cell in every) / len(every):+.3f}" if every else "-"
+            counts = (_share(early, "level"), _share(late, "level"), _share(every, "chance"), _share(every, "told"))
+            lines.append(f"| {name} | {' | '.join(counts)} | {mean} |")
+        lines.append("")
+    paper = {key: cell for key, cell in cells.items() if key[4] == "paper"}
+    if paper:
+        chance = [cell for cell in paper.values() if cell["chance"]]
+        fine = [cell for cell in cells.values() if not cell["chance"] and cell["gain"] > -0.1]
+        lines += [f"With the paper's prior, `Prior()`: at chance in {_share(list(paper.values()), 'chance')} cells."]
+        lines += [
+            f"The warning fired in {_share(chance, 'told')} of these, and in {_share(fine, 'told')} that are fine."
+        ]
+        lines.append("")
+    lines += _learned(cells)
+    failed = [row for row in known if "failed" in row]
+    lines += [f"Failed: {' '.join(map(str, row['cell']))}: {row['failed']}" for row in failed]
+    return "\n".join(lines)
+
+
+def _learned(cells: Cells) -> list[str]:
+    """Return a sentence about learned widths beside the best of the fixed ones."""
+    within, count = 0, 0
+    for (*net, guide, prior, steps), cell in cells.items():
+        fixed = [
+            other["mean"] for key, other in cells.items()
+            if key[:4] == (*net, guide) and key[5] == steps and key[4].startswith("x")
+        ]  # fmt: skip
+        if prior == "learned" and len(fixed) == 5:
+            within, count = within + (cell["mean"] >= max(fixed) - 0.02), count + 1
+    if not count:
+        return []
+    return [
+        f"`Prior(learn=True)` is within 0.02 nats of the best of five fixed widths in {within} of {count} cells.",
+        "",
+    ]
+
+
+def write(known: list[dict[str, Any]]) -> None:
+    """Put the tables into docs/defaults.md, and draw its picture."""
+    page = _DOCS / "defaults.md"
+    before, rest = page.read_text("utf-8").split(_BEGIN)
+    page.write_text(f"{before}{_BEGIN}\n{text(known)}\n{_END}{rest.split(_END)[1]}", "utf-8")
+    _draw(_judged(known), _DOCS / "figures/defaults.png")
+
+
+def _draw(cells: Cells, path: Path) -> None:
+    """Draw networks against tables for each guide, coloured by the difference to plain torch at 20,000 steps."""
+    import matplotlib.pyplot as plt
+    import numpy as np
+
+    names = list(dict.fromkeys(key[3] for key in cells if key[4] == "default"))
+    tables, nets = (*CHOSEN_ON, *REPORTED), [(depth, width) for depth in DEPTHS for width in WIDTHS]
+    columns = 3
+    lines = -(-len(names) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(11, 2.1 * lines + 0.8), layout="constrained", squeeze=False)
+    for ax, name in zip(axes.flat, names, strict=False):
+        grid = np.full((len(tables), len(nets)), np.nan)
+        for i, table in enumerate(tables):
+            for j, net in enumerate(nets):
+                cell = cells.get((table, *net, name, "default", 20_000))
+                grid[i, j] = np.nan if cell is None else np.clip(cell["gain"], -0.5, 0.5)
+        image = ax.imshow(grid, cmap="RdBu", vmin=-0.5, vmax=0.5, aspect="auto")
+        ax.set_facecolor("0.92")
+        ax.set_title(name, fontsize=9)
+        ax.set_xticks(range(len(nets)), [f"{width}" for _, width in nets], fontsize=6, rotation=90)
+        ax.set_yticks(range(len(tables)), tables, fontsize=7)
+        for edge in (3.5, 7.5):
+            ax.axvline(edge, color="0.3", linewidth=0.8)
+    for ax in axes.flat[len(names) :]:
+        ax.set_axis_off()
+    for ax in axes[-1]:
+        ax.set_xlabel("units in 1 | 2 | 3 hidden layers", fontsize=8)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7)
+    bar.set_label("log-likelihood minus that of plain torch\n(nats per test row, cut at ±0.5; grey: not measured)")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
