@@ -4,7 +4,7 @@
                        score        <-  (1/N) Σ log p(y_test | x_test, all training data)      once, with T = 10,000
 
 All splits, folds and settings of a set are one fleet. At σ = 0 the objective depends on τ and l only through the weight
-decay λ = l²p/(2Nτ) (section 4.2), so the folds choose λ; τ is optimised continuously, and l follows from the two.
+decay λ = l²p/(2Nτ) (§4.2), so the folds choose λ; τ is optimised continuously, and l follows from the two.
 """
 
 import itertools

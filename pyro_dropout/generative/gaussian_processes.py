@@ -1,4 +1,4 @@
-"""Gaussian processes whose covariance has finite rank, one layer or many: the models of sections 3.1 and 4.6.
+"""Gaussian processes whose covariance has finite rank, one layer or many: the models of §3.1 and §4.5.
 
 Two forms give the same prior over functions. In weight space f = Φ W with a normal W, and the model is a
 neural network; in function space W has been integrated out, and f is drawn from N(0, ΦΦᵀ) as a whole.
@@ -47,7 +47,7 @@ class DeepGP(nn.Module):
     Layer i has features Φᵢ = √(1/Kᵢ) σᵢ(Fᵢ₋₁ + bᵢ) and values Fᵢ | Fᵢ₋₁ ~ N(0, ΦᵢΦᵢᵀ) in each column; the first has
     Φ₁ = √(1/K₁) σ₁(x W₁ᵀ + b₁). In weight space Fᵢ = Φᵢ Wᵢ₊₁ᵀ, so that L layers have L + 1 weight matrices: a network.
 
-    Equation: sec4.6-model.
+    Equation: sec4.5-model.
 
     Calling it as ``model(x, y=None, num_data=None)`` with x (N, Q) returns the latent function f, (N, D), or (P, N, D)
     where the weights come as P draws at once. Its sites are W1, b1, W2, b2, …; in function space W1, b1, F1, b2, F2, …

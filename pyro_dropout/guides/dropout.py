@@ -1,4 +1,4 @@
-"""Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 8-10)."""
+"""Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 10-12)."""
 
 from collections.abc import Callable
 

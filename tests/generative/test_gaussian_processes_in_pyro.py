@@ -1,4 +1,4 @@
-"""The models of sections 3.1 and 4.6 in Pyro's hands: SVI, Predictive, types, sites, batches, draws for each point."""
+"""The models of §3.1 and §4.5 in Pyro's hands: SVI, Predictive, types, sites, batches, draws for each point."""
 
 import copy
 from typing import Any
