@@ -232,14 +232,21 @@ def test_citations_and_bibliography_name_the_same_works() -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     lost = []
     for path in sorted((ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text("utf-8")):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text("utf-8")):
             if target.startswith(("http:", "https:")):
                 continue
             # The build copies the notebooks to where the pages look for them.
             place = ROOT / target if target.startswith("notebooks/") else path.parent / target
-            if not place.exists():
-                lost.append(f"{path.name} -> {target}")
+            place = place if target else path
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                lost.append(f"{path.name} -> {target}#{anchor}")
     assert lost == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as MyST makes them: in small letters, with hyphens and without punctuation."""
+    titles = re.findall(r"^#{1,3} (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_python_files_that_pages_name_exist() -> None:
