@@ -54,7 +54,7 @@ def classification(x, y=None):
 # --- the posterior: q(W), how it is fitted, and what it predicts ------------------------------------------------------
 def fit(model, x, y, steps):
     """Return a guide q(W) that maximises E_q[log p(y | x, W)] - KL(q ‖ p), eq. 7."""
-    # Eqs. 8-10: each row of W is a learned m with probability keep, and zero otherwise. x has too few columns to drop
+    # Eqs. 10-12: each row of W is a learned m with probability keep, and zero otherwise. x has too few columns to drop
     # one, so W1 is not dropped: it is a point estimate, like the biases.
     guide = pd.AutoDropout(model, keep={"W1": 1.0, "W2": 0.9, "W3": 0.9})
     optimiser = pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.03 ** (1 / steps)})  # lr falls to 3 % of its start

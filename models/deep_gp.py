@@ -1,7 +1,7 @@
 """A deep Gaussian process written out by hand, with dropout as its posterior: ``python models/deep_gp.py``.
 
 A Gaussian process with a covariance estimated from K draws is a layer of K hidden units (§3.1), and a process of a
-process is two (§4.6). In weight space, where F = ΦWᵀ with W ~ N(0, I) stands for F ~ N(0, ΦΦᵀ):
+process is two (§4.5). In weight space, where F = ΦWᵀ with W ~ N(0, I) stands for F ~ N(0, ΦΦᵀ):
 
     Φ1 = √(1/K1) σ(x W1ᵀ + b1)    F1 = Φ1 W2ᵀ        the first process, with K2 outputs
     Φ2 = √(1/K2) σ(F1 + b2)       F2 = Φ2 W3ᵀ        the second, observed through y
@@ -36,7 +36,7 @@ def deep_gp(x, outputs):
     W3 = pyro.sample("W3", dist.Normal(0.0, 1.0).expand([outputs, K2]).to_event(2))
     Phi1 = K1**-0.5 * torch.tanh(x @ W1.T + b1)  # §3.1: Φ1Φ1ᵀ estimates the first covariance
     F1 = Phi1 @ W2.T
-    Phi2 = K2**-0.5 * torch.tanh(F1 + b2)  # §4.6: the second covariance takes F1 directly, so it has no weights
+    Phi2 = K2**-0.5 * torch.tanh(F1 + b2)  # §4.5: the second covariance takes F1 directly, so it has no weights
     return Phi2 @ W3.T
 
 
@@ -55,7 +55,7 @@ def classification(x, y=None):
 # --- the posterior: q(W), how it is fitted, and what it predicts ------------------------------------------------------
 def fit(model, x, y, steps):
     """Return a guide q(W) that maximises E_q[log p(y | x, W)] - KL(q ‖ p), eq. 7."""
-    # Eqs. 8-10: each row of W is a learned m with probability keep, and zero otherwise. W1, b1 and b2 are points.
+    # Eqs. 10-12: each row of W is a learned m with probability keep, and zero otherwise. W1, b1 and b2 are points.
     guide = pd.AutoDropout(model, keep={"W1": 1.0, "W2": 0.9, "W3": 0.9})
     optimiser = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.03 ** (1 / steps)})  # lr falls to 3 % of its start
     # Dropout's q has no density for Trace_ELBO to evaluate; this loss uses the KL in closed form, which exists.

@@ -2,7 +2,7 @@
 
     Q(s, a) = r + γ max_a' Q(s', a')          what a network of 27-50-50-5 units learns, from a memory of 30,000 steps
 
-Section 5.4 of the paper. Both learners train the same network with dropout by the same steps, and differ only in how
+Main paper, §5.4. Both learners train the same network with dropout by the same steps, and differ only in how
 they act. ε-greedy takes the best action of the mean network or, with probability ε, any; Thompson sampling takes the
 best action of one network drawn from the posterior, so it explores where it is uncertain. The targets' Q is that of the
 mean network; inputs, where 1 means a free view, are not dropped. The world is that of Karpathy's ConvNetJS, and pays up

@@ -4,7 +4,7 @@
                        score        <-  (1/N) Σ log p(y_test | x_test, all training data)      once, with T = 10,000
 
 All splits, folds and settings of a set are one fleet. At σ = 0 the objective depends on τ and l only through the weight
-decay λ = l²p/(2Nτ) (section 4.2), so the folds choose λ; τ is optimised continuously, and l follows from the two.
+decay λ = l²p/(2Nτ) (§4.2), so the folds choose λ; τ is optimised continuously, and l follows from the two.
 """
 
 import itertools
@@ -86,6 +86,7 @@ def report(experiment, records):
         for r in plain
     ]  # fmt: skip
     note = "Mean ± standard error over splits; drop and τ (in the units of y) are medians of what the folds chose."
+    note += " A drop of 0.0002 is nearly a deterministic network with a fitted τ."
     experiment.table("MC dropout, 1 hidden layer", rows, note)
     rows = [{"method": m} | {n: said(scores[n, m]) if (n, m) in scores else "-" for n in names} for m in methods]
     experiment.table("Test log-likelihood of all methods", rows, "Kind and hidden layers; stacked: settings mixed.")

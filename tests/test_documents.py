@@ -30,6 +30,11 @@ PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.star
 SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}
 PRINTED = re.compile(r"\n+It prints\n+```text\n(.*?)```", re.DOTALL)
 PYTHON_FILE = re.compile(r"\b(?:tests|pyro_dropout|models)/[\w/]+\.py\b")
+CITATION = re.compile(
+    r"(?P<main>\bmain paper, )?(?:\b(?P<eq>eqs?\. ?|equations? )|\b(?P<prop>prop(?:s?\.|ositions?) ?)|§ ?|\bsections? )"
+    r"(?P<first>\d+(?:\.\d+)*)(?:(?:[-–]| to | and )(?P<last>\d+(?:\.\d+)*))?",
+    re.IGNORECASE,
+)
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work|opt)/\w")
 
 
@@ -72,6 +77,45 @@ def test_equations_and_code_name_the_same_set() -> None:
     in_code = equations_in_code()
     assert [name for name, times in in_code.items() if times > 1] == []
     assert set(in_code) == set(equation_sections())
+
+
+def cited_numbers(text: str) -> set[str]:
+    """The paper's numbers that a text cites, each as "eq. 3", "§4.5", "Prop. 1" or "main paper, §5.4"."""
+    cited = set()
+    for found in CITATION.finditer(text):
+        kind = "eq. " if found["eq"] else "Prop. " if found["prop"] else "§"
+        first, last = found["first"], found["last"] or found["first"]
+        between = range(int(first), int(last) + 1) if kind != "§" else (first, last)
+        cited |= {("main paper, " if found["main"] else "") + kind + str(number) for number in between}
+    return cited
+
+
+def test_every_number_of_the_paper_is_in_one_table() -> None:
+    page = (ROOT / "docs" / "notation.md").read_text("utf-8").split("## The paper's numbers")[1]
+    rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("|")][2:]
+    numbers = {number for row in rows for number in cited_numbers(row[0])}
+    lost = {
+        f"{path.relative_to(ROOT)}: {number}"
+        for path in texts(ROOT)
+        if path.name not in {"LICENSE", "CHANGELOG.md", "test_documents.py"} and path.suffix not in {".json", ".csv"}
+        for number in cited_numbers(path.read_text("utf-8")) - numbers
+    }
+    assert lost == set()
+    names = [name for row in rows for name in re.findall(r"`([^`]+)`", row[2])]
+    of_the_paper = {name for name in equation_sections() if re.match(r"(eq|sec|prop)\d", name)}
+    assert Counter(names) == Counter(of_the_paper)
+    for row in rows:  # a name begins with the number of its row
+        written = row[0].strip().lower()
+        for left, right in (("eqs. ", "eq"), ("eq. ", "eq"), ("prop. ", "prop"), ("§", "sec")):
+            written = written.replace(left, right)
+        assert all(name.split("-")[0] == written.split("-")[0] for name in re.findall(r"`([^`]+)`", row[2])), row
+
+
+def test_a_citation_is_read_as_it_is_written() -> None:
+    assert cited_numbers("(Eqs. 8-10, §5; Prop. 4)") == {"eq. 8", "eq. 9", "eq. 10", "§5", "Prop. 4"}
+    assert cited_numbers("sections 3.1 and 4.6, equation 12") == {"§3.1", "§4.6", "eq. 12"}
+    assert cited_numbers("main paper, §5.4; Proposition 1") == {"main paper, §5.4", "Prop. 1"}
+    assert cited_numbers("a sequence 3, seq. 4, cross-section") == set()
 
 
 def test_every_equation_shows_its_formula_and_its_code() -> None:
@@ -188,14 +232,21 @@ def test_citations_and_bibliography_name_the_same_works() -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     lost = []
     for path in sorted((ROOT / "docs").glob("*.md")):
-        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text("utf-8")):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", path.read_text("utf-8")):
             if target.startswith(("http:", "https:")):
                 continue
             # The build copies the notebooks to where the pages look for them.
             place = ROOT / target if target.startswith("notebooks/") else path.parent / target
-            if not place.exists():
-                lost.append(f"{path.name} -> {target}")
+            place = place if target else path
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                lost.append(f"{path.name} -> {target}#{anchor}")
     assert lost == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The names of a page's headings, as MyST makes them: in small letters, with hyphens and without punctuation."""
+    titles = re.findall(r"^#{1,3} (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
 def test_the_python_files_that_pages_name_exist() -> None:

@@ -1,4 +1,4 @@
-"""The errors of a classifier, and the effect of deferring its uncertain inputs (section 5.2).
+"""The errors of a classifier, and the effect of deferring its uncertain inputs (§5.2).
 
 Each function returns the rows of a table, with unformatted numbers, and some return a figure.
 """

@@ -1,7 +1,8 @@
 """A vectorised environment: an agent with nine eyes among walls, food and poison, in many worlds at once.
 
 The rules are those of Karpathy's ConvNetJS demonstration of Q-learning, in which the paper compares Thompson sampling
-with ε-greedy (section 5.4). All worlds advance together, as arrays, so a fleet of learners costs little more than one.
+with ε-greedy (main paper, §5.4). All worlds advance together, as arrays, so a fleet of learners costs little more than
+one.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Gaussian processes whose covariance has finite rank, one layer or many: the models of sections 3.1 and 4.6.
+"""Gaussian processes whose covariance has finite rank, one layer or many: the models of §3.1 and §4.5.
 
 Two forms give the same prior over functions. In weight space f = Φ W with a normal W, and the model is a
 neural network; in function space W has been integrated out, and f is drawn from N(0, ΦΦᵀ) as a whole.
@@ -47,7 +47,7 @@ class DeepGP(nn.Module):
     Layer i has features Φᵢ = √(1/Kᵢ) σᵢ(Fᵢ₋₁ + bᵢ) and values Fᵢ | Fᵢ₋₁ ~ N(0, ΦᵢΦᵢᵀ) in each column; the first has
     Φ₁ = √(1/K₁) σ₁(x W₁ᵀ + b₁). In weight space Fᵢ = Φᵢ Wᵢ₊₁ᵀ, so that L layers have L + 1 weight matrices: a network.
 
-    Equation: sec4.6-model.
+    Equation: sec4.5-model.
 
     Calling it as ``model(x, y=None, num_data=None)`` with x (N, Q) returns the latent function f, (N, D), or (P, N, D)
     where the weights come as P draws at once. Its sites are W1, b1, W2, b2, …; in function space W1, b1, F1, b2, F2, …
@@ -65,7 +65,8 @@ class DeepGP(nn.Module):
         scaling: Where the √(1/K) of weight space is: in the "features", with W ~ N(0, I), or in the "prior"
             W ~ N(0, 1/K).
         shared_covariance: Whether later layers have the covariance of the first one too, σᵢ(Fᵢ₋₁ Vᵢᵀ + bᵢ) with
-            Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ (sites W2_inner, W3_inner, …). Two matrices are then multiplied between layers.
+            Vᵢ ~ N(0, l⁻²) of Kᵢ×Kᵢ₋₁ (sites W2_inner, W3_inner, …). Fᵢ₋₁ then has Kᵢ₋₁ columns, as in the paper, where
+            it otherwise has Kᵢ, and two matrices are multiplied between layers.
             Pre-activations grow with the width, as Vᵢ is not scaled; a list of length-scales, one per layer, can help.
         mean: Mean function, added to f; any callable from (N, Q) to (N, D). Parameters of an `nn.Module` are trained.
         output_bias: Whether f has its own bias, the site b_out.
@@ -125,11 +126,13 @@ class DeepGP(nn.Module):
         self.sites: dict[str, tuple[int, ...]] = {}
         scales = _one_each("length_scale", length_scale, depth if shared_covariance else 1)
         bias_scales = _one_each("bias_length_scale", bias_length_scale, depth)
-        for i, (width, after) in enumerate(zip(widths, [*widths[1:], out_features], strict=True), start=1):
+        # A layer with weights of its own (§4.5) takes F with the columns of the layer below; any other adds b to F.
+        self.columns = (*(widths[:-1] if shared_covariance else widths[1:]), out_features)
+        for i, (width, after) in enumerate(zip(widths, self.columns, strict=True), start=1):
             if i == 1:
                 self._declare("W1", (width, in_features), "length_scale", scales[0])
             elif shared_covariance:
-                self._declare(f"W{i}_inner", (width, width), "length_scale", scales[i - 1])
+                self._declare(f"W{i}_inner", (width, widths[i - 2]), "length_scale", scales[i - 1])
             self._declare(f"b{i}", (width,), "bias_length_scale", bias_scales[i - 1])
             if space == "weight":
                 precision = width if scaling == "prior" else 1
@@ -167,13 +170,12 @@ class DeepGP(nn.Module):
         return phi / math.sqrt(self.widths[i - 1]) if scaled else phi
 
     def _values(self, i: int, phi: Tensor, weights: dict[str, Tensor]) -> Tensor:
-        """Return Fᵢ, (..., N, Kᵢ₊₁), given the features of its layer."""
+        """Return Fᵢ, (..., N, columns of layer i), given the features of its layer."""
         if self.space == "weight":
             return linear(phi, weights[f"W{i + 1}"])
-        columns = [*self.widths[1:], self.out_features][i - 1]
         plated = phi if phi.dim() == 2 else phi.unsqueeze(-3)
         site = self._value_site.format(i)
-        return without_plate(pyro.sample(site, FiniteRankNormal(plated, columns, self.jitter)))
+        return without_plate(pyro.sample(site, FiniteRankNormal(plated, self.columns[i - 1], self.jitter)))
 
     def _check_call(self, x: Tensor, y: Tensor | None, num_data: int | None) -> None:
         check_shape(x.dim() == 2 and x.size(1) == self.in_features, "x", f"(N, {self.in_features})", x)

@@ -40,7 +40,7 @@ from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 __all__ = ["GuideSite", "Image", "Init", "InitLoc", "SiteGuide", "gaussian", "matching", "per_row", "trained"]
 
 Family = Literal["map", "gaussian"]
-Bias = Literal["map", "gaussian", "dropout"]
+Bias = Literal["map", "gaussian", "dropout", "dropout_each"]
 Check = Callable[[str, object], None]
 
 
@@ -98,7 +98,7 @@ class SiteGuide(Marginals):
     Args:
         model: the Pyro model.
         bias: how biases (real-valued vectors outside all plates) are treated: a point ("map"), a Gaussian of learned
-            width, or dropped as one row ("dropout", where the guide drops).
+            width, or, where the guide drops, dropped as one row ("dropout") or weight by weight ("dropout_each").
         other: how all other latent variables (scalars, constrained sites, sites in plates) are treated: a Gaussian of
             learned width in unconstrained space, or a point ("map").
         row_dim: the weight dimension that indexes rows; a number, a dict by site, or a function of the site's name.
@@ -307,7 +307,7 @@ class SiteGuide(Marginals):
                         check_distribution(q, site.element(), type(self).__name__)
                 check_distribution(self._distribution(site), site, type(self).__name__)
         kinds = {site.kind for site in self._sites.values()}
-        if self.drops and "weight" not in kinds and not ("bias" in kinds and self.bias == "dropout"):
+        if self.drops and "weight" not in kinds and not ("bias" in kinds and self.bias.startswith("dropout")):
             warnings.warn(
                 f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
                 " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"

@@ -1,4 +1,4 @@
-"""Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 8-10)."""
+"""Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 10-12)."""
 
 from collections.abc import Callable
 
@@ -21,6 +21,7 @@ from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
 from pyro_dropout.guides.starts import InitScale
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
+from pyro_dropout.mathematics.row_layout import RowDim
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -37,8 +38,9 @@ class AutoDropout(SiteGuide):
         model: any Pyro model with continuous sites.
         keep: probability that a row is kept, in (0, 1]; a number, a dict by site, or a function of the site's name.
         scale: standard deviation σ of both components, given the same way.
-        bias: what happens to sites of fewer than two dimensions: "map" (a point), "gaussian", or "dropout": the bias
-            vector is the row of a constant input unit, and is dropped as a whole.
+        bias: what happens to sites of fewer than two dimensions: "map" (a point); "gaussian" (eq. 12); "dropout", where
+            the bias vector is the row of a constant input unit, and is dropped as a whole; or "dropout_each", with a
+            Bernoulli variable for each bias weight, as the paper has it.
         row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start: "module", "paper" (U(±√(3/fan_in))), a function of name and shape, or a fitted
             guide or a dict of weights. Means of kept rows start at 1/keep times the module's or the given weights, so
@@ -58,7 +60,7 @@ class AutoDropout(SiteGuide):
         True
     """
 
-    biases = ("map", "gaussian", "dropout")
+    biases = ("map", "gaussian", "dropout", "dropout_each")
     drops = True
 
     def __init__(
@@ -103,17 +105,18 @@ class AutoDropout(SiteGuide):
 
     def _is_dropped(self, site: GuideSite) -> bool:
         """Whether a bias is dropped; one that is constrained or in a plate is not a row of a weight layer."""
-        return self.bias == "dropout" and site.plain
+        return self.bias.startswith("dropout") and site.plain
 
     def bias_parameters(self, site: GuideSite) -> dict[str, Tensor]:
         """As in every guide; a dropped bias has the tensors of a weight."""
         return self.parameters_of(site) if self._is_dropped(site) else super().bias_parameters(site)
 
     def bias_distribution(self, site: GuideSite, state: State) -> SiteDistribution:
-        """As in every guide; a dropped bias is one row."""
+        """As in every guide; a dropped bias is one row, or as many rows as it has weights."""
         if not self._is_dropped(site):
             return super().bias_distribution(site, state)
-        return BernoulliMixture(state.loc, state.keep, getattr(state, "scale", 0.0), "all", validate_args=False)
+        rows: RowDim = "all" if self.bias == "dropout" else None
+        return BernoulliMixture(state.loc, state.keep, getattr(state, "scale", 0.0), rows, validate_args=False)
 
 
 def is_number(value: float | Tensor, number: float) -> bool:

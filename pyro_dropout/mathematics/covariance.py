@@ -1,4 +1,4 @@
-"""Exact covariance functions of wide layers, one layer and deeper (§3.1, §4.6).
+"""Exact covariance functions of wide layers, one layer and deeper (§3.1, §4.5).
 
 A layer σ(wᵀx + b) with w ~ N(0, l⁻²I) and b ~ N(0, l'⁻²) has covariance K(x, y) = E[σ(wᵀx + b) σ(wᵀy + b)], in closed
 form for ReLU (`ArcCosine`) and erf (`ArcSine`); `Layered` goes deeper. They are ``pyro.contrib.gp`` kernels:
@@ -143,10 +143,10 @@ class ArcSine(_WideLayer):
 class Layered(Kernel):
     """Covariance of a wide layer on top of another one, as a Pyro kernel.
 
-    K(x, y) = E[σ(F₁(x) + b) σ(F₁(y) + b)] for F₁ ~ GP(0, K₁) and b ~ N(0, l'⁻²): section 4.6 in the limit of wide
+    K(x, y) = E[σ(F₁(x) + b) σ(F₁(y) + b)] for F₁ ~ GP(0, K₁) and b ~ N(0, l'⁻²): §4.5 in the limit of wide
     layers. For a third layer let the inner covariance be a `Layered`, and so on.
 
-    Equation: sec4.6-wide-limit.
+    Equation: sec4.5-wide-limit.
 
     Args:
         outer: Covariance of the layer on top: `ArcCosine`, `ArcSine`, or another kernel with an ``of_gram``. Its input

@@ -1,4 +1,4 @@
-"""The paper's q(w) and multiplicative Gaussian noise, both as mixtures over the rows of a tensor (eqs. 8-10, §5)."""
+"""The paper's q(w) and multiplicative Gaussian noise, both as mixtures over the rows of a tensor (eqs. 10-12, §5)."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ class BernoulliMixture(RowMixture):
 
     ``scale`` is the width σ of both components; at 0, the default, draws are exactly z∘M, which is dropout.
 
-    Equation: eq8.
+    Equation: eq10-12.
 
     Args:
         loc: the variational mean M of the kept rows, (*shape).

@@ -1,4 +1,4 @@
-"""Covariance by Monte Carlo features: finite-rank layers for any nonlinearity, and §4.6's second layer.
+"""Covariance by Monte Carlo features: finite-rank layers for any nonlinearity, and §4.5's second layer.
 
 K draws of (w, b) give features Φ with K̂ = ΦΦᵀ, which tends to the exact covariance as K grows; that finite rank is what
 makes a Gaussian process a neural network with K hidden units.
@@ -76,7 +76,7 @@ def second_layer_features(h: Tensor, bias: Tensor, nonlinearity: Nonlinearity) -
     Φ₂ = √(1/K₂) σ₂(h + b): no weights are drawn, because the first layer's outputs are the K₂ pre-activations. Leading
     dimensions broadcast.
 
-    Equation: sec4.6-features.
+    Equation: sec4.5-features.
 
     Args:
         h: Outputs of the first layer, (..., N, K₂).
@@ -186,7 +186,7 @@ class SecondLayer(_Featured):
     K₂(x, y) = (1/K₂) ∫ p(b₂) σ₂(x + b₂)ᵀ σ₂(y + b₂) db₂ for vectors x, y of length K₂ and b₂ ~ N(0, l'⁻²I). The kernel
     is its Monte Carlo estimate with ``terms`` draws, one in the paper; `exact` is the integral.
 
-    Equation: sec4.6-covariance.
+    Equation: sec4.5-covariance.
 
     Args:
         nonlinearity: σ₂, one of "relu", "tanh", "erf", "cos", or an elementwise callable.
@@ -252,7 +252,7 @@ def finite_rank_log_marginal(y: Tensor, features: Tensor, tau: Number) -> Float[
 
     log N(y; 0, ΦΦᵀ + τ⁻¹I) = log ∫ N(y; Φw, τ⁻¹I) N(w; 0, I) dw, by K×K matrices when K < N, else by N×N.
 
-    Equation: eq12.
+    Equation: eq9.
 
     Args:
         y: Targets, (N,), or (N, D) for D independent outputs, whose logs are summed.

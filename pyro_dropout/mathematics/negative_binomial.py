@@ -98,7 +98,7 @@ def log_incomplete_beta(a: Tensor, b: Tensor, log_x: Tensor, log_y: Tensor) -> t
 
 
 def _log_fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return the log of the continued fraction of I_x(a, b); see Numerical Recipes, section 6.4."""
+    """Return the log of the continued fraction of I_x(a, b), by the modified Lentz method of Numerical Recipes."""
     tiny = 1e-300
 
     def away(value: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The dropout objective, and conversions between a prior and a weight decay (sections 2.1 and 4.2-4.3).
+"""The dropout objective, and conversions between a prior and a weight decay (§2.1, §4.2, §4.3).
 
 Dropout training minimises (1/2N) Σ‖y − ŷ‖² + Σ λ_i ‖W_i‖². Minus the ELBO of the paper's model, divided by
 Nτ, is the same function of the weights when λ_i = l² p_i / (2Nτ): p_i is ``keep``, and 1 for a bias that is

@@ -107,8 +107,9 @@ def fit(
         batch_size: points in a mini-batch; by default, or if there are fewer, all of them. It needs a model that takes
             ``num_data``.
         lr: learning rate.
-        optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
-            Adam, AdamW and SGD are part of the compiled step, from zero state; any other runs outside it.
+        optim: "adam", "adamw", "sgd" (momentum 0.9), all without weight decay (the KL is the decay); an ``Update``; or
+            a torch optimiser of the guide's parameters. Adam, AdamW and SGD are part of the compiled step, from zero
+            state; any other runs outside it. A weight decay changes the objective, and a warning says so.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
@@ -171,7 +172,7 @@ def fit(
         own = kwargs if num_data is None else {**kwargs, "num_data": num_data}
         call = check_data(call_of(fit, model, args, own), batch_size)
     held_out = None if validation is None else check_validation(model, validation, patience, check_every)
-    check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss)
+    check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     check_owned(optim, model, guide)

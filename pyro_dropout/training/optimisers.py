@@ -265,7 +265,8 @@ def sgd(lr: float = 1e-2, momentum: float = 0.0, weight_decay: float = 0.0, nest
         velocity = momentum * state[0] + g
         return p - lr * (g + momentum * velocity if nesterov else velocity), [velocity]
 
-    return Update("sgd", lr, 1 if momentum else 0, apply, lambda lr, t: [lr])
+    options = (("weight_decay", weight_decay),) if weight_decay else ()
+    return Update("sgd", lr, 1 if momentum else 0, apply, lambda lr, t: [lr], options=options)
 
 
 def inverse_decay(gamma: float = 1e-4, power: float = 0.25) -> Schedule:
@@ -346,9 +347,12 @@ def from_optimiser(optimiser: torch.optim.Optimizer) -> Update | None:
 
 
 def named(optim: object, lr: float, schedule: Schedule | None = None, clip_norm: float | None = None) -> Update:
-    """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate."""
+    """Return "adam", "adamw" or "sgd" (momentum 0.9, as the paper trains) with a learning rate, and no weight decay.
+
+    The KL is the decay: torch's default for AdamW, 0.01, would be a second one beside it.
+    """
     check_positive("lr", lr)
-    kinds = {"adam": adam(lr), "adamw": adam(lr, weight_decay=1e-2, decoupled=True), "sgd": sgd(lr, momentum=0.9)}
+    kinds = {"adam": adam(lr), "adamw": adam(lr, decoupled=True), "sgd": sgd(lr, momentum=0.9)}
     found = kinds.get(optim.lower()) if isinstance(optim, str) else None
     if found is None:
         raise PyroDropoutError(f"optim must be 'adam', 'adamw', 'sgd' or a torch optimiser; got {optim!r}.")

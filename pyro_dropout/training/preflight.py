@@ -1,10 +1,12 @@
 """Checks of the arguments of training, before anything is moved, drawn or changed."""
 
+import warnings
 from collections.abc import Callable, Collection
 from numbers import Real
 
 import torch
 from pyro import poutine
+from pyro.optim.optim import PyroOptim
 from torch import Tensor, nn
 
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
@@ -21,6 +23,7 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.training.optimisers import Update
 
 LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
 
@@ -65,9 +68,20 @@ def check_duration(steps: object, epochs: object, batch_size: object) -> None:
 
 
 def check_how(
-    clip_norm: object, seed: object, device: object, *, lr: object = None, schedule: object = None, loss: object = None
+    clip_norm: object,
+    seed: object,
+    device: object,
+    *,
+    lr: object = None,
+    schedule: object = None,
+    loss: object = None,
+    optim: object = None,
 ) -> None:
-    """Raise an error unless these are valid; None is not checked, and the schedule is called once, at step 0."""
+    """Raise an error unless these are valid; None is not checked, and the schedule is called once, at step 0.
+
+    Warn of a weight decay in ``optim``.
+    """
+    warn_of_decay(optim, loss)
     if isinstance(lr, Tensor) and lr.dim():
         raise ShapeError(f"lr must be one number; got shape {tuple(lr.shape)}.")
     if callable(schedule):
@@ -209,3 +223,27 @@ def check_owned(optim: object, model: object, guide: object) -> None:
             f"optim must be an optimiser of the guide's parameters; this {type(optim).__name__} holds none of"
             " them. Make it with guide.parameters()."
         )
+
+
+def warn_of_decay(optim: object, loss: object = None) -> None:
+    """Warn if an optimiser shrinks the weights beside the KL, which is their decay already.
+
+    ``ELBO(temperature=0)`` has no KL: there the decay of the optimiser is the only one.
+    """
+    decay = _decay(optim)
+    if decay and getattr(loss, "temperature", 1.0) != 0:
+        warnings.warn(
+            f"the optimiser's weight_decay={decay:g} changes the objective: it is no longer the ELBO, whose KL shrinks"
+            " the weights already. Set weight_decay=0 and choose the prior; or, for dropout with scale=0, leave the KL"
+            " out with loss=ELBO(temperature=0), so that this decay is the only one.",
+            stacklevel=3,
+        )
+
+
+def _decay(optim: object) -> float:
+    """Return the largest weight decay among the groups of an optimiser, of Pyro's optimisers, or of an ``Update``."""
+    made = optim.optim_objs.values() if isinstance(optim, PyroOptim) else [optim]
+    torchs = [getattr(each, "optimizer", each) for each in made]  # one with a schedule is inside it
+    groups = [group for each in torchs if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
+    groups += [dict(optim.options)] if isinstance(optim, Update) else []
+    return max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0)

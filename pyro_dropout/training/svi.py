@@ -25,7 +25,7 @@ from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
 from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.loss.elbo import ELBO
-from pyro_dropout.training.preflight import check_gradients
+from pyro_dropout.training.preflight import check_gradients, warn_of_decay
 
 _MOST = 16  # the most programs of one SVI; a model that needs more is not worth compiling
 
@@ -80,7 +80,7 @@ class SVI(pyro.infer.SVI):
         super().__init__(model, guide, optim, loss, **kwargs)  # type: ignore[no-untyped-call]
         self._elbo, self._compile, self._precision = loss, compile, precision
         self._programs: dict[Hashable, list[CompiledStep]] = {}
-        self._built = 0
+        self._built, self._looked = 0, False
         self._told: set[str] = set()
 
     @one_at_a_time
@@ -88,7 +88,11 @@ class SVI(pyro.infer.SVI):
         """Take one gradient step and return the loss before it."""
         check_gradients()
         with products_in(self._precision):
-            return self._step(args, kwargs)
+            found = self._step(args, kwargs)
+        if not self._looked:  # Pyro makes its optimisers in the first step
+            self._looked = True
+            warn_of_decay(self.optim, self._elbo)
+        return found
 
     def _step(self, args: tuple[object, ...], kwargs: dict[str, object]) -> float:
         if self._compile is False:

@@ -41,6 +41,7 @@ GUIDES: dict[str, Config] = {
     "dropout-scale": Config(partial(AutoDropout, keep=0.8, scale=0.1)),
     "dropout-gaussian-bias": Config(partial(AutoDropout, keep=0.8, scale=0.1, bias="gaussian")),
     "dropout-dropped-bias": Config(partial(AutoDropout, keep=0.8, bias="dropout"), density=False),
+    "dropout-each-bias": Config(partial(AutoDropout, keep=0.8, bias="dropout_each"), density=False),
     "multiplicative-row": Config(partial(AutoMultiplicative, alpha=0.25), density=False),
     "multiplicative-row-scale": Config(partial(AutoMultiplicative, alpha=0.25, scale=0.1)),
     "multiplicative-weight": Config(partial(AutoMultiplicative, alpha=0.25, per="weight", learn_alpha=True)),

@@ -1,4 +1,4 @@
-"""The models of sections 3.1 and 4.6 against numpy networks, closed-form kernels, conjugate posteriors and scipy.
+"""The models of §3.1 and §4.5 against numpy networks, closed-form kernels, conjugate posteriors and scipy.
 
 What the constructor and a call refuse is here too; what Pyro does with the models is in the file beside this one.
 """

@@ -1,4 +1,4 @@
-"""The models of sections 3.1 and 4.6 in Pyro's hands: SVI, Predictive, types, sites, batches, draws for each point."""
+"""The models of §3.1 and §4.5 in Pyro's hands: SVI, Predictive, types, sites, batches, draws for each point."""
 
 import copy
 from typing import Any
@@ -91,7 +91,7 @@ def test_a_model_has_the_type_that_it_is_moved_to(space: Any, dtype: torch.dtype
 def test_sites_say_what_guides_want_to_know() -> None:
     model = DeepGP(2, [6, 4], 3, shared_covariance=True, output_bias=True)
     trace = poutine.trace(model).get_trace(POINTS)
-    shapes = {"W1": (6, 2), "b1": (6,), "W2": (4, 6), "W2_inner": (4, 4), "b2": (4,), "W3": (3, 4), "b_out": (3,)}
+    shapes = {"W1": (6, 2), "b1": (6,), "W2": (6, 6), "W2_inner": (4, 6), "b2": (4,), "W3": (3, 4), "b_out": (3,)}
     assert model.sites == shapes
     for name, shape in shapes.items():
         node = trace.nodes[name]

@@ -21,8 +21,8 @@ def numpy_functions(name: str, depth: int, shared: bool, count: int, outputs: in
     phi = act(np.einsum("nq,skq->snk", x, weight) + rng.normal(size=(count, 1, WIDTHS[0])) / BIAS_LENGTH)
     phi /= math.sqrt(WIDTHS[0])
     for below, width in itertools.pairwise(WIDTHS[:depth]):
-        h = phi @ rng.normal(size=(count, below, width))
-        if shared:
-            h = h @ (rng.normal(size=(count, width, width)) / LENGTH)
+        h = phi @ rng.normal(size=(count, below, below if shared else width))
+        if shared:  # §4.5: K1 x K1, and then K1 x K2
+            h = h @ (rng.normal(size=(count, below, width)) / LENGTH)
         phi = act(h + rng.normal(size=(count, 1, width)) / BIAS_LENGTH) / math.sqrt(width)
     return phi @ rng.normal(size=(count, WIDTHS[depth - 1], outputs))

@@ -71,7 +71,7 @@ def test_a_second_walk_meets_the_same_draws_and_a_seed_repeats_them() -> None:
 
 
 def rank_rhat(values: Any) -> float:
-    """R-hat of Vehtari et al. (2021), eqs. 1 to 5 and 14, written out: the larger of bulk and folded."""
+    """R-hat of Vehtari et al. (2021), written out: the larger of bulk and folded."""
 
     def split_rhat(v: Any) -> float:
         half = v.shape[1] // 2

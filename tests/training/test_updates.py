@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.training.optimisers import adam, clock, from_optimiser, inverse_decay, named, sgd
+from pyro_dropout.training.optimisers import adam, clock, cosine_decay, from_optimiser, inverse_decay, named, sgd
 
 F64 = torch.float64
 
@@ -106,3 +106,47 @@ def test_options_may_be_tensors() -> None:
     assert found is not None
     assert type(found.lr) is float
     assert found.lr == 0.25
+
+
+def conjugate() -> tuple[Any, Any, torch.Tensor, torch.Tensor]:
+    """A bias with a N(0, 1) prior and 50 targets around 20, of precision 4: its posterior has mean 4·1000/201."""
+    net = torch.nn.Linear(1, 1).to(F64)
+    model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(4.0)).to(F64)
+    return model, pd.AutoMeanField(model), torch.zeros(50, 1, dtype=F64), torch.full((50, 1), 20.0, dtype=F64)
+
+
+@pytest.mark.parametrize("optim", ["adam", "adamw", "sgd"])
+def test_a_named_optimiser_leaves_the_decay_to_the_kl(optim: str) -> None:
+    model, guide, x, y = conjugate()
+    pd.fit(model, guide, x, y, steps=3000, lr=1e-4 if optim == "sgd" else 0.1, optim=optim, schedule=cosine_decay(3000))
+    assert abs(guide.mean()["bias"].item() - 4000 / 201) < 0.01  # a decay of 0.01 moves it by ten times as much
+
+
+DECAYS: dict[str, Callable[[Any], Any]] = {
+    "AdamW, by torch's default": lambda p: torch.optim.AdamW(p, 0.1),
+    "Adam": lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.01),
+    "SGD": lambda p: torch.optim.SGD(p, 1e-5, weight_decay=0.01),
+    "RMSprop, which runs outside": lambda p: torch.optim.RMSprop(p, 0.1, weight_decay=0.01),
+    "one group of two": lambda p: torch.optim.SGD([{"params": p[:1], "weight_decay": 0.01}, {"params": p[1:]}], 1e-5),
+    "an Update": lambda p: adam(0.1, weight_decay=0.01),
+    "an Update of SGD": lambda p: sgd(1e-5, weight_decay=0.01),
+}
+
+
+@pytest.mark.parametrize("kind", DECAYS)
+def test_a_decay_beside_the_kl_is_named(kind: str) -> None:
+    model, guide, x, y = conjugate()
+    optim = DECAYS[kind](list(guide.parameters()))
+    with pytest.warns(UserWarning, match=r"weight_decay=0\.01 changes the objective: it is no longer the ELBO"):
+        pd.fit(model, guide, x, y, steps=1, optim=optim, compile=False)
+    # Without a KL the decay is the only one: warnings are errors here.
+    pd.fit(model, guide, x, y, steps=1, optim=optim, compile=False, loss=pd.ELBO(temperature=0.0))
+
+
+@pytest.mark.parametrize("settings", [{"lr": 0.1}, lambda name: {"lr": 0.1, "weight_decay": 0.01}])
+def test_svi_names_a_decay_once(settings: Any) -> None:
+    model, guide, x, y = conjugate()
+    svi = pd.SVI(model, guide, pyro.optim.AdamW(settings), compile=False)
+    with pytest.warns(UserWarning, match="changes the objective"):
+        svi.step(x, y)
+    svi.step(x, y)

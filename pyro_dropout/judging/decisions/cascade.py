@@ -1,4 +1,4 @@
-"""A weak, fast model for most inputs, and a strong, slow one where the weak one is uncertain (section 5.2)."""
+"""A weak, fast model for most inputs, and a strong, slow one where the weak one is uncertain (§5.2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

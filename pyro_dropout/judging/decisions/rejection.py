@@ -1,4 +1,4 @@
-"""The decisions of section 5.2: which inputs to defer to a human, and what that gains."""
+"""The decisions of §5.2: which inputs to defer to a human, and what that gains."""
 
 from dataclasses import dataclass
 

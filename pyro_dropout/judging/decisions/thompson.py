@@ -1,4 +1,4 @@
-"""Thompson sampling: act as if one draw from the posterior were the truth (section 5.2).
+"""Thompson sampling: act as if one draw from the posterior were the truth (§5.2).
 
 An action is then chosen with the probability that it is the best one, so uncertain actions are tried only while there
 is something to learn from them.

@@ -1,4 +1,4 @@
-"""Section 5's calibration: an uncertainty means little by itself, and more relative to the training set.
+"""The calibration of §5: an uncertainty means little by itself, and more relative to the training set.
 
 A predictive standard deviation of 5 is alarming if training points have 0.2 to 2, and reassuring if they have 10 to 15.
 So a simple distribution is fitted to the standard deviations of the training set, and a new one is reported as its

@@ -302,7 +302,7 @@ class Fleet:
                 "a fleet draws weights for each data point, but this network takes all its points at once"
                 " (whole_batch=True). Train its replicas one by one with fit."
             )
-        check_how(clip_norm, seed, device, schedule=schedule, loss=loss)
+        check_how(clip_norm, seed, device, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
         rows = self.rows(x, indices)
         rate = self.rates(_rate(optim, lr))

@@ -1,6 +1,7 @@
 """The optimiser's state is where Pyro keeps it: compiled and eager steps go on from each other, and files hold it."""
 
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +50,9 @@ def run(how: list[bool], optim: Any, state: Any = None) -> tuple[dict[str, Tenso
         optim.set_state(state)
     for k, way in enumerate(how):
         torch.manual_seed(k)
-        svis[way].step(x, y)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the optimiser's weight_decay")  # asked for here
+            svis[way].step(x, y)
     return {name: value.detach().clone() for name, value in guide.named_parameters()}, optim.get_state()
 
 
