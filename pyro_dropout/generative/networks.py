@@ -16,13 +16,13 @@ from torch.nn.utils.stateless import _reparametrize_module
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.frozen import freeze_all_but
 from pyro_dropout.generative.half_precision import HALF, check_types, plain_network
-from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
+from pyro_dropout.generative.inputs import AnyInputs, call_net, copies, inputs_of, leaves_of
 from pyro_dropout.generative.layers import recordable, written_out
 from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
-from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
+from pyro_dropout.generative.own_noise import drawn_in_place, kept_random, may_write
 from pyro_dropout.generative.precision import lowered
 from pyro_dropout.generative.priors import LearnedNormal, Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
@@ -261,6 +261,7 @@ class BayesianNet(nn.Module):
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
             written, recorded = written_out(self.net, weights), recordable(self.net, is_traced())
+            x = copies(x, 1) if may_write(self.net, self._noise) else x
             with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
         except (RuntimeError, TypeError) as cause:
@@ -321,7 +322,7 @@ class BayesianNet(nn.Module):
     def _needs_a_loop(self) -> bool:
         """Whether a module of the network cannot run under vmap, or updates its statistics or draws noise in place."""
         moving = self._moving()
-        return any(
+        return may_write(self.net, self._noise) or any(
             isinstance(module, _LOOPED)
             or (path in moving and module.training)
             or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
