@@ -1,6 +1,5 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
-import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,9 +27,10 @@ from pyro_dropout.generative.priors import LearnedNormal, Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
+from pyro_dropout.generative.wrong_inputs import shown, wrong_with
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive, describe
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
@@ -264,8 +264,8 @@ class BayesianNet(nn.Module):
             x = copies(x, 1) if may_write(self.net, self._noise) else x
             with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
-        except (RuntimeError, TypeError) as cause:
-            wrong = drawn_in_place(self._noise, cause) or _wrong_with(x, weights, self.net, cause)
+        except (RuntimeError, TypeError, ValueError) as cause:
+            wrong = drawn_in_place(self._noise, cause) or wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
@@ -276,7 +276,7 @@ class BayesianNet(nn.Module):
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
             maps = isinstance(f, Tensor) and f.dim() > 2
             advice = " For sequences and maps write Categorical(dims=...)." if maps else ""
-            raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.{advice}")
+            raise ShapeError(f"net must map x of shape {shown(x)} to outputs (N, D); it gave {shape}.{advice}")
         # A likelihood adds up many terms, for which half precision is too coarse.
         return f.float() if f.dtype in HALF else f
 
@@ -352,32 +352,6 @@ def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
         for own, value in module._parameters.items()
     )
     return {place: weights[name] for place, name in places if name is not None}
-
-
-def _shown(x: AnyInputs) -> object:
-    return tuple(x.shape) if isinstance(x, Tensor) else x
-
-
-def _wrong_with(x: AnyInputs, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
-    """Return an error that says what is wrong with x; None if x is not at fault, or it is not known which part is."""
-    if not isinstance(x, Tensor):
-        return None
-    if x.layout is not torch.strided:
-        return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
-    ours = [*weights.values(), *net.parameters()][0].dtype
-    numbers = (
-        x.is_floating_point()
-        or x.is_complex()
-        or not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in net.modules())
-    )
-    if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
-        way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
-        way += " or model.to(x)" if x.is_floating_point() else ""
-        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write {way}.")
-    if re.search(r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)", str(cause)):
-        first = str(cause).splitlines()[0]
-        return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
-    return None
 
 
 def _why_nothing_is_random(net: nn.Module) -> str:

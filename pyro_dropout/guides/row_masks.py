@@ -203,5 +203,7 @@ def _values(module: nn.Module, given: Tensor) -> Tensor:
     """Return a mask that depends on shapes alone: for each unit before a Linear layer, otherwise for each channel."""
     whole = isinstance(module, nn.Linear | nn.Dropout)
     shape = given.shape if whole else (*given.shape[:2], *(1,) * (given.dim() - 2))
-    kept = torch.empty(shape).bernoulli_(0.5, generator=torch.Generator().manual_seed(given.numel()))
+    dice = torch.Generator("cpu").manual_seed(given.numel())
+    kept = torch.empty(shape, device="cpu")
+    kept.bernoulli_(0.5, generator=dice)
     return kept.to(given) * 2
