@@ -1,9 +1,10 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import pyro
 import pyro.distributions as dist
@@ -39,6 +40,7 @@ from pyro_dropout.protocols import Distribution, Likelihood, Weights
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
 # Of modules that draw noise, with inputs that may have to stay whole; None if the network does not run with them.
 Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
+Part = TypeVar("Part")
 _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
@@ -245,6 +247,12 @@ class BayesianNet(nn.Module):
         observe(self.likelihood, f, y, num_data)
         return f
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy, as of any module; torch's own fails on weights that hooks have computed."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copied(self.__dict__, self.net, memo))
+        return made
+
     def _parameter(self, name: str) -> Tensor:
         """Return the network's own value of a random parameter; not by ``detach``, which torch.jit would trace."""
         return self.net.get_parameter(name).data
@@ -328,6 +336,17 @@ class BayesianNet(nn.Module):
             or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
+
+
+def copied(part: Part, net: nn.Module, memo: dict[int, Any] | None = None) -> Part:
+    """Return a deep copy of a network, or of what holds it; weights that hooks compute (weight_norm, prune) are values.
+
+    torch refuses to copy them with their gradients; the next pass computes them anew.
+    """
+    kept = (value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    memo = {} if memo is None else memo
+    memo.update({id(value): value.detach().clone() for value in kept if not value.is_leaf})
+    return copy.deepcopy(part, memo)
 
 
 def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:

@@ -1,13 +1,12 @@
 """Converts a network with dropout layers as the paper reads it: a model without dropout, and a guide that drops."""
 
-import copy
 from functools import partial
 
 from torch import Tensor, nn
 
 from pyro_dropout.generative.inputs import AnyInputs, inputs_of
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
-from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.networks import BayesianNet, copied
 from pyro_dropout.generative.outputs import Output
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.guides.dropout import AutoDropout
@@ -75,7 +74,7 @@ def from_dropout(
     x = None if example is None else inputs_of(example, "example", whole_batch)
     # Where all points share a draw, a mask for each of them is not a draw of the weights.
     masks = [] if whole_batch else on_rows(net, x)
-    clean, points = _copied(net), Points()
+    clean, points = copied(net, net), Points()
     keep: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     for mask in masks:
@@ -103,12 +102,6 @@ def from_dropout(
         value.requires_grad_(False)
         guide._state(guide._sites[name]).requires_grad_(False)
     return model, guide
-
-
-def _copied(net: nn.Module) -> nn.Module:
-    """Return a copy of a network; weights that hooks compute at every pass (weight_norm, prune) become values."""
-    computed = (value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    return copy.deepcopy(net, {id(value): value.detach().clone() for value in computed if not value.is_leaf})
 
 
 def _replace(net: nn.Module, module: nn.Module) -> None:

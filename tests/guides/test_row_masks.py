@@ -1,5 +1,6 @@
 """Which masks are on rows of a weight: whatever is read, predictions have the distribution of torch's training mode."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -245,3 +246,15 @@ def test_computed_weights(name: str, trained: bool) -> None:
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert largest_z(expected, found) < 4.5
     pd.fit(model, guide, x, torch.zeros(2, 2), steps=2, progress=False)
+
+
+@pytest.mark.parametrize("name", ["weight_norm", "spectral_norm", "prune"])
+def test_trained_models_with_computed_weights_are_copied(name: str) -> None:
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(3, 4), COMPUTED[name](), nn.Linear(4, 1)))
+    guide, x = pd.AutoMeanField(model), torch.randn(5, 3)
+    pd.fit(model, guide, x, torch.zeros(5, 1), steps=2, progress=False, loss=pd.ELBO(per_example=False))
+    other = copy.deepcopy(model).eval()
+    assert other.net[1].weight is not model.net[1].weight
+    assert torch.equal(other.evaluate(guide.mean(), x), model.eval().evaluate(guide.mean(), x))
+    ensemble = pd.Ensemble(model, members=2)
+    pd.fit(model, ensemble, x, torch.zeros(5, 1), steps=2, progress=False, loss=pd.ELBO(per_example=False))
