@@ -1,10 +1,10 @@
 """Any ``nn.Module`` as a Pyro model: priors over its parameters, a forward pass, a likelihood."""
 
-import re
+import copy
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self, TypeVar
 
 import pyro
 import torch
@@ -15,22 +15,23 @@ from torch.nn.utils.stateless import _reparametrize_module
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.frozen import freeze_all_but
 from pyro_dropout.generative.half_precision import HALF, check_types, plain_network
-from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of, leaves_of
+from pyro_dropout.generative.inputs import AnyInputs, call_net, copies, inputs_of, leaves_of
 from pyro_dropout.generative.layers import recordable, written_out
 from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.outputs import Output, check_output, picked
-from pyro_dropout.generative.own_noise import drawn_in_place, kept_random
+from pyro_dropout.generative.own_noise import drawn_in_place, kept_random, may_write
 from pyro_dropout.generative.precision import lowered
 from pyro_dropout.generative.prior_widths import PriorWidths
 from pyro_dropout.generative.priors import Prior, Site
 from pyro_dropout.generative.registration import tell_pyro
 from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
+from pyro_dropout.generative.wrong_inputs import shown, wrong_with
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
-from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Likelihood, Weights
@@ -39,6 +40,7 @@ from pyro_dropout.protocols import Likelihood, Weights
 _CHECKED: "weakref.WeakKeyDictionary[nn.Module, set[object]]" = weakref.WeakKeyDictionary()
 # Of modules that draw noise, with inputs that may have to stay whole; None if the network does not run with them.
 Search = Callable[[nn.Module, AnyInputs, bool], list[str] | None]
+Part = TypeVar("Part")
 _SHOWN = 8  # the most names that a summary lists
 # Without a batching rule of their own.
 _LOOPED = (nn.RNNBase, nn.RNNCellBase, nn.TransformerEncoderLayer, nn.MultiheadAttention, nn.EmbeddingBag, nn.Bilinear)
@@ -205,6 +207,12 @@ class BayesianNet(PriorWidths):
         observe(self.likelihood, f, y, num_data)
         return f
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy, as of any module; torch's own fails on weights that hooks have computed."""
+        made = memo[id(self)] = type(self).__new__(type(self))
+        made.__dict__.update(copied(self.__dict__, self.net, memo))
+        return made
+
     # --- how the network is run ---------------------------------------------------------------------------------------
 
     def _run(self, weights: Weights, x: AnyInputs) -> Tensor:
@@ -212,10 +220,11 @@ class BayesianNet(PriorWidths):
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
             written, recorded = written_out(self.net, weights), recordable(self.net, is_traced())
+            x = copies(x, 1) if may_write(self.net, self._noise) else x
             with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)
-        except (RuntimeError, TypeError) as cause:
-            wrong = drawn_in_place(self._noise, cause) or _wrong_with(x, weights, self.net, cause)
+        except (RuntimeError, TypeError, ValueError) as cause:
+            wrong = drawn_in_place(self._noise, cause) or wrong_with(x, weights, self.net, cause)
             if wrong is None:
                 raise
             raise wrong from cause
@@ -226,7 +235,7 @@ class BayesianNet(PriorWidths):
             shape = tuple(f.shape) if isinstance(f, Tensor) else type(f).__name__
             maps = isinstance(f, Tensor) and f.dim() > 2
             advice = " For sequences and maps write Categorical(dims=...)." if maps else ""
-            raise ShapeError(f"net must map x of shape {_shown(x)} to outputs (N, D); it gave {shape}.{advice}")
+            raise ShapeError(f"net must map x of shape {shown(x)} to outputs (N, D); it gave {shape}.{advice}")
         # A likelihood adds up many terms, for which half precision is too coarse.
         return f.float() if f.dtype in HALF else f
 
@@ -272,12 +281,23 @@ class BayesianNet(PriorWidths):
     def _needs_a_loop(self) -> bool:
         """Whether a module of the network cannot run under vmap, or updates its statistics or draws noise in place."""
         moving = self._moving()
-        return any(
+        return may_write(self.net, self._noise) or any(
             isinstance(module, _LOOPED)
             or (path in moving and module.training)
             or (path in self._noise and not isinstance(module, nn.modules.dropout._DropoutNd))
             for path, module in self.net.named_modules()
         )
+
+
+def copied(part: Part, net: nn.Module, memo: dict[int, Any] | None = None) -> Part:
+    """Return a deep copy of a network, or of what holds it; weights that hooks compute (weight_norm, prune) are values.
+
+    torch refuses to copy them with their gradients; the next pass computes them anew.
+    """
+    kept = (value for module in net.modules() for value in vars(module).values() if isinstance(value, Tensor))
+    memo = {} if memo is None else memo
+    memo.update({id(value): value.detach().clone() for value in kept if not value.is_leaf})
+    return copy.deepcopy(part, memo)
 
 
 def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
@@ -302,32 +322,6 @@ def _in_all_places(net: nn.Module, weights: Weights) -> Weights:
         for own, value in module._parameters.items()
     )
     return {place: weights[name] for place, name in places if name is not None}
-
-
-def _shown(x: AnyInputs) -> object:
-    return tuple(x.shape) if isinstance(x, Tensor) else x
-
-
-def _wrong_with(x: AnyInputs, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
-    """Return an error that says what is wrong with x; None if x is not at fault, or it is not known which part is."""
-    if not isinstance(x, Tensor):
-        return None
-    if x.layout is not torch.strided:
-        return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
-    ours = [*weights.values(), *net.parameters()][0].dtype
-    numbers = (
-        x.is_floating_point()
-        or x.is_complex()
-        or not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in net.modules())
-    )
-    if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
-        way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
-        way += " or model.to(x)" if x.is_floating_point() else ""
-        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write {way}.")
-    if re.search(r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)", str(cause)):
-        first = str(cause).splitlines()[0]
-        return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
-    return None
 
 
 def _why_nothing_is_random(net: nn.Module) -> str:

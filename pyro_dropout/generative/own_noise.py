@@ -62,6 +62,12 @@ def check_no_noise(model: object, asker: str) -> None:
         )
 
 
+def may_write(net: nn.Module, noise: list[str]) -> bool:
+    """Whether noise may be written to its input, perhaps to the data: they would carry it into the next pass."""
+    modules = [net.get_submodule(path) for path in noise]
+    return any(getattr(m, "inplace", False) or type(m).__module__.split(".")[0] != "torch" for m in modules)
+
+
 def drawn_in_place(noise: list[str], cause: Exception) -> PyroDropoutError | None:
     """Return an error for noise that vmap cannot draw for each of several networks; None if the cause is another."""
     if not noise or not str(cause).startswith("vmap: ") or "inplace" not in str(cause):

@@ -1,40 +1,19 @@
 """Converts a network with dropout layers as the paper reads it: a model without dropout, and a guide that drops."""
 
-import copy
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from pyro_dropout.generative.inputs import AnyInputs, call_net, inputs_of
+from pyro_dropout.generative.inputs import AnyInputs, inputs_of
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
-from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.networks import BayesianNet, copied
 from pyro_dropout.generative.outputs import Output
 from pyro_dropout.generative.priors import BySite, Prior
-from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.guides.dropout import AutoDropout
-from pyro_dropout.guides.other_randomness import find_noise, training, with_dropout
+from pyro_dropout.guides.other_randomness import find_noise, with_dropout
+from pyro_dropout.guides.row_masks import Points, RowMask, check_masks, on_rows
 from pyro_dropout.mathematics.checks import describe
 from pyro_dropout.mathematics.errors import PyroDropoutError
-
-# Each convolution, with the dropout that drops its input channels whole.
-_CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}
-_DROPOUTS = (nn.Dropout, *_CHANNELS.values())
-_LEAVES = (nn.Linear, *_CHANNELS, *_DROPOUTS, nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.Embedding)
-# Dropping a unit before or after these is the same: each output unit sees one input unit, and 0 stays 0.
-_UNITWISE = (nn.ReLU, nn.LeakyReLU, nn.Identity)
-_UNITWISE_FUNCTIONS = (F.relu, torch.relu, F.leaky_relu)
-_UNITWISE_METHODS = ("relu", "relu_", "contiguous")
-
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
 
 
 def from_dropout(
@@ -93,15 +72,17 @@ def from_dropout(
                 " smaller p, or a network without it."
             )
     x = None if example is None else inputs_of(example, "example", whole_batch)
-    drops = _row_masks(net, x)
-    clean = copy.deepcopy(net)
+    # Where all points share a draw, a mask for each of them is not a draw of the weights.
+    masks = [] if whole_batch else on_rows(net, x)
+    clean, points = copied(net, net), Points()
     keep: dict[str, float] = {}
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    for drop in drops:
-        keep[names[id(net.get_submodule(drop.layer).weight)]] = 1 - drop.p
-        _replace(clean, clean.get_submodule(drop.dropout))
-        if isinstance(net.get_submodule(drop.layer), nn.Linear):
-            clean.get_submodule(drop.layer).register_forward_pre_hook(partial(_check_positions, drop))
+    for mask in masks:
+        keep[names[id(net.get_submodule(mask.layer)._parameters["weight"])]] = 1 - mask.p
+        _replace(clean, clean.get_submodule(mask.dropout))
+        clean.get_submodule(mask.layer).register_forward_pre_hook(partial(points.check, mask))
+    if masks:
+        clean.register_forward_pre_hook(points.note, with_kwargs=True)
     if prior is None:
         prior = Prior(length_scale, bias_length_scale=length_scale, width_scaled=False)
     fixed = {name: value for name, value in clean.named_parameters() if name in keep and not value.requires_grad}
@@ -109,7 +90,8 @@ def from_dropout(
         value.requires_grad_(True)  # it is dropped, so it is random; what it is when kept stays frozen, in the guide
     likelihood = Gaussian(tau) if likelihood is None else likelihood
     model = BayesianNet(clean, prior, likelihood, output=output, whole_batch=whole_batch)
-    model.keep_noise(with_dropout(clean), list(dict.fromkeys(drop.dropout for drop in drops)), find_noise)
+    moved = list(dict.fromkeys(mask.dropout for mask in masks))
+    model.keep_noise(with_dropout(clean), moved, partial(_search, masks if x is None else []))
     if x is not None:
         model.look_at(x)
     for site in keep:
@@ -122,109 +104,17 @@ def from_dropout(
     return model, guide
 
 
-class _Drop(NamedTuple):
-    """A dropout layer on the rows of a weight layer: their paths, and the probability of dropping a row."""
-
-    dropout: str
-    layer: str
-    p: float
-
-
 def _replace(net: nn.Module, module: nn.Module) -> None:
-    """Put nn.Identity in all places of a module."""
+    """Put one nn.Identity in all places of a module."""
+    nothing = nn.Identity()
     for path, found in list(net.named_modules(remove_duplicate=False)):
         if found is module:
             parent, _, name = path.rpartition(".")
-            setattr(net.get_submodule(parent), name, nn.Identity())
+            setattr(net.get_submodule(parent), name, nothing)
 
 
-def _check_positions(drop: _Drop, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    """Reject a sequence before a dropped Linear layer, where torch draws a mask for each position."""
-    if inputs[0].dim() > 2:
-        raise PyroDropoutError(
-            f"the dropout layer {drop.dropout!r} drops units of {drop.layer!r} separately at each position of an input"
-            f" of shape {tuple(inputs[0].shape)}, but a draw of the weights drops them at all positions: the two"
-            " differ. Write from_dropout(net, example=x), with some inputs, so that it is read as a mask for each."
-        )
-
-
-# --- which masks are on rows ------------------------------------------------------------------------------------------
-
-
-def _row_masks(net: nn.Module, example: AnyInputs | None) -> list[_Drop]:
-    """Return the dropout layers that drop rows of one draw of a weight wherever they are used."""
-    try:
-        with quietly(net), training(net):
-            graph = _Tracer().trace(net)
-    except Exception:
-        return []
-    modules = dict(net.named_modules())
-    uses = Counter(id(weight) for node in graph.nodes for weight in _weights(node, net, modules))
-    masks: dict[str, list[_Drop | None]] = {}
-    for node in graph.nodes:
-        module = modules[str(node.target)] if node.op == "call_module" else None
-        if isinstance(module, _DROPOUTS) and module.p > 0:
-            masks.setdefault(str(node.target), []).append(_row_mask(node, modules, uses))
-    found = {path: [drop for drop in drops if drop is not None] for path, drops in masks.items() if all(drops)}
-    ranks = _ranks(net, [drop.layer for drops in found.values() for drop in drops], example)
-    known = {id(parameter) for parameter in net.parameters()}  # a weight that is computed from others is not a site
-    return [
-        drop
-        for drops in found.values()
-        if all(ranks.get(each.layer, 2) == 2 and id(modules[each.layer].weight) in known for each in drops)
-        for drop in drops
-    ]
-
-
-def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) -> _Drop | None:
-    """Return what a call of a dropout layer drops, if that is the rows of one weight; otherwise None."""
-    layers, dropout = list(_behind(node, modules)), modules[str(node.target)]
-    if len(layers) != 1 or layers[0] is None:  # one mask for two layers, and here each draws its own
-        return None
-    layer = modules[layers[0]]
-    wanted = next((d for kind, d in _CHANNELS.items() if isinstance(layer, kind)), nn.Dropout)
-    # Groups share rows; and torch drops the rows of a weight again at each use, while one draw drops them once.
-    if not isinstance(dropout, wanted) or getattr(layer, "groups", 1) > 1 or uses[id(layer.weight)] > 1:
-        return None
-    return _Drop(str(node.target), layers[0], dropout.p)
-
-
-def _behind(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[str | None]:
-    """Yield the weight layers that a dropout node feeds, through operations that keep units apart; None for others."""
-    for user in node.users:
-        module = modules[str(user.target)] if user.op == "call_module" else None
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            yield str(user.target)
-        elif (
-            isinstance(module, _UNITWISE)
-            or (user.op == "call_function" and user.target in _UNITWISE_FUNCTIONS)
-            or (user.op == "call_method" and user.target in _UNITWISE_METHODS)
-        ):
-            yield from _behind(user, modules)
-        else:
-            yield None
-
-
-def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> list[object]:
-    """Return the parameters that a node uses."""
-    if node.op == "call_module":
-        return list(modules[str(node.target)].parameters())
-    if node.op == "get_attr":
-        owner, _, name = str(node.target).rpartition(".")
-        return [getattr(net.get_submodule(owner), name)]
-    return []
-
-
-def _ranks(net: nn.Module, layers: list[str], example: AnyInputs | None) -> dict[str, int]:
-    """Return how many dimensions the inputs of Linear layers have, if there is an example; 2 means rows of a weight."""
-    found: dict[str, int] = {}
-    if example is None:
-        return found
-    with ExitStack() as stack, quietly(net), training(net), torch.no_grad():
-        for path in layers:
-            module = net.get_submodule(path)
-            if isinstance(module, nn.Linear):
-                note = partial(lambda path, module, inputs: found.update({path: inputs[0].dim()}), path)
-                stack.callback(module.register_forward_pre_hook(note).remove)
-        call_net(net, example)
+def _search(masks: list[RowMask], net: nn.Module, x: AnyInputs, whole: bool) -> list[str] | None:
+    """Look at the first data: check what was read without them, and find other noise."""
+    found = find_noise(net, x, whole)
+    check_masks(masks, net, x)
     return found

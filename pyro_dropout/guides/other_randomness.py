@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pyro_dropout.generative.inputs import AnyInputs, call_net
+from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.own_noise import kept_random, silent
 from pyro_dropout.generative.random_state import random_state, seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
@@ -59,13 +59,10 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
     None means that the network does not run with x. One that runs in evaluation mode only gives a warning, and those of
     torch's modules that have dropout.
     """
-    # A number of data points may be built in; the network then runs with as many, or with a multiple.
-    sizes = ((len(x), len(x)),) if whole else (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
-    choices = ([x[torch.arange(count, device=x.device) % len(x)] for count in each] for each in sizes)
+    batches = runnable(net, x, whole)
+    if batches is None:
+        return None
     with quietly(net), torch.no_grad():
-        batches = next((each for each in choices if _runs(net, each)), None)
-        if batches is None:
-            return None
         try:
             with training(net):
                 first, again, more = (_watched(net, batch) for batch in (batches[0], batches[0], batches[1]))
@@ -84,21 +81,48 @@ def find_noise(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[str] |
             kept = _watched(net, batches[0])
     for draw in Counter(first.draws) - Counter(kept.draws):
         raise _refusal(draw.label, f"in {draw.operation}, but not when it alone is in training mode")
-    label = _differs(first, kept)
-    if label is not None:
+    own = _at_fault(first, kept)
+    if own is not None and own.path in first.moved:
         warnings.warn(
-            f"{label} gives another output in training mode, for the same random numbers (a probability of 1, or"
-            " statistics of its own): predictions are made as in evaluation mode there.",
+            f"{own.label} gives another output in training mode, where it changes its buffers: statistics of its own."
+            " Predictions are made as in evaluation mode there.",
             stacklevel=2,
+        )
+    elif own is not None:
+        raise PyroDropoutError(
+            f"{own.label} computes something else in training mode than in evaluation mode, for the same random"
+            " numbers: it branches on self.training, or drops everything there. from_dropout cannot tell which of the"
+            " two you mean. Let it compute the same in both modes, apart from dropout (for classes: logits in both)."
         )
     return found
 
 
-def _differs(one: "_Watch", other: "_Watch") -> str | None:
-    """Return the first module whose output differs between two runs; None if the network's output does not."""
-    pairs = [(label, a, b) for (label, a), (_, b) in zip(one.outputs[::-1], other.outputs[::-1], strict=False)]
-    far = [a.shape != b.shape or not torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True) for _, a, b in pairs]
-    return pairs[len(far) - 1 - far[::-1].index(True)][0] if far[:1] == [True] else None
+def runnable(net: nn.Module, x: AnyInputs, whole: bool = False) -> list[AnyInputs] | None:
+    """Return two small batches of x that the network takes, of two sizes if it can; None if it does not run with x."""
+    # A number of data points may be built in; the network then runs with as many, or with a multiple.
+    sizes = ((len(x), len(x)),) if whole else (_ROWS, (len(x), 2 * len(x)), (len(x), len(x)))
+    choices = ([x[torch.arange(count, device=x.device) % len(x)] for count in each] for each in sizes)
+    with quietly(net), torch.no_grad():
+        return next((each for each in choices if _runs(net, each)), None)
+
+
+def alike(one: object, other: object) -> bool:
+    """Whether all numbers of the second result are in the first, which may hold more, up to rounding."""
+    many, few = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, Tensor)] for each in (one, other))
+
+    def same(a: Tensor, b: Tensor) -> bool:
+        return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-3, atol=1e-5, equal_nan=True)
+
+    return all(any(same(a, b) for a in many) for b in few)
+
+
+def _at_fault(one: "_Watch", other: "_Watch") -> "_Call | None":
+    """Return the innermost module that gives another output for the same input; None if the network's is the same."""
+    if alike(one.calls[-1].output, other.calls[-1].output):
+        return None
+    before = {(call.path, call.number): call for call in one.calls}
+    pairs = ((before[call.path, call.number], call) for call in other.calls if (call.path, call.number) in before)
+    return next((a for a, b in pairs if alike(a.given, b.given) and not alike(a.output, b.output)), one.calls[-1])
 
 
 def _runs(net: nn.Module, batches: Sequence[AnyInputs]) -> bool:
@@ -106,7 +130,9 @@ def _runs(net: nn.Module, batches: Sequence[AnyInputs]) -> bool:
     try:
         with evaluating(net):
             for batch in batches:
-                call_net(net, batch)
+                call_net(net, copies(batch, 1))
+    except PyroDropoutError:
+        raise  # of ours, at a layer whose rows are dropped
     except Exception:
         return False
     return True
@@ -116,7 +142,7 @@ def _watched(net: nn.Module, x: AnyInputs) -> "_Watch":
     """Return what a run from a fixed random state draws."""
     watch = _Watch()
     with quietly(net), seeded(0, x.device), watch.on(net):
-        call_net(net, x)
+        call_net(net, copies(x, 1))  # a network may write to its inputs
     return watch
 
 
@@ -124,9 +150,9 @@ def _check_generators(first: "_Watch", again: "_Watch") -> None:
     """Raise if noise comes from another generator than torch's, or changes the state of the module that draws it."""
     for label, operation in first.elsewhere:
         raise _refusal(label, f"from {operation}, the same for all data points of a batch")
-    own = _differs(first, again)
+    own = _at_fault(first, again)
     if own is not None:
-        raise _refusal(own, "from a generator of its own")
+        raise _refusal(own.label, "from a generator of its own")
     for draw in first.draws:
         if draw.path in first.moved:
             raise _refusal(draw.label, f"in {draw.operation}, and changes its buffers in training mode")
@@ -155,6 +181,16 @@ class _Draw(NamedTuple):
     numbers: int
 
 
+class _Call(NamedTuple):
+    """A run of a module: the how manieth it was, and what went in and came out."""
+
+    path: str
+    number: int
+    label: str
+    given: list[Tensor]
+    output: list[Tensor]
+
+
 class _Watch(TorchDispatchMode):
     """Notes the random operations of a forward pass and the output of every module."""
 
@@ -162,9 +198,10 @@ class _Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.draws: list[_Draw] = []
         self.elsewhere: list[tuple[str, str]] = []
-        self.outputs: list[tuple[str, Tensor]] = []
+        self.calls: list[_Call] = []
         self.moved: set[str] = set()
-        self._inside: list[tuple[str, nn.Module, tuple[object, ...], list[Tensor]]] = []
+        self._inside: list[tuple[str, nn.Module, tuple[object, ...], list[Tensor], list[Tensor]]] = []
+        self._runs: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
@@ -189,25 +226,31 @@ class _Watch(TorchDispatchMode):
         with ExitStack() as stack:
             for path, module in net.named_modules():
                 enter, leave = functools.partial(self._enter, path), functools.partial(self._leave, path)
-                stack.callback(module.register_forward_pre_hook(enter).remove)
+                stack.callback(module.register_forward_pre_hook(enter, with_kwargs=True).remove)
                 stack.callback(module.register_forward_hook(leave).remove)
             stack.enter_context(self)
             yield
 
-    def _enter(self, path: str, module: nn.Module, inputs: object) -> None:
+    def _enter(self, path: str, module: nn.Module, args: object, kwargs: object) -> None:
         own = [buffer.clone() for buffer in module._buffers.values() if buffer is not None]
-        self._inside.append((path, module, _other_states(), own))
+        self._inside.append((path, module, _other_states(), own, _numbers((args, kwargs))))
 
     def _leave(self, path: str, module: nn.Module, inputs: object, output: object) -> None:
-        *_, before, own = self._inside.pop()
+        *_, before, own, given = self._inside.pop()
         label = f"{type(module).__name__} {path!r}"
         if before != _other_states():
             self.elsewhere.append((label, "Python's or numpy's generator"))
         now = [buffer for buffer in module._buffers.values() if buffer is not None]
         if len(now) != len(own) or not all(map(torch.equal, now, own)):
             self.moved.add(path)
-        leaves = (leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor))
-        self.outputs += [(label, leaf) for leaf in leaves if leaf.is_floating_point()]
+        self.calls.append(_Call(path, self._runs[path], label, given, _numbers(output)))
+        self._runs[path] += 1
+
+
+def _numbers(tree: object) -> list[Tensor]:
+    """Return copies of the floating-point tensors: a network may write to its own."""
+    leaves = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+    return [leaf.clone() for leaf in leaves if leaf.is_floating_point()]
 
 
 def _torch_states() -> list[bytes]:

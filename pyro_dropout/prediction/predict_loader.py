@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data.distributed import DistributedSampler
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
@@ -75,17 +76,40 @@ def _inputs(loader: DataLoader[Any], target: Target) -> Iterator[AnyInputs]:
 
 
 def _check(model: Predictor, posterior: object, loader: DataLoader[Any]) -> None:
-    if isinstance(loader.sampler, _SHUFFLED):
-        raise PyroDropoutError(
-            f"the DataLoader must give its data in order, since predictions come in the order of its batches; its"
-            f" sampler is {type(loader.sampler).__name__}. Write DataLoader(dataset, shuffle=False, ...)."
-        )
+    # With batch_sampler=..., the sampler of the loader is not the one that is used.
+    for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        shared = isinstance(sampler, DistributedSampler) and (sampler.shuffle or sampler.num_replicas > 1)
+        if isinstance(sampler, _SHUFFLED) or shared:
+            raise PyroDropoutError(
+                f"the DataLoader must give all its data in order, since predictions come in the order of its batches;"
+                f" its sampler is {type(sampler).__name__}. Write DataLoader(dataset, shuffle=False, ...)."
+            )
+    _check_last(loader)
     if takes_all(model) or isinstance(posterior, FunctionPosterior):
         raise PyroDropoutError("all points are needed at once here, so they cannot come in batches; give predict x.")
 
 
-def _length(loader: DataLoader[Any]) -> int | None:
+def _check_last(loader: DataLoader[Any]) -> None:
+    """Raise if the loader leaves out its last points, which would have no prediction."""
+    batches = loader if loader.batch_sampler is None else loader.batch_sampler
+    if not (loader.drop_last or getattr(batches, "drop_last", False)):
+        return
+    streamed = isinstance(loader.dataset, IterableDataset)
+    points = _length(loader.dataset if streamed else getattr(batches, "sampler", None))
+    size = getattr(batches, "batch_size", None) or 1
+    # Workers of an iterable dataset have a last batch each.
+    if points is None or points % size or (streamed and loader.num_workers > 1):
+        left = (
+            "the points that do not fill a batch" if points is None else f"{points % size or size} of {points} points"
+        )
+        raise PyroDropoutError(
+            f"the DataLoader leaves out {left} (drop_last=True), so they would have no prediction. Write"
+            " DataLoader(dataset, drop_last=False, ...)."
+        )
+
+
+def _length(sized: object) -> int | None:
     try:
-        return len(loader)
+        return len(sized)  # type: ignore[arg-type]  # what has no length raises
     except TypeError:
         return None

@@ -33,7 +33,7 @@ _SHAPE = re.compile(
     rf"(?P<sign>[-+]?)[{_SPACES}]?(?P<before>{_CURRENCY})?[{_SPACES}]?(?P<inner>[-+]?)"
     rf"(?P<digits>[0-9.,](?:[0-9.,'’{_SPACES}]*[0-9.,])?(?:[eE][-+]?[0-9]+)?)[{_SPACES}]?(?P<after>[%‰]|{_CURRENCY})?"
 )
-_WORD = "[^\\W\\d_]{1,8}[²³23]?"
+_WORD = "(?:(?:[cdkm]?m|ft|in|mi|s|yd)[23]|[^\\W\\d_]{1,8}[²³]?)"
 _MEASURE = re.compile(rf"(?P<number>[-+−]?[0-9][0-9.,]*)[{_SPACES}]?(?P<unit>[°µ]?{_WORD}(?:/{_WORD})?)")
 _ALIKE = str.maketrans({**dict.fromkeys(_SPACES, " "), "’": "'"})
 _EPOCH = datetime.datetime(1970, 1, 1)

@@ -20,6 +20,8 @@ from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.forgiving import choose_columns, learn_forgiving
 from pyro_dropout.tables.learning import Task, learn
 from pyro_dropout.tables.notation import Decimal
+from pyro_dropout.tables.precision import known_numbers
+from pyro_dropout.tables.stand_ins import stand_in
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tables.texts import missing_in
 
@@ -150,6 +152,7 @@ def read_table(
     shown, hidden = learned.filled(shown), learned.filled(hidden)
     learned = learned.seen(shown)
     remarks.update(done)
+    remarks.update(_stand_ins(table, learned))
     rows = f"{len(train)} training rows" + (f" and {len(test)} test rows, chosen at random" if len(test) else "") + said
     without = ["left out: " + ", ".join(f"{name} ({why})" for name, why in left.items())] if left else []
     return Dataset(
@@ -161,6 +164,18 @@ def read_table(
         f"{table.file}: " + "; ".join([*table.notes, rows, *without, *told(remarks), *learned.remarks]) + ".",
         learned,
     )
+
+
+def _stand_ins(table: Table, learned: Encoding) -> Remarks:
+    """Return remarks about numbers that may stand for missing values."""
+    remarks = Remarks()
+    for column in (*learned.inputs, learned.outcome):
+        if column.categories is None and column.notation.kind == "number":
+            found = stand_in(np.asarray(known_numbers(column.measured(table)), np.float64))
+            if found is not None:
+                what = f"{found[0]:.12g} is far from all other values (leave such cells empty if it means missing)"
+                remarks[what, column.name] = found[1]
+    return remarks
 
 
 def _split(table: Table, held_back: float, seed: int) -> tuple[Tensor, Tensor]:

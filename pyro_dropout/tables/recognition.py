@@ -17,6 +17,7 @@ from pyro_dropout.tables.plain_numbers import written
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tables.texts import Floats, Texts, distinct_in
 
+_FORTRAN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[dD][-+]?[0-9]{1,3}")  # 1.5D+03 is 1500
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
 _PADDED = re.compile(r"[-+]?0[0-9]+")
 
@@ -201,7 +202,7 @@ def _texts(column: _Column, decimal: Decimal | None) -> Recognised:
     several = len(parts) == len(texts) and len(set(digits)) > 2
     if several and len(units) == 1 and not units <= _POWERS:
         return _marked(column, units.pop(), digits, decimal)
-    powers = several and units <= _POWERS
+    powers = (several and units <= _POWERS) or all(map(_FORTRAN.fullmatch, texts))
     if powers or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in texts):
         raise UnrecognisedError(
             f"{column.table.where(column.rows[0], column.name)}: {brief(texts[0])} looks like a number or a date, in a"

@@ -249,7 +249,11 @@ class FittedTable:
         frame = pandas.DataFrame({name: uncentred(name, values, centre) for name, values in columns.items()})
         if "unfamiliar" in frame:
             frame["unfamiliar"] = frame["unfamiliar"].astype(bool)
-        return frame.drop(columns="row").set_axis(data.index) if hasattr(data, "index") else frame.set_index("row")
+        return (
+            frame.drop(columns="row").set_axis(data.index)
+            if isinstance(data, pandas.DataFrame)
+            else frame.set_index("row")
+        )
 
     # --- pictures -----------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyro
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
@@ -121,9 +122,10 @@ def fit(
         progress: show a progress bar with the loss and the speed.
         seed: for weight draws and mini-batches.
         device: where to train; model, guide and data are moved there. By default, where the model is.
-        validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
-            best parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
-            keyword arguments; the mean log predictive density of its observed sites is then watched.
+        validation: (x, y) to watch, or a DataLoader that is read once and kept; training stops when its log-likelihood
+            has not improved ``patience`` times, and the best parameters are restored. For a model that is not a
+            network, a tuple of its arguments or a dict of its keyword arguments; the mean log predictive density of its
+            observed sites is then watched.
         patience: how many checks without improvement are allowed.
         check_every: steps between checks; a fiftieth of all steps by default. On a GPU steps run in blocks of twenty,
             and a check waits for the end of its block. The last step is always checked. Checks use other random
@@ -167,11 +169,11 @@ def fit(
         check_seed(seed, 0, LARGEST_SEED)
         stream, call = open_loader(loader, model, kwargs, target=target, num_data=num_data, seed=seed)
     else:
-        if target is not None:
+        if target is not None and not isinstance(validation, DataLoader):
             raise PyroDropoutError(f"target is for the batches of a DataLoader; got {target!r} with x and y.")
         own = kwargs if num_data is None else {**kwargs, "num_data": num_data}
         call = check_data(call_of(fit, model, args, own), batch_size)
-    held_out = None if validation is None else check_validation(model, validation, patience, check_every)
+    held_out = None if validation is None else check_validation(model, validation, patience, check_every, target)
     check_how(clip_norm, seed, device, lr=lr, schedule=schedule, loss=loss, optim=optim)
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -61,6 +61,21 @@ def divided(batch: object, target: Target) -> tuple[object, Tensor]:
             f" fit(target=...) names; got {_described(batch)}."
         )
     return without(batch, target), y
+
+
+def all_of(loader: DataLoader[Any], target: Target) -> tuple[object, Tensor]:
+    """Return x and y of all batches of a loader as one; random numbers of its own, and no others, are drawn."""
+    with forked():
+        seed_generators(0, torch.device("cpu"))
+        batches = [divided(batch, target) for batch in loader]
+    if not batches:
+        raise ShapeError("the DataLoader must give at least one batch; it gave none.")
+    leaves, specs = zip(*map(tree_flatten, batches), strict=True)
+    if any(spec != specs[0] for spec in specs):
+        raise ShapeError("all batches of the DataLoader must hold the same.")
+    parts = ((each, isinstance(each[0], Tensor) and each[0].dim() > 0) for each in zip(*leaves, strict=True))
+    x, y = tree_unflatten([torch.cat(each) if rows else each[0] for each, rows in parts], specs[0])
+    return x, y
 
 
 def without(batch: object, target: Target) -> object:

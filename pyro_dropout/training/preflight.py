@@ -8,6 +8,7 @@ import torch
 from pyro import poutine
 from pyro.optim.optim import PyroOptim
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import Likelihood, likelihood_of
@@ -23,6 +24,7 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.training.loader import Target, all_of
 from pyro_dropout.training.optimisers import Update
 
 LARGEST_SEED = 2**32 - 1  # numpy's, which Pyro seeds as well
@@ -134,14 +136,18 @@ def check_data(call: ModelCall, batch_size: int | None) -> ModelCall:
     return call
 
 
-def check_validation(model: Callable[..., object], validation: object, patience: object, every: object) -> ModelCall:
+def check_validation(
+    model: Callable[..., object], validation: object, patience: object, every: object, target: Target = None
+) -> ModelCall:
     """Return the call of a model with held-out data; raise an error unless it is possible."""
     check_count("patience", patience)
     if every is not None:
         check_count("check_every", every)
     if is_network(model):
+        if isinstance(validation, DataLoader):
+            validation = all_of(validation, target)
         if not isinstance(validation, tuple | list) or len(validation) != 2:
-            raise ShapeError(f"validation must be a pair (x, y); got {type(validation).__name__}.")
+            raise ShapeError(f"validation must be a pair (x, y), or a DataLoader; got {type(validation).__name__}.")
         x, y = inputs_of(validation[0], "validation: x", takes_all(model)), validation[1]
         check_pairs("validation", x, y)
         check_targets(model, x, y, watched=True)

@@ -44,7 +44,7 @@ def test_a_laplace_approximation_fits_every_scale(scale: str) -> None:
     assert (found["lower"] < found["upper"]).all()
 
 
-def test_a_raw_frame_is_fitted_and_predicted(fitted: FittedTable) -> None:
+def test_a_raw_frame_is_fitted_and_predicted(fitted: FittedTable, tmp_path: Path) -> None:
     frame = houses()
     found = fitted.predict(frame.drop(columns="price"), quantiles=[0.1], above=[200_000, 0])
     assert list(found.index) == list(frame.index)
@@ -54,6 +54,10 @@ def test_a_raw_frame_is_fitted_and_predicted(fitted: FittedTable) -> None:
     ]
     alike = fitted.predict(frame.drop(columns="price"), quantiles=0.1, above=200_000)
     assert (alike["p>200000"] == found["p>200000"]).all()
+    frame.to_csv(tmp_path / "houses.csv", index=False)
+    of_files = [fitted.predict(where) for where in (tmp_path / "houses.csv", str(tmp_path / "houses.csv"))]
+    for answers in of_files:
+        assert np.allclose(answers["mean"], found["mean"])
     assert (alike["q=0.1"] == found["q=0.1"]).all()
     assert (found["lower"] > 0).all()
     assert (found["p>0"] > 0.999).all()

@@ -9,15 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     Dataset,
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 import pyro_dropout as pd
 from pyro_dropout.training.loader import Stream, number_of_data
@@ -266,12 +269,78 @@ def test_a_loader_is_predicted_as_its_data_are(data: tuple[Tensor, Tensor]) -> N
 def test_loaders_that_cannot_be_predicted_are_refused(data: tuple[Tensor, Tensor]) -> None:
     model, guide = made()
     guide(*data)
-    with pytest.raises(pd.PyroDropoutError, match="must give its data in order"):
+    with pytest.raises(pd.PyroDropoutError, match="must give all its data in order"):
         pd.predict(model, guide, DataLoader(TensorDataset(data[0]), shuffle=True))
     with pytest.raises(pd.PyroDropoutError, match="if one of them is the target, name it"):
         pd.predict(model, guide, DataLoader(TensorDataset(*data)))
     with pytest.raises(pd.PyroDropoutError, match="only fit, predict, laplace and maximise_evidence take"):
         pd.to_arviz(model, guide, DataLoader(TensorDataset(*data)), data[1])
+
+
+class Counted(IterableDataset[Any]):
+    """Numbers one after another, with or without a length."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.ones(N, 2))
+
+
+LEAVE_OUT: dict[str, Any] = {
+    "drop_last": lambda d: DataLoader(d, batch_size=5, drop_last=True),
+    "a batch sampler": lambda d: DataLoader(d, batch_sampler=BatchSampler(SequentialSampler(d), 5, drop_last=True)),
+    "an iterable dataset": lambda d: DataLoader(Counted(), batch_size=5, drop_last=True),
+    "shuffled by its batch sampler": lambda d: DataLoader(d, batch_sampler=BatchSampler(RandomSampler(d), 5, False)),
+    "one rank's share": lambda d: DataLoader(d, sampler=DistributedSampler(d, 2, 0, shuffle=False)),
+    "shuffled by a distributed sampler": lambda d: DataLoader(d, sampler=DistributedSampler(d, 1, 0)),
+}
+
+
+@pytest.mark.parametrize("case", LEAVE_OUT)
+def test_points_without_a_prediction_are_told(data: tuple[Tensor, Tensor], case: str) -> None:
+    model, guide = made()
+    with pytest.raises(pd.PyroDropoutError, match=r"leaves out|must give all its data in order"):
+        pd.predict(model, guide, LEAVE_OUT[case](data[0]), samples=3)
+    whole = DataLoader(data[0], batch_size=11, drop_last=True)  # leaves nothing out
+    assert len(pd.predict(model, guide, whole, samples=3).mean) == N
+
+
+def test_a_loader_is_watched_as_its_data_are(data: tuple[Tensor, Tensor]) -> None:
+    x, y = data
+    loaders = (
+        (DataLoader(TensorDataset(x, y), batch_size=4), None),
+        (DataLoader([{"input": a, "labels": b} for a, b in zip(x, y, strict=True)], batch_size=4), "labels"),
+    )
+    histories = []
+    for validation, target in (((x, y), None), *loaders):
+        history = pd.fit(*made(), x, y, steps=20, validation=validation, target=target, check_every=5, seed=0, **QUIET)
+        histories.append(history.validation)
+    assert len(histories[0]) >= 2
+    assert histories[0] == histories[1] == histories[2]
+
+
+def test_a_batch_of_one_row_is_told_where_statistics_need_more(data: tuple[Tensor, Tensor]) -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = pd.BayesianNet(net)
+    loader = DataLoader(TensorDataset(*data), batch_size=7)
+    with pytest.raises(pd.ShapeError, match=r"batch of 1 data point is too small for the statistics of '1'.*drop_last"):
+        pd.fit(model, pd.AutoMeanField(model), loader, epochs=1, **QUIET)
+    still = pd.BayesianNet(net, frozen_statistics="all")
+    pd.fit(still, pd.AutoMeanField(still), loader, epochs=1, **QUIET)
+    dropped = DataLoader(TensorDataset(*data), batch_size=7, drop_last=True)
+    pd.fit(model, pd.AutoMeanField(model), dropped, epochs=1, **QUIET)
+
+
+@pytest.mark.parametrize("verb", ["fit", "predict", "data"])
+def test_a_key_that_the_network_does_not_take_is_named(data: tuple[Tensor, Tensor], verb: str) -> None:
+    model, guide = made()
+    rows = [{"input": a, "idx": 0, "labels": b} for a, b in zip(*data, strict=True)]
+    loader = DataLoader(rows, batch_size=4)
+    verbs: dict[str, Any] = {
+        "fit": lambda: pd.fit(model, guide, loader, target="labels", steps=1, **QUIET),
+        "predict": lambda: pd.predict(model, guide, loader, target="labels", samples=2),
+        "data": lambda: pd.fit(model, guide, {"input": data[0], "idx": data[0]}, data[1], steps=1, **QUIET),
+    }
+    with pytest.raises(pd.PyroDropoutError, match=r"the arguments of Sequential\.forward\(input\); got .*'idx'"):
+        verbs[verb]()
 
 
 def test_a_stream_holds_few_batches(data: tuple[Tensor, Tensor]) -> None:

@@ -28,6 +28,7 @@ _CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED_CONVOLUTIONS = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 _MATMULS = (torch.matmul, torch.mm, Tensor.matmul, Tensor.mm, Tensor.__matmul__)
 _ADDS = (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+_TIMES = (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__)
 _TRANSPOSES = (Tensor.t, torch.t, getattr(Tensor.T, "__get__"), getattr(Tensor.mT, "__get__"))  # noqa: B009 - properties
 
 
@@ -130,13 +131,16 @@ class _RewriteLayers(TorchFunctionMode):
 
 def _plus_bias(y: Tensor, bias: Tensor | None, channel: int = -1) -> Tensor:
     """Add a bias, drawn for each data point if it is a placeholder."""
-    if bias is None:
-        return y
-    recipe = drawn_per_data_point(bias)
-    values = bias.unsqueeze(0) if recipe is None else recipe.draws(len(y)).to(y.dtype)
+    return y if bias is None else y + _by_unit(y, bias, channel)
+
+
+def _by_unit(y: Tensor, units: Tensor, channel: int) -> Tensor:
+    """Return one number for each unit of y, drawn for each data point if ``units`` is a placeholder, to broadcast."""
+    recipe = drawn_per_data_point(units)
+    values = units.unsqueeze(0) if recipe is None else recipe.draws(len(y)).to(y.dtype)
     shape = [1] * y.dim()
     shape[0], shape[channel] = values.shape
-    return y + values.reshape(shape)
+    return values.reshape(shape)
 
 
 def _product(x: Tensor, weight: Tensor, in_dim: int) -> Tensor | None:
@@ -179,13 +183,21 @@ def _matmul(func: Operation, input: Tensor, other: Tensor) -> Tensor | None:
     return _product(input, other, 0)
 
 
-def _add(func: Operation, input: object, other: object, **kwargs: object) -> Tensor | None:
-    bias, values = (other, input) if drawn_per_data_point(other) is not None else (input, other)
-    if kwargs or not isinstance(bias, Tensor) or not isinstance(values, Tensor):
+def _with_units(func: Operation, input: object, other: object, **kwargs: object) -> Tensor | None:
+    """Return a sum or a product of values with a number for each unit: a bias, or a scale."""
+    units, values = (other, input) if drawn_per_data_point(other) is not None else (input, other)
+    if kwargs or not isinstance(units, Tensor) or not isinstance(values, Tensor):
         return None
-    if drawn_per_data_point(values) is not None or bias.dim() != 1 or values.dim() < 2:
+    if drawn_per_data_point(values) is not None or units.dim() != 1 or values.dim() < 2:
         return None
-    return _plus_bias(values, bias)
+    own = _by_unit(values, units, -1)
+    return values + own if func in _ADDS else values * own
+
+
+def _prelu(func: Operation, input: Tensor, weight: Tensor) -> Tensor | None:
+    if drawn_per_data_point(input) is not None or weight.dim() != 1 or input.dim() < 2:
+        return None
+    return torch.where(input > 0, input, input * _by_unit(input, weight, 1))
 
 
 def _transpose(func: Operation, weight: Tensor) -> Tensor | None:
@@ -224,6 +236,7 @@ _REWRITES: dict[Operation, Callable[..., Tensor | None]] = {
     F.embedding: _embedding,
     **dict.fromkeys((*_CONVOLUTIONS, *_TRANSPOSED_CONVOLUTIONS), _convolution),
     **dict.fromkeys(_MATMULS, _matmul),
-    **dict.fromkeys(_ADDS, _add),
+    **dict.fromkeys((*_ADDS, *_TIMES), _with_units),
+    **dict.fromkeys((torch.prelu, Tensor.prelu), _prelu),
     **dict.fromkeys(_TRANSPOSES, _transpose),
 }

@@ -55,6 +55,17 @@ class Tied(nn.Module):
         return self.out(self.words(x)).flatten(1)
 
 
+class Scaled(nn.Module):
+    """A layer with a slope for each channel of negative outputs, and a scale for each unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slopes, self.gain = nn.Conv1d(2, 2, 2), nn.PReLU(2), nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.gain * self.slopes(self.layer(x))).flatten(1)
+
+
 def around_one(*shape: int) -> Tensor:
     """Inputs that are alike at all positions, so that outputs which should be correlated are."""
     return 1 + 0.5 * torch.randn(*shape, dtype=F64)
@@ -69,6 +80,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "transposed": (lambda: Flat(nn.ConvTranspose1d(2, 4, 2, groups=2)), lambda: around_one(2, 2)),
     "embedding": (lambda: Flat(nn.Embedding(4, 2)), lambda: torch.tensor([1, 2, 1])),
     "tied": (Tied, lambda: torch.tensor([0, 2])),
+    "scaled": (Scaled, lambda: around_one(2, 4)),
     "lstm": (lambda: Flat(nn.LSTM(2, 2, batch_first=True)), lambda: around_one(3, 2)),
 }
 
@@ -149,7 +161,7 @@ def test_draws_for_a_point_are_draws_of_weights(guide: str, layer: str) -> None:
     mean = whole.mean(0)
     same_mean(first, whole)
     same_mean(_products(first - mean, first - mean), _products(whole - mean, whole - mean))
-    if layer not in ("lstm", "tied"):  # what is linear in the weights is uncorrelated between points
+    if layer not in ("lstm", "tied", "scaled"):  # what is linear in the weights is uncorrelated between points
         same_mean(_products(first - first.mean(0), second - second.mean(0)), 0.0)
 
 

@@ -1,0 +1,209 @@
+"""Which dropout layers drop rows of one weight, so that a guide can drop them; all others stay in the model.
+
+``torch.fx`` finds candidates: a dropout layer that feeds one weight layer, through operations that keep units apart.
+Data decide: the mask in the dropout layer's place and the same mask at the weight layer's input must give the same
+output, and that input must have a row for each data point. A graph alone does not tell this: ``h += 1`` writes to the
+tensor that a removed dropout layer would have copied, and ``x.reshape(-1, 4)`` gives a data point several masks.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_leaves
+
+from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
+from pyro_dropout.generative.random_state import seeded
+from pyro_dropout.generative.trial_run import quietly
+from pyro_dropout.guides.other_randomness import alike, runnable, training
+from pyro_dropout.mathematics.errors import PyroDropoutError
+
+# Each convolution, with the dropout that drops its input channels whole.
+_CHANNELS = {nn.Conv1d: nn.Dropout1d, nn.Conv2d: nn.Dropout2d, nn.Conv3d: nn.Dropout3d}
+_DROPOUTS = (nn.Dropout, *_CHANNELS.values())
+_LAYERS = (nn.Linear, *_CHANNELS)
+_LEAVES = (*_LAYERS, *_DROPOUTS, nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.Embedding)
+# Dropping a unit before or after these is the same: each output unit sees one input unit, and 0 stays 0.
+_UNITWISE = (nn.ReLU, nn.LeakyReLU, nn.Identity)
+_UNITWISE_FUNCTIONS = (F.relu, torch.relu, F.leaky_relu)
+_UNITWISE_METHODS = ("relu", "relu_", "contiguous")
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _LEAVES) or super().is_leaf_module(m, module_qualified_name)
+
+
+class RowMask(NamedTuple):
+    """A dropout layer on the rows of a weight layer: their paths, the probability of dropping, whether in place."""
+
+    dropout: str
+    layer: str
+    p: float
+    inplace: bool
+
+
+def on_rows(net: nn.Module, x: AnyInputs | None) -> list[RowMask]:
+    """Return the masks that drop rows of one draw of a weight wherever they are used; with data, those that pass."""
+    try:
+        with quietly(net), training(net):
+            graph = _Tracer().trace(net)
+    except Exception:
+        return []
+    modules = dict(net.named_modules())
+    uses = Counter(id(weight) for node in graph.nodes for weight in _weights(node, net, modules))
+    masks: dict[str, list[RowMask | None]] = {}
+    for node in graph.nodes:
+        module = modules[str(node.target)] if node.op == "call_module" else None
+        if isinstance(module, _DROPOUTS) and module.p > 0:
+            masks.setdefault(str(node.target), []).append(_row_mask(node, modules, uses))
+    found = [[mask for mask in each if mask is not None] for each in masks.values() if all(each)]
+    wrong = set() if x is None else _not_on_rows(net, [mask for each in found for mask in each], x) or set()
+    return [mask for each in found for mask in each if mask.dropout not in wrong]
+
+
+def check_masks(masks: Sequence[RowMask], net: nn.Module, x: AnyInputs) -> None:
+    """Raise if masks that have moved into a guide, without data, were not on rows."""
+    for dropout in sorted(_not_on_rows(net, masks, x) or ()):
+        layer = next(mask.layer for mask in masks if mask.dropout == dropout)
+        raise _refusal(dropout, f"does not only change the input of {layer!r}")
+
+
+class Points:
+    """How many data points a network is run on: noted where its inputs come in, and asked for at its dropped layers."""
+
+    count: int | None = None
+
+    def note(self, module: nn.Module, args: object, kwargs: object) -> None:
+        """Note the number of data points."""
+        sized = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and leaf.dim())
+        self.count = next((len(leaf) for leaf in sized), None)
+
+    def check(self, mask: RowMask, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Reject an input with several rows or positions for a data point, where torch draws a mask for each."""
+        if not _one_row_each(module, inputs[0], self.count):
+            shape = f"an input of shape {tuple(inputs[0].shape)}"
+            raise _refusal(mask.dropout, f"drops units of {mask.layer!r} separately at each row or position of {shape}")
+
+
+def _refusal(dropout: str, what: str) -> PyroDropoutError:
+    return PyroDropoutError(
+        f"the dropout layer {dropout!r} {what}, but a draw of the weights drops rows of one weight, once for each data"
+        " point: the two differ. Write from_dropout(net, example=x), with some inputs, so that it is read as noise of"
+        " the network's own."
+    )
+
+
+# --- what the graph says ----------------------------------------------------------------------------------------------
+
+
+def _row_mask(node: fx.Node, modules: dict[str, nn.Module], uses: Counter[int]) -> RowMask | None:
+    """Return what a call of a dropout layer drops, if that is the rows of one weight; otherwise None."""
+    layers, dropout = list(_behind(node, modules)), modules[str(node.target)]
+    if len(layers) != 1 or layers[0] is None:  # one mask for two layers, and here each draws its own
+        return None
+    layer = modules[layers[0]]
+    weight = layer._parameters.get("weight")  # None: computed from others, so it is not a site
+    wanted = next((d for kind, d in _CHANNELS.items() if isinstance(layer, kind)), nn.Dropout)
+    # Groups share rows; and torch drops the rows of a weight again at each use, while one draw drops them once.
+    if not isinstance(dropout, wanted) or getattr(layer, "groups", 1) > 1 or weight is None or uses[id(weight)] > 1:
+        return None
+    if dropout.inplace and not _read_once(node.all_input_nodes, modules):
+        return None  # whatever else reads the input sees the mask
+    return RowMask(str(node.target), layers[0], dropout.p, dropout.inplace)
+
+
+def _read_once(nodes: Sequence[fx.Node], modules: dict[str, nn.Module]) -> bool:
+    """Whether nothing else reads the memory of nodes: each has one user, and so has what they may be views of."""
+    made = [isinstance(modules.get(str(n.target)), _LAYERS) and n.op == "call_module" for n in nodes]
+    return all(
+        len(n.users) == 1 and (fresh or _read_once(n.all_input_nodes, modules))
+        for n, fresh in zip(nodes, made, strict=True)
+    )
+
+
+def _behind(node: fx.Node, modules: dict[str, nn.Module]) -> Iterator[str | None]:
+    """Yield the weight layers that a dropout node feeds, through operations that keep units apart; None for others."""
+    for user in node.users:
+        module = modules[str(user.target)] if user.op == "call_module" else None
+        if isinstance(module, _LAYERS):
+            yield str(user.target)
+        elif (
+            isinstance(module, _UNITWISE)
+            or (user.op == "call_function" and user.target in _UNITWISE_FUNCTIONS)
+            or (user.op == "call_method" and user.target in _UNITWISE_METHODS)
+        ):
+            yield from _behind(user, modules)
+        else:
+            yield None
+
+
+def _weights(node: fx.Node, net: nn.Module, modules: dict[str, nn.Module]) -> list[object]:
+    """Return the parameters that a node uses."""
+    if node.op == "call_module":
+        return list(modules[str(node.target)].parameters())
+    if node.op == "get_attr":
+        owner, _, name = str(node.target).rpartition(".")
+        return [getattr(net.get_submodule(owner), name)]
+    return []
+
+
+# --- what data say ----------------------------------------------------------------------------------------------------
+
+
+def _not_on_rows(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> set[str] | None:
+    """Return the dropout layers among ``masks`` that are not on rows; None if the network does not run with x."""
+    batches = runnable(net, x) if masks else None
+    if batches is None:
+        return None
+    by_dropout: dict[str, list[RowMask]] = {}
+    for mask in masks:
+        by_dropout.setdefault(mask.dropout, []).append(mask)
+    with training(net), torch.no_grad():
+        return {path for path, each in by_dropout.items() if not all(_same(net, each, batch) for batch in batches)}
+
+
+def _same(net: nn.Module, masks: Sequence[RowMask], x: AnyInputs) -> bool:
+    """Whether a mask gives the same output in the place of a dropout layer and at the layers that it feeds."""
+    dropout, outputs, fits = net.get_submodule(masks[0].dropout), [], []
+
+    def in_place(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        # The output is the input itself here, so that writing to it is what dropout in place does.
+        values = _values(module if isinstance(module, _DROPOUTS) else net.get_submodule(masks[0].layer), output)
+        return output.mul_(values) if masks[0].inplace else output * values
+
+    def at_layer(module: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
+        fits.append(_one_row_each(module, inputs[0], len(x)))
+        return inputs[0] * _values(module, inputs[0])
+
+    dropout.training = False
+    for hooked in (True, False):
+        with ExitStack() as stack, quietly(net), seeded(0, x.device):
+            if hooked:
+                stack.callback(dropout.register_forward_hook(in_place).remove)
+            else:
+                for mask in masks:
+                    stack.callback(net.get_submodule(mask.layer).register_forward_pre_hook(at_layer).remove)
+            outputs.append(call_net(net, copies(x, 1)))
+    dropout.training = True
+    return all(fits) and alike(*outputs)
+
+
+def _one_row_each(layer: nn.Module, given: Tensor, count: int | None) -> bool:
+    """Whether the input of a layer is a row for each data point: units, or channels of a map."""
+    own = 2 if isinstance(layer, nn.Linear) else 2 + len(layer.kernel_size)  # type: ignore[arg-type]
+    return given.dim() == own and count in (None, len(given))
+
+
+def _values(module: nn.Module, given: Tensor) -> Tensor:
+    """Return a mask that depends on shapes alone: for each unit before a Linear layer, otherwise for each channel."""
+    whole = isinstance(module, nn.Linear | nn.Dropout)
+    shape = given.shape if whole else (*given.shape[:2], *(1,) * (given.dim() - 2))
+    dice = torch.Generator("cpu").manual_seed(given.numel())
+    kept = torch.empty(shape, device="cpu")
+    kept.bernoulli_(0.5, generator=dice)
+    return kept.to(given) * 2

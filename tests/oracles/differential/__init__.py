@@ -1,0 +1,1 @@
+"""Random networks, guides, likelihoods and data, on which two ways to the same answer are compared."""
