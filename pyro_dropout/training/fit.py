@@ -156,7 +156,7 @@ def fit(
     check_programs(model, guide)
     check_gradients(model, guide)
     check_how_compiled(compile)
-    check_precision(precision, model, trains=True)
+    check_precision(precision, model, trains=True, device=device)
     check_duration(steps, epochs, batch_size)
     loader, stream = loader_of(args), None
     if loader is not None:

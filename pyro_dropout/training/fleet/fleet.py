@@ -276,7 +276,7 @@ class Fleet:
         """
         check_gradients(*self[0])
         check_how_compiled(compile)
-        check_precision(precision, self[0][0], trains=True)
+        check_precision(precision, self[0][0], trains=True, device=device)
         check_duration(steps, epochs, batch_size)
         x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
@@ -324,24 +324,24 @@ class Fleet:
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
             here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
-            with places.replaced(settings[:count]), widths_kept(), products_in(precision):
+            with places.replaced(settings[:count]), widths_kept():
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
         run: FleetRun | None = None
         own: Any = {"write": write, "lr": rate, "batches": batches}
-        if not problem:
-            made = (update, parameters, values, (x, y), buffers, rows, batch, how)
-            with products_in(precision):
+        with products_in(precision):
+            if not problem:
+                made = (update, parameters, values, (x, y), buffers, rows, batch, how)
                 run = fused_fleet(FusedFleetRun, self[0], loss, *made, **own)
-        if run is None:
-            solo = make_step(gradients, parameters, update)
-            settings = [buffer[0] for buffer in buffers]
-            example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
-            step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
-            inputs = (buffers, x, y, *([rows] if batches is None else []))
-            run = FleetRun(step, values, update, inputs=inputs, compile=how, **own)
+            if run is None:
+                solo = make_step(gradients, parameters, update)
+                settings = [buffer[0] for buffer in buffers]
+                example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
+                step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
+                inputs = (buffers, x, y, *([rows] if batches is None else []))
+                run = FleetRun(step, values, update, inputs=inputs, compile=how, **own)
         run.total = total
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},
