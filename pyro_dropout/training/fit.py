@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-import pyro
 import torch
 from torch import nn
 
@@ -16,6 +15,7 @@ from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
@@ -117,7 +117,7 @@ def fit(
         precision: "bf16" for products of a ``BayesianNet`` in bfloat16: on a GPU large networks train in about half the
             time. Parameters, moments, KL, outputs and loss stay in float32.
         progress: show a progress bar with the loss and the speed.
-        seed: for weight draws and mini-batches.
+        seed: for weight draws and mini-batches; the random generators are left as they were.
         device: where to train; model, guide and data are moved there. By default, where the model is.
         validation: (x, y) to watch; training stops when its log-likelihood has not improved ``patience`` times, and the
             best parameters are restored. For a model that is not a network, a tuple of its arguments or a dict of its
@@ -183,8 +183,6 @@ def fit(
             check_shared(call)
         device = local_device(device, place_of([model, guide]))
         group = join(device)
-    if seed is not None:
-        pyro.set_rng_seed(seed)
     if device is not None:
         for part in (model, guide):
             if isinstance(part, nn.Module):
@@ -244,7 +242,12 @@ def fit(
             return explained(work, task.try_step, batch, task.less) if tries else work()
 
     # Trial runs are no steps of the loss.
-    with warnings.catch_warnings(), at_step(torch.ones(())), best_widths_after(model, guide, call):
+    with (
+        seeded(seed, place),
+        warnings.catch_warnings(),
+        at_step(torch.ones(())),
+        best_widths_after(model, guide, call),
+    ):
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if not isinstance(guide, Ensemble):
