@@ -5,7 +5,6 @@ import itertools
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -40,7 +39,7 @@ from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
 from pyro_dropout.training.loss.temperature import at_step
-from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
+from pyro_dropout.training.optimisers import Schedule, Update, chosen
 from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
     LARGEST_SEED,
@@ -54,6 +53,7 @@ from pyro_dropout.training.preflight import (
     check_validation,
 )
 from pyro_dropout.training.threads import enough_threads
+from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -106,8 +106,10 @@ def fit(
         batch_size: points in a mini-batch; by default, or if there are fewer, all of them. It needs a model that takes
             ``num_data``.
         lr: learning rate.
-        optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser of the guide's parameters.
-            Adam, AdamW and SGD are part of the compiled step, from zero state; any other runs outside it.
+        optim: "adam", "adamw", "sgd" (momentum 0.9), an ``Update``, or a torch optimiser. It trains what it holds:
+            give it ``guide.parameters()``, and those of the model that are to be trained. Adam, AdamW and SGD that
+            hold everything in one group, without state, are part of the compiled step, and their moments end with it;
+            any other runs outside it, from the state that it has.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
@@ -174,7 +176,11 @@ def fit(
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     check_owned(optim, model, guide)
-    update = _update(optim, lr, schedule, None if isinstance(guide, Ensemble) else clip_norm)
+    largest = None if isinstance(guide, Ensemble) else clip_norm  # each member's gradient is clipped by itself
+    if isinstance(optim, torch.optim.Optimizer):
+        update = from_optimiser(optim, trainable(guide), schedule, largest)
+    else:
+        update = chosen(optim, lr, schedule, largest)
     if isinstance(guide, Ensemble):
         update, clip_norm = check_members(guide, update, clip_norm, distributed)
     group = ALONE
@@ -194,7 +200,7 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
-    alone = stream is None and not distributed and not isinstance(guide, Ensemble) and isinstance(update, Update)
+    alone = stream is None and not distributed and not isinstance(guide, Ensemble) and not update.beside
     how = decided(compile, total, training_size(model, guide, batch), place, plain=alone)
     facts: Record = {"batch": batch, "seed": seed}
     if precision != "float32":
@@ -302,19 +308,3 @@ def training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
     """Return how many weights and activations a step has, in all members of an ensemble; 0 where it is no module."""
     one = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
     return one * (guide.members if isinstance(guide, Ensemble) else 1)
-
-
-def _update(
-    optim: object, lr: float, schedule: Schedule | None, clip_norm: float | None
-) -> Update | torch.optim.Optimizer:
-    if not isinstance(optim, torch.optim.Optimizer):
-        return chosen(optim, lr, schedule, clip_norm)
-    found = from_optimiser(optim)
-    if found is not None:
-        return replace(found, schedule=schedule, clip_norm=clip_norm)
-    if schedule is not None or clip_norm is not None:
-        raise PyroDropoutError(
-            f"{type(optim).__name__} with these options runs outside the step, so schedule and clip_norm do not apply"
-            " to it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
-        )
-    return optim

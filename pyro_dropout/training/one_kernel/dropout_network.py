@@ -71,7 +71,7 @@ def dropout_network(
     model: object,
     guide: object,
     loss: object,
-    update: object,
+    update: Update,
     parameters: Parameters,
     x: object,
     y: object,
@@ -171,10 +171,9 @@ def _check_loss(loss: object) -> None:
     check(not loss._shares, "all points share a draw")
 
 
-def _adam_of(update: object) -> tuple[float, float, float]:
+def _adam_of(update: Update) -> tuple[float, float, float]:
     """Return β₁, β₂ and ε of Adam without anything beside it."""
-    check(isinstance(update, Update), "the optimiser runs outside the step")
-    assert isinstance(update, Update)
+    check(not update.beside, "the optimiser runs outside the step")
     options = dict(update.options)
     ours = update.apply.__code__ is adam().apply.__code__ if hasattr(update.apply, "__code__") else False
     check(ours and update.name == "adam" and {"betas", "eps", "weight_decay"} <= options.keys(), "it is not Adam")
