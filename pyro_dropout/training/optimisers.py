@@ -142,7 +142,7 @@ class Update:
             squares = [g.square().sum() for g in gradients]
             norms = squares if self.clip_each else [torch.stack(squares).sum()] * len(squares)
             shrink = [(self.clip_norm / (norm.sqrt() + 1e-6)).clamp(max=1.0) for norm in norms]
-            gradients = [g * each for g, each in zip(gradients, shrink, strict=True)]
+            gradients = [g * each.to(g.dtype) for g, each in zip(gradients, shrink, strict=True)]  # also of scalars
         if self.clip_value is not None:
             gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
         return gradients, lr

@@ -88,6 +88,18 @@ def test_torch_optimisers_are_read_from_their_one_group() -> None:
         assert from_optimiser(beside, [w]).beside
 
 
+@pytest.mark.parametrize("optim", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("compile", [False, "traced", pytest.param(True, marks=pytest.mark.deep)])
+def test_a_float32_noise_of_a_float64_network_trains_with_clipped_gradients(optim: str, compile: Any) -> None:
+    model = pd.BayesianNet(torch.nn.Linear(3, 1).double(), likelihood=pd.Gaussian(tau=10.0, learn=True))
+    guide, x = pd.AutoDropout(model, keep=1.0), torch.linspace(-1, 1, 24, dtype=F64).view(8, 3)
+    (tau,) = model.likelihood.parameters()
+    before = tau.item()
+    pd.fit(model, guide, x, x[:, :1], steps=3, lr=0.01, optim=optim, clip_norm=1.0, compile=compile, progress=False)
+    assert tau.dtype == torch.float32
+    assert tau.item() != before
+
+
 def test_bad_input() -> None:
     with pytest.raises(pd.RangeError, match="lr must be positive and finite; got 0"):
         named("adam", 0.0)
