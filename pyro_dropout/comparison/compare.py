@@ -48,6 +48,7 @@ MakeGuide = Callable[..., PyroModel]  # a function of the model
 
 
 @one_at_a_time
+@forked()
 def compare(
     model: object,
     guides: Mapping[str, MakeGuide | str] | Sequence[MakeGuide | str],

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_dropout.generative.layouts import is_conv1d
+from pyro_dropout.generative.precision import without_onednn
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 
@@ -50,20 +51,12 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-@contextlib.contextmanager
-def recordable(net: nn.Module, recorded: bool) -> Iterator[None]:
+def recordable(net: nn.Module, recorded: bool) -> contextlib.AbstractContextManager[None]:
     """Within this context, where operations are recorded, an LSTM on a CPU runs in those that can be compiled.
 
     oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
     """
-    off = recorded and torch._C._get_mkldnn_enabled() and any(isinstance(module, nn.LSTM) for module in net.modules())
-    if off:
-        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn of TF32
-    try:
-        yield
-    finally:
-        if off:
-            torch._C._set_mkldnn_enabled(True)
+    return without_onednn(recorded and any(isinstance(module, nn.LSTM) for module in net.modules()))
 
 
 def _step(

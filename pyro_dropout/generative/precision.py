@@ -6,6 +6,7 @@ the outputs f, the KL and the loss. So do Linear layers with fewer than 8 inputs
 last: they would gain nothing, and what a network is told and what it answers would lose digits.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -26,13 +27,16 @@ _THIN = 8  # inputs or outputs of a layer below which it stays in float32
 _now: ContextVar[Precision] = ContextVar("the precision of products", default="float32")
 
 
-def check_precision(precision: object, model: object, trains: bool = False) -> None:
-    """Raise unless a model's products can have this precision.
+def check_precision(
+    precision: object, model: object, trains: bool = False, device: torch.device | str | None = None
+) -> None:
+    """Raise unless a model's products can have this precision; warn if this processor only imitates it.
 
     Args:
         precision: one of "float32", "bf16" and "fp16".
         model: the model.
         trains: whether gradients are taken.
+        device: where the products are computed; by default, where the model is.
     """
     check_choice("precision", precision, tuple(_TYPES))
     if precision == "float32":
@@ -53,6 +57,33 @@ def check_precision(precision: object, model: object, trains: bool = False) -> N
             f"precision={precision!r} is for networks with parameters in float32; this one has"
             f" {', '.join(sorted(str(each).removeprefix('torch.') for each in other))}."
         )
+    place = next((value.device for value in model.parameters()), "cpu") if device is None else device
+    if str(place).startswith("cpu") and _imitated(str(precision)):
+        warnings.warn(
+            f"this processor has no instructions for precision={precision!r}: the results are right, but computed"
+            " much more slowly than with precision='float32'.",
+            stacklevel=5,
+        )
+
+
+def _imitated(precision: str) -> bool:
+    """Whether oneDNN, torch's library of products on a CPU, refuses this precision because the processor lacks it."""
+    if precision == "float32" or not torch.backends.mkldnn.is_available():
+        return False
+    return not getattr(torch.ops.mkldnn, f"_is_mkldnn_{precision}_supported")()
+
+
+@contextmanager
+def without_onednn(off: bool = True) -> Iterator[None]:
+    """Within this context, torch computes on a CPU without oneDNN."""
+    before = torch._C._get_mkldnn_enabled()
+    if off:
+        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn of TF32
+    try:
+        yield
+    finally:
+        if off:
+            torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager
@@ -70,7 +101,9 @@ def products_in(precision: Precision) -> Iterator[None]:
     """
     before = _now.set(precision)
     try:
-        yield
+        # If oneDNN refuses a product, torch warns with a stack trace and turns oneDNN off for good.
+        with without_onednn(_imitated(precision)):
+            yield
     finally:
         _now.reset(before)
 

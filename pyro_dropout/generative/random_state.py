@@ -1,9 +1,10 @@
 """The states of the random generators of torch (on every device in use), Python and numpy: saved, restored, seeded."""
 
 import contextlib
+import functools
 import random
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
 from pyro_dropout.generative.turns import RUNNING
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 class RandomState(NamedTuple):
@@ -30,6 +34,8 @@ def set_random_state(state: RandomState) -> None:
     set_rng_state(state.shared)
     if state.on_gpus:
         torch.cuda.set_rng_state_all(state.on_gpus)
+    elif torch.cuda.is_initialized():  # only since then: as torch.manual_seed had left them
+        torch.cuda.manual_seed_all(torch.initial_seed())
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
@@ -60,6 +66,17 @@ def forked() -> Iterator[None]:
             yield
         finally:
             set_random_state(state)
+
+
+def generators_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function with an argument ``seed`` leave all generators as they were, if a seed is given."""
+
+    @functools.wraps(run)
+    def same(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with contextlib.nullcontext() if kwargs.get("seed") is None else forked():
+            return run(*args, **kwargs)
+
+    return same
 
 
 @contextlib.contextmanager

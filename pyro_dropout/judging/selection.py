@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs, Inputs, check_pairs, inputs_of, leaves_of
 from pyro_dropout.generative.likelihoods import Gaussian
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.judging.stacking import best_noise, log_mixture, noises, stacked
 from pyro_dropout.mathematics.checks import check_count, check_flag
 from pyro_dropout.mathematics.errors import ShapeError
@@ -69,6 +70,7 @@ class Chosen:
     lost: int
 
 
+@forked()
 def choose(
     build: Callable[..., object],
     grid: Mapping[str, Sequence[object]],

@@ -11,8 +11,12 @@ import pyro.distributions as dist
 import torch
 from torch import Size, Tensor
 from torch.distributions import constraints
+from torch.nn.functional import softplus
 
 _F64 = torch.float64
+_FAR = 80.0  # the logs of the largest and the smallest r: float32 has numbers up to exp(88)
+_MANY = 32.0  # r from which Stirling's series has all digits
+_MOST = 1e18  # the largest rate: torch draws whole numbers of 64 bits
 _TERMS = 2000  # of the continued fraction; about √(a + b) of them are needed
 
 
@@ -52,29 +56,45 @@ class NegativeBinomial(dist.TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of counts."""
-        r, log_r = self.log_concentration.exp(), self.log_concentration
-        log_total = torch.logaddexp(log_r, self.log_mean)
-        ways = torch.lgamma(value + r) - torch.lgamma(r) - torch.lgamma(value + 1)
-        found: Tensor = ways + r * (log_r - log_total) + value * (self.log_mean - log_total)
+        log_r = self.log_concentration.clamp(-_FAR, _FAR)
+        r, spread = log_r.exp(), softplus(self.log_mean - log_r)  # log(1 + μ/r)
+        few, many = r.clamp(max=_MANY), r.clamp(min=_MANY)
+        # log Γ(y + r)/Γ(r) - y log r. For large r both Γ are huge: Stirling's series is subtracted term by term.
+        direct = torch.lgamma(value + few) - torch.lgamma(few) - value * few.log()
+        ratio = torch.log1p(value / many)
+        stirling = many * ratio - value + (value - 0.5) * ratio + _stirling(value + many) - _stirling(many)
+        ways = torch.where(r < _MANY, direct, stirling) - torch.lgamma(value + 1)
+        found: Tensor = ways - r * spread + value * (self.log_mean - spread)
         return found
 
     def sample(self, sample_shape: Size | list[int] | tuple[int, ...] = Size()) -> Tensor:  # noqa: B008
         """Draw counts: Poisson's, with rates that are drawn from a gamma distribution."""
         shape = self._extended_shape(Size(sample_shape))
         with torch.no_grad():
-            r = self.log_concentration.exp().expand(shape)
-            rate: Tensor = torch._standard_gamma(r) * torch.exp(self.log_mean - self.log_concentration)
-            return torch.poisson(rate)
+            log_r = self.log_concentration.clamp(-_FAR, _FAR)
+            r = log_r.exp().expand(shape)
+            # As logs, and U^(1/r) times a draw for r + 1: for small r a draw is smaller than any number.
+            drawn = torch._standard_gamma(r + 1).log() + torch.rand_like(r).log() / r
+            rate: Tensor = torch.exp(drawn + self.log_mean - log_r)
+            return torch.poisson(rate.clamp(max=_MOST))
 
     def log_tails(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return log P(Y ≤ value) and log P(Y ≥ value), in float64."""
-        r, log_mean = self.log_concentration.to(_F64).exp(), self.log_mean.to(_F64)
+        # Beyond, the tails are Poisson's, and the difference of two log Γ has no digits.
+        r, log_mean = self.log_concentration.to(_F64).clamp(-_FAR, 20.0).exp(), self.log_mean.to(_F64)
         log_p = -torch.nn.functional.softplus(log_mean - r.log())
         log_q = -torch.nn.functional.softplus(r.log() - log_mean)
         most, least = value.to(_F64).floor(), value.to(_F64).ceil()
         below = log_incomplete_beta(r, most.clamp_min(0) + 1, log_p, log_q)[0]
         above = log_incomplete_beta(r, least.clamp_min(1), log_p, log_q)[1]
         return torch.where(most < 0, -math.inf, below), torch.where(least < 1, 0.0, above)
+
+
+def _stirling(z: Tensor) -> Tensor:
+    """Return log Γ(z) - (z - ½) log z + z - ½ log 2π, for z from 32; the next term is below 1e-14."""
+    inverse = 1 / z
+    square = inverse * inverse
+    return inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680)))
 
 
 def log_incomplete_beta(a: Tensor, b: Tensor, log_x: Tensor, log_y: Tensor) -> tuple[Tensor, Tensor]:

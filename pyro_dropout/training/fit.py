@@ -5,10 +5,8 @@ import itertools
 import warnings
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
-import pyro
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
@@ -17,6 +15,7 @@ from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
@@ -42,7 +41,7 @@ from pyro_dropout.training.loop import loop, progress_bar
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import best_widths_after, learned_sites
 from pyro_dropout.training.loss.temperature import at_step
-from pyro_dropout.training.optimisers import Schedule, Update, chosen, from_optimiser
+from pyro_dropout.training.optimisers import Schedule, Update, chosen
 from pyro_dropout.training.out_of_memory import explained
 from pyro_dropout.training.preflight import (
     LARGEST_SEED,
@@ -56,6 +55,7 @@ from pyro_dropout.training.preflight import (
     check_validation,
 )
 from pyro_dropout.training.threads import enough_threads
+from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -109,8 +109,10 @@ def fit(
             ``num_data``.
         lr: learning rate.
         optim: "adam", "adamw", "sgd" (momentum 0.9), all without weight decay (the KL is the decay); an ``Update``; or
-            a torch optimiser of the guide's parameters. Adam, AdamW and SGD are part of the compiled step, from zero
-            state; any other runs outside it. A weight decay changes the objective, and a warning says so.
+            a torch optimiser. It trains what it holds: give it ``guide.parameters()``, and those of the model that are
+            to be trained. Adam, AdamW and SGD that hold everything in one group, without state, are part of the
+            compiled step, and their moments end with it; any other runs outside it, from the state that it has. A
+            weight decay changes the objective, and a warning says so.
         schedule: multiplies ``lr``: a function of the number of steps done, such as ``inverse_decay()``.
         clip_norm: the largest norm of the gradient, of each member in an ensemble; None for no limit.
         loss: ``ELBO(per_example="auto")`` by default.
@@ -120,7 +122,7 @@ def fit(
         precision: "bf16" for products of a ``BayesianNet`` in bfloat16: on a GPU large networks train in about half the
             time. Parameters, moments, KL, outputs and loss stay in float32.
         progress: show a progress bar with the loss and the speed.
-        seed: for weight draws and mini-batches.
+        seed: for weight draws and mini-batches; the random generators are left as they were.
         device: where to train; model, guide and data are moved there. By default, where the model is.
         validation: (x, y) to watch, or a DataLoader that is read once and kept; training stops when its log-likelihood
             has not improved ``patience`` times, and the best parameters are restored. For a model that is not a
@@ -160,7 +162,7 @@ def fit(
     check_programs(model, guide)
     check_gradients(model, guide)
     check_how_compiled(compile)
-    check_precision(precision, model, trains=True)
+    check_precision(precision, model, trains=True, device=device)
     check_duration(steps, epochs, batch_size)
     loader, stream = loader_of(args), None
     if loader is not None:
@@ -178,7 +180,11 @@ def fit(
     if loss is not None and not isinstance(loss, ELBO) and learned_sites(model):
         raise PyroDropoutError(f"Prior(learn=...) needs the loss pyro_dropout.ELBO; got {type(loss).__name__}.")
     check_owned(optim, model, guide)
-    update = _update(optim, lr, schedule, None if isinstance(guide, Ensemble) else clip_norm)
+    largest = None if isinstance(guide, Ensemble) else clip_norm  # each member's gradient is clipped by itself
+    if isinstance(optim, torch.optim.Optimizer):
+        update = from_optimiser(optim, trainable(guide), schedule, largest)
+    else:
+        update = chosen(optim, lr, schedule, largest)
     if isinstance(guide, Ensemble):
         update, clip_norm = check_members(guide, update, clip_norm, distributed)
     group = ALONE
@@ -187,8 +193,6 @@ def fit(
             check_shared(call)
         device = local_device(device, place_of([model, guide]))
         group = join(device)
-    if seed is not None:
-        pyro.set_rng_seed(seed)
     if device is not None:
         for part in (model, guide):
             if isinstance(part, nn.Module):
@@ -200,7 +204,7 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
-    alone = stream is None and not distributed and not isinstance(guide, Ensemble) and isinstance(update, Update)
+    alone = stream is None and not distributed and not isinstance(guide, Ensemble) and not update.beside
     how = decided(compile, total, training_size(model, guide, batch), place, plain=alone)
     facts: Record = {"batch": batch, "seed": seed}
     if precision != "float32":
@@ -248,7 +252,12 @@ def fit(
             return explained(work, task.try_step, batch, task.less) if tries else work()
 
     # Trial runs are no steps of the loss.
-    with warnings.catch_warnings(), at_step(torch.ones(())), best_widths_after(model, guide, call):
+    with (
+        seeded(seed, place),
+        warnings.catch_warnings(),
+        at_step(torch.ones(())),
+        best_widths_after(model, guide, call),
+    ):
         if loss is None and not is_network(model):  # a draw for each data point was not requested
             warnings.filterwarnings("ignore", message=".*cannot be drawn for each data point")
         if not isinstance(guide, Ensemble):
@@ -310,19 +319,3 @@ def training_size(model: PyroModel, guide: PyroModel, batch: int) -> int:
     """Return how many weights and activations a step has, in all members of an ensemble; 0 where it is no module."""
     one = step_size(model.parameters(), batch) if isinstance(model, nn.Module) else 0
     return one * (guide.members if isinstance(guide, Ensemble) else 1)
-
-
-def _update(
-    optim: object, lr: float, schedule: Schedule | None, clip_norm: float | None
-) -> Update | torch.optim.Optimizer:
-    if not isinstance(optim, torch.optim.Optimizer):
-        return chosen(optim, lr, schedule, clip_norm)
-    found = from_optimiser(optim)
-    if found is not None:
-        return replace(found, schedule=schedule, clip_norm=clip_norm)
-    if schedule is not None or clip_norm is not None:
-        raise PyroDropoutError(
-            f"{type(optim).__name__} with these options runs outside the step, so schedule and clip_norm do not apply"
-            " to it; use Adam, AdamW or SGD with one group of parameters, or leave the two out."
-        )
-    return optim

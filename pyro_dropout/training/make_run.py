@@ -12,6 +12,7 @@ from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, plain
 from pyro_dropout.training.runner import TrainingRun, copy_into
+from pyro_dropout.training.torch_optimisers import held_by
 
 
 class TorchOptimiserRun(TrainingRun):
@@ -23,20 +24,21 @@ class TorchOptimiserRun(TrainingRun):
         self,
         gradients: Gradients,
         parameters: list[Tensor],
-        optimiser: torch.optim.Optimizer,
+        update: Update,
         *,
         inputs: tuple[Tree, ...],
         batches: Source | None,
         compile: HowCompiled,
     ) -> None:
-        self._parameters, self._optimiser = parameters, optimiser
-        held = {id(each) for group in optimiser.param_groups for each in group["params"]}
-        if parameters and not any(id(each) in held for each in parameters):
+        assert update.optimiser is not None
+        self._parameters, self._update, self._optimiser = parameters, update, update.optimiser
+        held = held_by(update.optimiser)
+        self._held = [k for k, each in enumerate(parameters) if id(each) in held]
+        if parameters and not self._held:
             raise PyroDropoutError(
-                f"optim must hold parameters of the guide or the model; this {type(optimiser).__name__} holds none"
-                " of them. Make it with guide.parameters()."
+                f"optim must hold parameters of the guide or the model; this {type(update.optimiser).__name__} holds"
+                " none of them. Make it with guide.parameters()."
             )
-        rate = Update("beside", 0.0, 0, lambda p, g, state, *numbers: (p, state))
 
         def step(
             values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
@@ -47,10 +49,10 @@ class TorchOptimiserRun(TrainingRun):
 
         # No CUDA graph of several steps: the optimiser runs between two steps.
         values = [p.detach() for p in parameters]
-        super().__init__(step, values, rate, write=self._write_back, inputs=inputs, batches=batches, compile=False)
-        self.traced = compile == "traced"
+        super().__init__(step, values, update, write=self._write_back, inputs=inputs, batches=batches, compile=False)
+        self.traced = compile in ("traced", "plain")  # the optimiser is no part of a program in C
         if compile is not False:
-            self._try_to_compile(compile)
+            self._try_to_compile("traced" if self.traced else compile)
         if self._program is None:
             keep_freed_memory(values)
             self._chain = None
@@ -60,12 +62,19 @@ class TorchOptimiserRun(TrainingRun):
 
     def advance(self, steps: int) -> Tensor:
         """Take one step; return the loss before it."""
-        self.leaves = [p.detach() for p in self._parameters]
+        self.leaves, t = [p.detach() for p in self._parameters], self.t.clone()
         losses = super().advance(1)
-        for parameter, slope in zip(self._parameters, self.leaves, strict=True):
-            parameter.grad = slope
+        slopes, factor = self._update.prepared([self.leaves[k] for k in self._held], t, torch.ones_like(t))
+        for k, slope in zip(self._held, slopes, strict=True):
+            self._parameters[k].grad = slope
+        rates = [group["lr"] for group in self._optimiser.param_groups]
+        if self._update.schedule is not None:
+            for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+                group["lr"] = rate * float(factor)
         self._optimiser.step()
         self._optimiser.zero_grad()
+        for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
+            group["lr"] = rate
         self.leaves = [p.detach() for p in self._parameters]
         return losses
 
@@ -113,7 +122,7 @@ class TorchOptimiserRun(TrainingRun):
 def make_run(
     gradients_of: Gradients,
     parameters: Parameters,
-    update: Update | torch.optim.Optimizer,
+    update: Update,
     *,
     inputs: tuple[Tree, ...],
     batches: Source | None,
@@ -125,7 +134,7 @@ def make_run(
 
     ``decays`` is that of ``StepInPlace``.
     """
-    if isinstance(update, torch.optim.Optimizer):
+    if update.beside:
         trained = list(parameters.by_name.values())
         return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
     return TrainingRun(

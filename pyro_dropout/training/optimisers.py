@@ -41,6 +41,7 @@ class Update:
             otherwise copy what ``apply`` returns; ``decays`` times the parameters belongs to the gradients.
         bind: (parameters, gradients, state) -> a function of (lr, t) that does the same for always these tensors, which
             are contiguous.
+        optimiser: torch's, of which this is a reading, or which runs itself, beside the step.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -61,6 +62,12 @@ class Update:
     options: tuple[tuple[str, object], ...] = ()
     in_place: InPlace | None = None
     bind: Bound | None = None
+    optimiser: torch.optim.Optimizer | None = None
+
+    @property
+    def beside(self) -> bool:
+        """Whether torch's optimiser takes the step, given the gradients."""
+        return self.optimiser is not None and self.name == "beside"
 
     def __post_init__(self) -> None:
         check_non_negative("lr", self.lr)
@@ -80,7 +87,7 @@ class Update:
         self, parameters: list[Tensor], gradients: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor
     ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Return parameters and state after step number ``t`` (from 1) with base learning rate ``lr``."""
-        gradients, lr = self._prepared(gradients, t, lr)
+        gradients, lr = self.prepared(gradients, t, lr)
         numbers = _stored(self.numbers(lr, t))
         done = [
             self.apply(p.to(_counted(p)), g.to(_counted(g)), s, *numbers)
@@ -106,7 +113,7 @@ class Update:
         decays: list[float] | None = None,
     ) -> None:
         """Change parameters and state as ``step`` does, without a second copy of them."""
-        gradients, lr = self._prepared(gradients, t, lr)
+        gradients, lr = self.prepared(gradients, t, lr)
         if self.in_place is not None and self._all_at_once(parameters):
             self.in_place(parameters, gradients, state, lr, t, decays or [0.0] * len(parameters))
             return
@@ -125,9 +132,9 @@ class Update:
         if self.bind is None or not plain or not parameters:
             return lambda t, lr: self.step_in_place(parameters, gradients, state, t, lr)
         update = self.bind(parameters, gradients, state)
-        return lambda t, lr: update(self._prepared([], t, lr)[1], t)
+        return lambda t, lr: update(self.prepared([], t, lr)[1], t)
 
-    def _prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
+    def prepared(self, gradients: list[Tensor], t: Tensor, lr: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the clipped gradients, and the learning rate of a step."""
         if self.schedule is not None:
             lr = lr * self.schedule(t - 1)
@@ -135,7 +142,7 @@ class Update:
             squares = [g.square().sum() for g in gradients]
             norms = squares if self.clip_each else [torch.stack(squares).sum()] * len(squares)
             shrink = [(self.clip_norm / (norm.sqrt() + 1e-6)).clamp(max=1.0) for norm in norms]
-            gradients = [g * each for g, each in zip(gradients, shrink, strict=True)]
+            gradients = [g * each.to(g.dtype) for g, each in zip(gradients, shrink, strict=True)]  # also of scalars
         if self.clip_value is not None:
             gradients = [g.clamp(-self.clip_value, self.clip_value) for g in gradients]
         return gradients, lr
@@ -338,12 +345,6 @@ def from_group(kind: type, group: Record) -> Update | None:
     else:
         return None
     return replace(found, options=tuple((name, options[name]) for name in _OPTIONS if name in options))
-
-
-def from_optimiser(optimiser: torch.optim.Optimizer) -> Update | None:
-    """Return the update of a torch optimiser; None if its groups differ, or if it is not implemented here."""
-    groups = optimiser.param_groups
-    return from_group(type(optimiser), groups[0]) if len(groups) == 1 else None
 
 
 def named(optim: object, lr: float, schedule: Schedule | None = None, clip_norm: float | None = None) -> Update:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import CHAIN, Batches, Source
@@ -82,6 +83,7 @@ class TrainingRun:
         guarded: bool = False,
     ) -> None:
         self._step, self._write, self._batches, self._in_place = step, write, batches, in_place
+        self._precision = precision_now()
         size = sum(value.numel() for value in values)
         self._large, self._huge = size > _LARGE, size > _HUGE
         self._guarded, self.refused = guarded and self._large, False
@@ -223,6 +225,10 @@ class TrainingRun:
         """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
         if self._chain is not None and steps >= CHAIN:
             return self._replay(self._chain)
+        with products_in(self._precision):
+            return self._advance(steps)
+
+    def _advance(self, steps: int) -> Tensor:
         count = min(steps, CHAIN if self._batches is None else self._batches.together)
         losses = []
         if self._taped is not None:

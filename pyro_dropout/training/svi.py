@@ -24,6 +24,7 @@ from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
 from pyro_dropout.training.compile.decision import Compile
+from pyro_dropout.training.compile.recorder import reads_values
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients, warn_of_decay
 
@@ -210,9 +211,12 @@ def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> 
     first = _first_line(cause)
     if isinstance(cause, _Eagerly):
         reason, cure = first, ""
+    elif reads_values(cause):
+        reason = f"it reads the value of a tensor{_place(cause)}"
+        cure = " A recorded step cannot contain control flow that depends on values (.item(), if tensor > 0): use"
+        cure += " torch.where, if the code is yours."
     else:
-        reason = f"{type(cause).__name__}: {first[:300].rstrip('.')}{_place(cause)}"
-        cure = " Usual causes: control flow that depends on values (.item(), if tensor > 0)."
+        reason, cure = f"{type(cause).__name__}: {first[:300].rstrip('.')}{_place(cause)}", ""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
     warnings.warn(

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.model_call import call_of, is_network
+from pyro_dropout.generative.random_state import generators_stay
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.low_rank import AutoLowRank
 from pyro_dropout.guides.nearest import set_state
@@ -35,6 +36,7 @@ _NARROWEST = 1e-6  # a variance, beside the largest of its site: SGD does not mo
 
 
 @one_at_a_time
+@generators_stay
 def swag(
     model: PyroModel,
     point: Any,

@@ -32,6 +32,7 @@ from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.torch_optimisers import for_parameters
 
 
 @dataclass
@@ -59,7 +60,7 @@ class TrainingTask:
 
     def start(
         self,
-        update: Update | torch.optim.Optimizer,
+        update: Update,
         batch: int,
         compile: HowCompiled,
         seed: int | None = None,
@@ -76,9 +77,10 @@ class TrainingTask:
         torch.manual_seed(group.seed(base))
         return run
 
-    def run(self, update: Update | torch.optim.Optimizer, batch: int, compile: HowCompiled) -> TrainingRun:
+    def run(self, update: Update, batch: int, compile: HowCompiled) -> TrainingRun:
         """Return a training run of the guide's and the model's parameters in this process."""
         parameters, batches = self._parameters(batch), self._batches(batch)
+        update = for_parameters(update, parameters.by_name.values())
         if not self.call.kwargs:
             fused = fused_run(self.parts, update, self.call.args, parameters, batch, batches, compile)
             if fused is not None:

@@ -29,6 +29,34 @@ def test_moments_are_integrals(made: type, link: np.ufunc) -> None:
         assert found.variance[k].item() == pytest.approx(moment(2) - moment(1) ** 2, rel=1e-5)
 
 
+@pytest.mark.parametrize("log_r", [-30.0, 0.0, 3.4, 3.5, 10.0, 15.0, 40.0, 100.0])
+@pytest.mark.parametrize("mean", [0.05, 4.0, 200.0])
+def test_counts_keep_their_digits_up_to_poissons(dtype: torch.dtype, mean: float, log_r: float) -> None:
+    p = NegativeBinomial(torch.tensor(math.log(mean), dtype=dtype), torch.tensor(log_r, dtype=dtype))
+    y = torch.tensor([0.0, 1.0, 7.0, 250.0], dtype=dtype)
+    r = math.exp(log_r)
+    oracle = stats.poisson(mean) if log_r > 20 else stats.nbinom(r, r / (r + mean))  # scipy too has no digits there
+    torch.testing.assert_close(p.log_prob(y).double(), torch.tensor(oracle.logpmf(y)), rtol=3e-5, atol=3e-4)
+    np.testing.assert_allclose(p.log_tails(y)[0], oracle.logcdf(y), rtol=1e-5, atol=2e-4)
+
+
+def test_counts_far_from_the_data_are_numbers() -> None:
+    logs = torch.tensor([-200.0, -90.0, 0.0, 90.0, 200.0], requires_grad=True)
+    for log_mean in (-100.0, 0.0, 80.0):
+        p = NegativeBinomial(torch.tensor(log_mean), logs)
+        found = p.log_prob(torch.tensor([[0.0], [1e6]]))
+        assert found.isfinite().all()
+        assert torch.autograd.grad(found.sum(), logs)[0].isfinite().all()
+        assert (p.sample(torch.Size([100])) >= 0).all()
+    assert (
+        NegativeBinomial(torch.tensor(50.0), torch.tensor(-50.0)).sample(torch.Size([100])).sum() == 0
+    )  # P(0) > 1-1e-19
+    model = pd.BayesianNet(nn.Linear(1, 2), likelihood=pd.Counts(by_input=True))
+    x = 300 * torch.linspace(-1, 1, 8).unsqueeze(-1)
+    guide = pd.AutoMeanField(model)
+    assert pd.fit(model, guide, x, x.abs().round(), steps=2, compile=False, progress=False).losses.isfinite().all()
+
+
 @pytest.mark.parametrize("mean", [0.02, 1.0, 30.0, 5e4])
 @pytest.mark.parametrize("r", [0.1, 2.0, 500.0])
 def test_tails_of_counts_are_those_of_scipy(mean: float, r: float) -> None:

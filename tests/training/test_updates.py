@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.training.optimisers import adam, clock, cosine_decay, from_optimiser, inverse_decay, named, sgd
+from pyro_dropout.training.optimisers import adam, clock, cosine_decay, inverse_decay, named, sgd
+from pyro_dropout.training.torch_optimisers import from_optimiser
 
 F64 = torch.float64
 
@@ -68,14 +69,35 @@ def test_the_papers_schedule() -> None:
 
 
 def test_torch_optimisers_are_read_from_their_one_group() -> None:
-    w = torch.zeros(2, requires_grad=True)
-    assert from_optimiser(torch.optim.SGD([w], 0.2, momentum=0.5)).slots == 1
-    assert from_optimiser(torch.optim.SGD([w], 0.2, dampening=0.1, momentum=0.5)) is None
-    assert from_optimiser(torch.optim.RMSprop([w], 0.2)) is None
-    assert from_optimiser(torch.optim.Adam([w], 0.1, amsgrad=True)) is None
-    assert from_optimiser(pyro.optim.clipped_adam.ClippedAdam([w], 0.3)) is None  # it decays its own learning rate
-    two = torch.optim.Adam([{"params": [w], "lr": 0.1}, {"params": [torch.zeros(1, requires_grad=True)]}], 0.2)
-    assert from_optimiser(two) is None
+    w, other = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    assert from_optimiser(torch.optim.SGD([w], 0.2, momentum=0.5), [w]).slots == 1
+    warm, hooked = torch.optim.Adam([w]), torch.optim.Adam([w])
+    w.grad = torch.ones(2)
+    warm.step()
+    hooked.register_step_post_hook(lambda *_: None)
+    for beside in (
+        torch.optim.SGD([w], 0.2, dampening=0.1, momentum=0.5),
+        torch.optim.RMSprop([w], 0.2),
+        torch.optim.Adam([w], 0.1, amsgrad=True),
+        pyro.optim.clipped_adam.ClippedAdam([w], 0.3),  # it decays its own learning rate
+        torch.optim.Adam([{"params": [w], "lr": 0.1}, {"params": [other]}], 0.2),
+        torch.optim.Adam([other]),
+        warm,
+        hooked,
+    ):
+        assert from_optimiser(beside, [w]).beside
+
+
+@pytest.mark.parametrize("optim", ["adam", "adamw", "sgd"])
+@pytest.mark.parametrize("compile", [False, "traced", pytest.param(True, marks=pytest.mark.deep)])
+def test_a_float32_noise_of_a_float64_network_trains_with_clipped_gradients(optim: str, compile: Any) -> None:
+    model = pd.BayesianNet(torch.nn.Linear(3, 1).double(), likelihood=pd.Gaussian(tau=10.0, learn=True))
+    guide, x = pd.AutoDropout(model, keep=1.0), torch.linspace(-1, 1, 24, dtype=F64).view(8, 3)
+    (tau,) = model.likelihood.parameters()
+    before = tau.item()
+    pd.fit(model, guide, x, x[:, :1], steps=3, lr=0.01, optim=optim, clip_norm=1.0, compile=compile, progress=False)
+    assert tau.dtype == torch.float32
+    assert tau.item() != before
 
 
 def test_bad_input() -> None:

@@ -13,21 +13,23 @@ _EVERY, _LAST = 1000, 10**7  # a schedule is sampled at each step up to the firs
 _NO_SETTINGS = ("training", "inplace")  # do not change what a layer computes
 
 
-def told_update(update: Update | torch.optim.Optimizer) -> Record:
+def told_update(update: Update) -> Record:
     """Return what an optimiser does, so that two of a kind with different settings differ.
 
     For an ``Update``, a few of its steps and its schedule; for torch's, the options of its groups.
     """
-    if isinstance(update, torch.optim.Optimizer):
-        groups = {str(k): _options(**group) for k, group in enumerate(update.param_groups)}
-        return {"name": type(update).__name__, "groups": groups}
+    schedule = None if update.schedule is None else _told_schedule(update.schedule)
+    if update.optimiser is not None and update.beside:
+        groups = {str(k): _options(**group) for k, group in enumerate(update.optimiser.param_groups)}
+        own = {"schedule": schedule, "clip_norm": update.clip_norm}
+        given = {name: value for name, value in own.items() if value is not None}
+        return {"name": type(update.optimiser).__name__, "groups": groups, **given}
     bare = dataclasses.replace(update, schedule=None)
     p, state = [torch.ones(2)], bare.start([torch.ones(2)])
     seen: list[float] = []
     for t in (1.0, 2.0, 1000.0, 100_000.0):
         p, state = bare.step(p, [torch.tensor([0.3, -7.0])], state, torch.tensor(t), torch.tensor(float(bare.lr)))
         seen += p[0].tolist()
-    schedule = None if update.schedule is None else _told_schedule(update.schedule)
     clips = {"clip_norm": update.clip_norm, "clip_value": update.clip_value}
     return {"name": update.name, **clips, "steps": seen, "schedule": schedule}
 

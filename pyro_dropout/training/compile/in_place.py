@@ -19,6 +19,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
+from pyro_dropout.training.compile.kernel_folder import check_compiler_folder
+
 Writes = Callable[..., Tensor]
 
 # A program of kernels alone: it names its inputs, makes and renames buffers, calls kernels, and returns.
@@ -61,6 +63,8 @@ def _compiled(function: Callable[..., list[Tensor]], state: list[Tensor], others
     import torch._inductor.config as inductor
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
+
+    check_compiler_folder()
 
     def over(*values: Tensor) -> list[Tensor]:
         *results, last = function(*values)

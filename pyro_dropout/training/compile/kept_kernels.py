@@ -31,7 +31,7 @@ from pyro_dropout.training.compile.plain_c import library
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave
 
-_FORMAT = 2
+_FORMAT = 3
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _DRAWS = ("uniform_", "normal_")
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-9}
@@ -74,7 +74,7 @@ class KeptKernels:
         except (OSError, ImportError, RuntimeError, ValueError, KeyError, TypeError, IndexError, AttributeError):
             return None  # what does not fit is compiled anew
 
-    def _right(self, facts: dict[str, Any], libraries: dict[str, Path]) -> bool:
+    def _right(self, facts: dict[str, Any], libraries: dict[str, bytes]) -> bool:
         """Whether kernels do the same as the program, with the same random numbers, on copies of the inputs."""
         mine, theirs = [_copy(value) for value in self._given], [_copy(value) for value in self._inputs]
         calls, results = _filled(facts, libraries, mine)
@@ -95,17 +95,17 @@ class KeptKernels:
         if made is None:
             return None
         facts, source = made
-        with library.compiled(source) as path:
-            if path is None:
+        code = library.compiled(source)
+        if code is None:
+            return None
+        libraries = {library.LIBRARY: code}
+        try:
+            if not self._right(facts, libraries):
                 return None
-            libraries = {library.LIBRARY: path}
-            try:
-                if not self._right(facts, libraries):
-                    return None
-                kernel_folder.write(self._key, facts, libraries)
-                return _filled(facts, libraries, self._given)
-            except (OSError, RuntimeError, ValueError, AttributeError):
-                return None  # torch's compiler may do better
+            kernel_folder.write(self._key, facts, libraries)
+            return _filled(facts, libraries, self._given)
+        except (OSError, RuntimeError, ValueError, AttributeError):
+            return None  # torch's compiler may do better
 
     def write(self, calls: Sequence[Call], results: Sequence[Tensor]) -> None:
         """Keep what a first run has called, if all of it can be written down."""
@@ -179,7 +179,7 @@ def _processor() -> str:
 
 def _told(
     calls: Sequence[Call], results: Sequence[Tensor], given: Sequence[Tensor]
-) -> tuple[dict[str, Any], dict[str, Path]]:
+) -> tuple[dict[str, Any], dict[str, bytes]]:
     """Return calls and results as JSON values, and the libraries that they need."""
     memory = [value.untyped_storage().data_ptr() for value in given]
     own: dict[int, list[int]] = {}  # number and bytes of each piece of memory besides the inputs
@@ -215,13 +215,20 @@ def _told(
 
     told = [call(*each) for each in calls]
     facts = {"calls": told, "results": [tensor(each) for each in results]}
-    return {**facts, "own": [size for _, size in own.values()]}, {name: path for path, name in libraries.items()}
+    return {**facts, "own": [size for _, size in own.values()]}, {name: _read(path) for path, name in libraries.items()}
+
+
+def _read(path: Path) -> bytes:
+    """Return a library of torch's compiler, unless others may have changed it."""
+    if not kernel_folder.trusted(path.resolve().parent):
+        raise _NotKeptError
+    return path.read_bytes()
 
 
 # --- reading back -----------------------------------------------------------------------------------------------------
 
 
-def _filled(facts: dict[str, Any], libraries: dict[str, Path], given: Sequence[Tensor]) -> Fixed:
+def _filled(facts: dict[str, Any], libraries: dict[str, bytes], given: Sequence[Tensor]) -> Fixed:
     """Return the calls that were written down, with these inputs and new memory."""
     own = [torch.empty(size, dtype=torch.uint8) for size in facts["own"]]
 
@@ -253,15 +260,16 @@ def _filled(facts: dict[str, Any], libraries: dict[str, Path], given: Sequence[T
 
 
 @functools.cache
-def _loaded(path: Path) -> Any:
+def _loaded(code: bytes) -> Any:
     """Return the kernel of a library, as torch's compiler loads it."""
     address = torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
     os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(address)
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}.kernel", path)
-    if spec is None or spec.loader is None:
-        raise ImportError(str(path))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with library.on_disk(code) as path:
+        spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}.kernel", path)
+        if spec is None or spec.loader is None:
+            raise ImportError(str(path))
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     return module.kernel
 
 

@@ -24,10 +24,11 @@ from pyro_dropout.training.compile.combined_kernels import alike_together
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
+from pyro_dropout.training.compile.kernel_folder import check_compiler_folder
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
-from pyro_dropout.training.compile.recorder import record
+from pyro_dropout.training.compile.recorder import as_torch_compiles, reads_values, record
 from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.swift_calls import called_swiftly
@@ -213,6 +214,19 @@ def recording(*parts: object) -> Iterator[None]:
 
 def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], *, fake: bool = False) -> torch.fx.GraphModule:
     """Return a function of tensors as a graph of tensor operations; tracing it twice must give the same graph."""
+    try:
+        return _traced(function, inputs, fake)
+    except Exception as cause:
+        if not reads_values(cause):
+            raise
+        try:
+            with as_torch_compiles():
+                return _traced(function, inputs, fake)
+        except Exception as again:
+            raise (again if reads_values(again) else cause) from None
+
+
+def _traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], fake: bool) -> torch.fx.GraphModule:
     if fake:
         try:
             graph = _trace(function, inputs, "fake")
@@ -345,6 +359,7 @@ def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: di
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    check_compiler_folder()
     # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
     shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
     with tracing(shapes), inductor.patch(settings):

@@ -8,7 +8,8 @@ whose shape depends on values, a class of tensors of its own) is left to ``make_
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -49,6 +50,22 @@ def record(function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor]) 
     finally:
         torch.set_autocast_cache_enabled(cached)
     return recorder.finished(results)
+
+
+def reads_values(cause: BaseException) -> bool:
+    """Whether an error of ``make_fx`` says that a function reads the value of a tensor, which a graph cannot."""
+    return "_local_scalar_dense" in str(cause)
+
+
+@contextmanager
+def as_torch_compiles() -> Iterator[None]:
+    """Within this context torch says that it compiles: libraries such as transformers then do without values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 class NotRecordedError(RuntimeError):

@@ -26,6 +26,7 @@ from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.torch_optimisers import for_parameters
 
 Parts = tuple[PyroModel, PyroModel, Loss]  # model, guide and loss
 
@@ -110,9 +111,7 @@ class SharedGradients:
         self._group.copy_from_first([buffer for buffer in found if not buffer.is_floating_point()])
 
 
-def parallel_run(
-    group: Group, parts: Parts, x: AnyInputs, y: Tensor, update: Update | torch.optim.Optimizer, batch: int
-) -> TrainingRun:
+def parallel_run(group: Group, parts: Parts, x: AnyInputs, y: Tensor, update: Update, batch: int) -> TrainingRun:
     """Return one training run of all ranks together, ready to start from the first rank's parameters.
 
     Args:
@@ -127,6 +126,7 @@ def parallel_run(
     share = group.share(batch)
     parameters = Parameters(*parts, (x[share], y[share], len(x)), {})
     check_trained(parameters.names, guide)
+    update = for_parameters(update, parameters.by_name.values())
     # Without their names, which depend on what a process has built before.
     shapes = [[list(value.shape), str(value.dtype)] for value in parameters.values]
     group.check_same({"the trained parameters": shapes})

@@ -26,6 +26,7 @@ from pyro_dropout.training.make_run import make_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.runner import TrainingRun
+from pyro_dropout.training.torch_optimisers import for_parameters
 from pyro_dropout.training.training_task import TrainingTask
 
 
@@ -80,7 +81,7 @@ class Members(TrainingTask):
 
     def start(
         self,
-        update: Update | torch.optim.Optimizer,
+        update: Update,
         batch: int,
         compile: HowCompiled,
         seed: int | None = None,
@@ -93,6 +94,12 @@ class Members(TrainingTask):
         self._by_member = [id(value) in own for value in parameters.by_name.values()]
         shared = [name for name, each in zip(parameters.names, self._by_member, strict=True) if not each]
         self._check_shared(shared, compile)
+        lacking = [name for name in shared if for_parameters(update, [parameters.by_name[name]]) is not update]
+        if lacking:
+            raise PyroDropoutError(
+                f"members share the trained parameter {lacking[0]!r}, which this {type(update.optimiser).__name__} does"
+                " not hold. Make it with [*guide.parameters(), *model.parameters()], or use 'adam'."
+            )
         if self.finished or (shared and ranks.world > 1):
             compile = False  # no step is left, or gradients are exchanged at every step
         if ranks.world > 1:
@@ -110,7 +117,7 @@ class Members(TrainingTask):
     def _made(
         self,
         parameters: Parameters,
-        update: Update | torch.optim.Optimizer,
+        update: Update,
         batches: Source | None,
         compile: HowCompiled,
     ) -> TrainingRun:
@@ -122,7 +129,7 @@ class Members(TrainingTask):
                 return loss.gradients(model, guide, parameters, values, self._arguments(*index))
 
         with quietly(model, guide):
-            if isinstance(update, torch.optim.Optimizer):
+            if update.beside:
                 inputs = (places.values,)
                 return make_run(gradients_of, parameters, update, inputs=inputs, batches=batches, compile=compile)
             return MembersRun(

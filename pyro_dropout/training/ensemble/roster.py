@@ -185,8 +185,8 @@ class Roster:
 
 
 def check_members(
-    ensemble: Ensemble, update: Update | torch.optim.Optimizer, clip_norm: float | None, distributed: bool
-) -> tuple[Update | torch.optim.Optimizer, float | None]:
+    ensemble: Ensemble, update: Update, clip_norm: float | None, distributed: bool
+) -> tuple[Update, float | None]:
     """Return the optimiser and the largest norm of a member's gradient; raise an error if members cannot have them."""
     learned = learned_sites(ensemble.template.model)
     if learned:
@@ -194,8 +194,8 @@ def check_members(
             f"the members of an Ensemble share one prior, so its widths cannot be learned ({learned[0]!r}): each member"
             " would have its own. Leave out Prior(learn=...), or train the members as a Fleet."
         )
-    if isinstance(update, torch.optim.Optimizer):
-        if isinstance(update, torch.optim.Adafactor):
+    if update.beside:
+        if isinstance(update.optimiser, torch.optim.Adafactor):
             raise PyroDropoutError(
                 "optim must change each number by itself, so that members do not depend on each other; got Adafactor."
                 " Use 'adam'."
@@ -203,8 +203,8 @@ def check_members(
         rows = ensemble.to_train()
         if distributed or min(ensemble.group or ensemble.rows, rows.stop - rows.start) < ensemble.rows:
             raise PyroDropoutError(
-                f"{type(update).__name__} holds the parameters of all members, but only some are trained at a time"
-                " (after more, with group=..., or with distributed=True); use 'adam', 'adamw', 'sgd' or an Update."
+                f"{type(update.optimiser).__name__} holds the parameters of all members, but only some are trained at a"
+                " time (after more, with group=..., or with distributed=True); use 'adam', 'adamw', 'sgd' or an Update."
             )
         return update, clip_norm
     if update.clip_norm is not None:

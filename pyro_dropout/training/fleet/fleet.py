@@ -6,6 +6,7 @@ is one program, in which a layer of all replicas is one batched matrix product.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.random_state import forked, generators_stay, random_state
 from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
@@ -163,7 +165,8 @@ class Fleet:
         """
         options["lr"] = _rate(options.get("optim"), options.get("lr"))
         train = self._train_apart if distributed else self._train
-        with RUNNING, curvature_after(self, x, y, options) as finished:
+        kept = nullcontext() if options.get("seed") is None else forked()
+        with RUNNING, kept, curvature_after(self, x, y, options) as finished:
             history = finished(train(x, y, progress, checkpoint, options))
         for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
             if not bad:
@@ -198,6 +201,7 @@ class Fleet:
     ) -> History:
         """Train all replicas in this process."""
         run = self.prepare(x, y, **options)
+        run.take_generators()
         keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
         return loop(run, run.total, progress, keeper=keeper)
 
@@ -230,6 +234,7 @@ class Fleet:
         exchange(group, self._replicas, device)
         return found
 
+    @generators_stay
     def prepare(
         self,
         x: Any,
@@ -272,7 +277,7 @@ class Fleet:
                 members of an anchored ``Ensemble``; for Gaussian priors and likelihoods. None: no anchors.
             compile: "auto", "traced", True or False, as in ``fit``.
             precision: "float32", or "bf16", as in ``fit``.
-            seed: for weight draws and mini-batches.
+            seed: for weight draws and mini-batches; the random generators are left as they were.
             device: where to train; everything is moved there. By default, where the replicas are.
 
         Example:
@@ -293,7 +298,7 @@ class Fleet:
         """
         check_gradients(*self[0])
         check_how_compiled(compile)
-        check_precision(precision, self[0][0], trains=True)
+        check_precision(precision, self[0][0], trains=True, device=device)
         check_duration(steps, epochs, batch_size)
         x = inputs_of(x, whole=takes_all(self[0][0]))
         check_pairs("x and y", x, y)
@@ -341,25 +346,25 @@ class Fleet:
         ) -> tuple[Tensor, list[Tensor]]:
             own, count = (x[index], y[index], points), len(places.names)
             here = MemberLoss(loss, tree_unflatten(settings[count:], spec)) if problem else loss
-            with places.replaced(settings[:count]), widths_kept(), products_in(precision):
+            with places.replaced(settings[:count]), widths_kept():
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
         how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
         run: FleetRun | None = None
         own: Any = {"write": write, "lr": rate, "batches": batches}
-        if not problem:
-            made = (update, parameters, values, (x, y), buffers, rows, batch, how)
-            with products_in(precision):
+        with products_in(precision):
+            if not problem:
+                made = (update, parameters, values, (x, y), buffers, rows, batch, how)
                 run = fused_fleet(FusedFleetRun, self[0], loss, *made, **own)
-        if run is None:
-            solo = make_step(gradients, parameters, update)
-            settings = [buffer[0] for buffer in buffers]
-            example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
-            step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
-            inputs = (buffers, x, y, *([rows] if batches is None else []))
-            run = FleetRun(step, values, update, inputs=inputs, compile=how, **own)
-        run.total = total
+            if run is None:
+                solo = make_step(gradients, parameters, update)
+                settings = [buffer[0] for buffer in buffers]
+                example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
+                step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
+                inputs = (buffers, x, y, *([rows] if batches is None else []))
+                run = FleetRun(step, values, update, inputs=inputs, compile=how, **own)
+        run.total, run.random = total, None if seed is None else random_state()
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},
             "settings": [*told_settings(self.buffers(), self[0]), *map(digest, extras)],

@@ -73,7 +73,7 @@ def dropout_network(
     model: object,
     guide: object,
     loss: object,
-    update: object,
+    update: Update,
     parameters: Parameters,
     x: object,
     y: object,
@@ -181,10 +181,9 @@ def _checked_loss(loss: object) -> ELBO:
     return loss
 
 
-def _adam_of(update: object) -> tuple[float, float, float]:
+def _adam_of(update: Update) -> tuple[float, float, float]:
     """Return β₁, β₂ and ε of Adam without anything beside it."""
-    check(isinstance(update, Update), "the optimiser runs outside the step")
-    assert isinstance(update, Update)
+    check(not update.beside, "the optimiser runs outside the step")
     options = dict(update.options)
     ours = update.apply.__code__ is adam().apply.__code__ if hasattr(update.apply, "__code__") else False
     check(ours and update.name == "adam" and {"betas", "eps", "weight_decay"} <= options.keys(), "it is not Adam")

@@ -117,7 +117,7 @@ def is_possible(compile: HowCompiled, device: torch.device) -> bool:
 
 def fused_run(
     parts: tuple[object, object, object],
-    update: object,
+    update: Update,
     args: tuple[object, ...],
     parameters: Parameters,
     batch: int,
@@ -145,7 +145,6 @@ def fused_run(
 
     def made() -> FusedRun:
         network, wide = _looked_at(model, guide, loss, update, parameters, x, y, batch)
-        assert isinstance(update, Update)
         assert isinstance(x, Tensor)
         assert isinstance(y, Tensor)
         data = _standard(model, x, y) if isinstance(model, Standardised) else lambda: (x, y)

@@ -7,6 +7,7 @@ import torch
 from pyro_dropout.generative.precision import Precision, precision_now
 from pyro_dropout.training.compile.functional import Parameters
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, check, dropout_network
+from pyro_dropout.training.optimisers import Update
 
 WIDEST = 64  # units of a layer
 DEEPEST = 4  # weight layers
@@ -32,7 +33,7 @@ def padded(width: int) -> int:
 
 
 def small_network(
-    model: object, guide: object, loss: object, update: object, parameters: Parameters, x: object, y: object, batch: int
+    model: object, guide: object, loss: object, update: Update, parameters: Parameters, x: object, y: object, batch: int
 ) -> DropoutNetwork:
     """Return what the kernel has to know of a training, or raise ``NotTakenError``.
 

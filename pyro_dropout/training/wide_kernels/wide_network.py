@@ -6,6 +6,7 @@ from itertools import pairwise
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian
 from pyro_dropout.training.compile.functional import Parameters
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, check, dropout_network
+from pyro_dropout.training.optimisers import Update
 
 # What was measured on an H200: within these sizes the kernels take less time than compiled steps.
 NARROWEST = 256  # units of a hidden layer
@@ -16,7 +17,7 @@ MOST_POINTS = 512  # of a step
 
 
 def wide_network(
-    model: object, guide: object, loss: object, update: object, parameters: Parameters, x: object, y: object, batch: int
+    model: object, guide: object, loss: object, update: Update, parameters: Parameters, x: object, y: object, batch: int
 ) -> DropoutNetwork:
     """Return what the kernels have to know of a training, or raise ``NotTakenError``.
 

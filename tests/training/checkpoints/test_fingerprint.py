@@ -10,10 +10,11 @@ from torch import Tensor
 import pyro_dropout as pd
 from pyro_dropout.training.checkpoints.fingerprint import told_layers, told_update
 from pyro_dropout.training.optimisers import named
+from pyro_dropout.training.torch_optimisers import from_optimiser
 
 
 def rms(**options: Any) -> Any:
-    return told_update(torch.optim.RMSprop([torch.zeros(2, requires_grad=True)], **options))
+    return told_update(from_optimiser(torch.optim.RMSprop([torch.zeros(2, requires_grad=True)], **options)))
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,8 @@ def test_options_of_torchs_optimisers_are_told(options: dict[str, Any]) -> None:
 def test_facts_are_the_same_after_json() -> None:
     w = torch.zeros(2, requires_grad=True)
     groups = [{"params": [w], "betas": (0.5, torch.tensor(0.75))}, {"params": [w.clone().detach()], "lr": 1.0}]
-    for update in (torch.optim.NAdam(groups, lr=torch.tensor(0.5)), named("adam", 0.1, schedule=pd.inverse_decay())):
+    beside = from_optimiser(torch.optim.NAdam(groups, lr=torch.tensor(0.5)))
+    for update in (beside, named("adam", 0.1, schedule=pd.inverse_decay())):
         assert json.loads(json.dumps(told_update(update))) == told_update(update)
 
 

@@ -1,6 +1,5 @@
 """Kernels that are kept on disk give the same steps, and are never trusted blindly."""
 
-import json
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -31,36 +30,87 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def entry(folder: Path, tmp_path: Path) -> Path:
-    (tmp_path / "library").write_bytes(b"kernel")
-    kernel_folder.write("key", {"calls": [1]}, {"0.so": tmp_path / "library"})
-    assert kernel_folder.read("key") == ({"calls": [1]}, {"0.so": folder / "key" / "0.so"})
+def entry(folder: Path) -> Path:
+    kernel_folder.write("key", {"calls": [1]}, {"0.so": b"kernel"})
+    assert kernel_folder.read("key") == ({"calls": [1]}, {"0.so": b"kernel"})
     return folder / "key"
 
 
-def test_what_is_damaged_is_absent_until_it_is_written_again(entry: Path, tmp_path: Path) -> None:
-    for name in ("0.so", "program.json"):
-        (entry / name).write_bytes((entry / name).read_bytes()[:-1])
+def test_what_is_damaged_is_absent_until_it_is_written_again(entry: Path) -> None:
+    whole = entry.read_bytes()
+    for damaged in (whole[:-1], whole[1:], whole.replace(b"[1]", b"[3]"), b""):
+        entry.write_bytes(damaged)
         assert kernel_folder.read("key") is None
-        kernel_folder.write("key", {"calls": [2]}, {"0.so": tmp_path / "library"})
+        kernel_folder.write("key", {"calls": [2]}, {"0.so": b"kernel"})
         assert kernel_folder.read("key") is not None
-    facts = json.loads((entry / "program.json").read_text())
-    (entry / "program.json").write_text(json.dumps(facts | {"facts": {"calls": [3]}}))
+
+
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+@pytest.mark.parametrize("above", [0, 1, 2, 3])
+def test_what_others_can_write_to_is_not_used(entry: Path, mode: int, above: int) -> None:
+    path = [entry, *entry.parents][above]
+    path.chmod(path.stat().st_mode | mode)
     assert kernel_folder.read("key") is None
-    (entry / "0.so").unlink()
-    assert kernel_folder.read("key") is None
+    if above:
+        kernel_folder.write("other", {}, {})
+        assert not (entry.parent / "other").exists()
 
 
-@pytest.mark.parametrize("which", [".", "..", "0.so", "program.json"])
-def test_what_others_can_write_to_is_not_read(entry: Path, which: str) -> None:
-    (entry / which).chmod((entry / which).stat().st_mode | 0o020)
-    assert kernel_folder.read("key") is None
+@pytest.mark.parametrize("sticky", [0, 0o1000])
+def test_a_temporary_folder_of_all_users_needs_the_sticky_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sticky: int
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o777 | sticky)
+    kernel_folder.write("key", {}, {})
+    assert (kernel_folder.read("key") is not None) == bool(sticky)
+    assert (library.compiled("int segment0(void *const *p) { return 0; }") is not None) == bool(sticky)
 
 
-def test_what_belongs_to_another_user_is_not_read(entry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    mine, others = kernel_folder.place(), os.lstat
+    assert mine is not None
+    mine.mkdir(mode=0o755)
+
+    def lstat(path: Any) -> Any:  # as if another user had made it; only root could in fact
+        found = others(path)
+        return os.stat_result((*found[:4], os.geteuid() + 1, *found[5:])) if path == mine else found
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    kernel_folder.write("key", {}, {})
+    assert not list(mine.iterdir())
+
+
+def test_torchs_own_folder_made_by_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    theirs = tmp_path / "torchinductor_me"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(theirs))
+    kernel_folder.check_compiler_folder()
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-    assert kernel_folder.read("key") is None
+    if me == 0:
+        os.chown(theirs, 2, 2)  # what belongs to root is trusted
+    with pytest.raises(pd.PyroDropoutError, match="belongs to another user"):
+        kernel_folder.check_compiler_folder()
+
+
+def test_a_folder_that_is_exchanged_after_the_check_runs_nothing_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = (library.compiled(f"int segment0(void *const *p) {{ return {k}; }}") for k in (0, 1))
+    assert good is not None
+    assert bad is not None
+    kernel_folder.write("key", {}, {"0.so": bad})
+    folder.rename(tmp_path / "theirs")
+    kernel_folder.write("key", {}, {"0.so": good})
+    found = kernel_folder.read("key")
+    folder.rename(tmp_path / "mine")
+    (tmp_path / "theirs").rename(folder)
+    assert found is not None
+    library.bound(found[1]["0.so"], 0, [])()  # the other one would raise IndexError
 
 
 def test_links_are_not_followed(entry: Path) -> None:
@@ -69,11 +119,10 @@ def test_links_are_not_followed(entry: Path) -> None:
     assert kernel_folder.read("key") is None
 
 
-def test_old_programs_give_way(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_programs_give_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel_folder, "_MOST", 2)
-    (tmp_path / "library").write_bytes(b"kernel")
     for k in range(4):
-        kernel_folder.write(f"key{k}", {}, {"0.so": tmp_path / "library"})
+        kernel_folder.write(f"key{k}", {}, {"0.so": b"kernel"})
         os.utime(folder / f"key{k}", (k, k))
     assert sorted(path.name for path in folder.iterdir()) == ["key2", "key3"]
 
@@ -212,10 +261,7 @@ def test_a_second_training_takes_the_same_steps_without_a_compiler(
     torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
     assert count == [how]
     (entry,) = folder.iterdir()
-    kernels = entry / "0.so"
-    part = kernels.read_bytes()[:-8]
-    kernels.unlink()  # this process runs the whole one
-    kernels.write_bytes(part)
+    entry.write_bytes(entry.read_bytes()[:-8])
     torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
     assert count == [how, how], "a damaged library is made anew"
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import pyro_dropout as pd
 from pyro_dropout.registry import guide_names
 from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.training.compile import program
@@ -16,6 +17,33 @@ from pyro_dropout.training.compile.recorder import record
 from pyro_dropout.training.fit import fit
 
 Function = Callable[..., list[Tensor]]
+
+
+class Masked(torch.nn.Module):
+    """Skips a mask of ones, as transformers does, unless torch compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 1)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        h = self.words(ids)
+        if not torch.compiler.is_compiling() and mask.all():
+            return self.out(h.mean(1))  # type: ignore[no-any-return]
+        return self.out((h * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+def test_a_network_that_asks_whether_torch_compiles_is_recorded_without_values() -> None:
+    x = {"ids": torch.arange(24).view(8, 3) % 9, "mask": (torch.arange(24).view(8, 3) % 4 > 0).float()}
+    y, losses = torch.linspace(-1, 1, 8).unsqueeze(-1), []
+    for compile in (False, "traced"):
+        torch.manual_seed(0)
+        model = pd.BayesianNet(Masked())
+        history = fit(model, pd.AutoDropout(model, keep=1.0), x, y, steps=5, compile=compile, progress=False)  # type: ignore[arg-type]
+        losses.append(history.losses)
+    assert history.traced
+    assert not torch.compiler.is_compiling()
+    torch.testing.assert_close(*losses)
 
 
 def _gradient(x: Tensor) -> list[Tensor]:

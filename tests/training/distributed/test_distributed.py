@@ -269,6 +269,15 @@ def test_a_fleet_is_shared_out_and_comes_back(found: Found) -> None:
 
 
 @pytest.mark.deep
+def test_losses_of_a_fleet_keep_all_digits(found: Found) -> None:
+    first, second = found["fleets"]
+    alone = fleet_of(3, False, dtype=torch.float64)
+    assert first["double"] == second["double"]
+    # A row of the 3·4·30·20 is dropped with probability 0.007.
+    torch.testing.assert_close(first["double"]["losses"], alone["losses"], rtol=1e-12, atol=0.0)
+
+
+@pytest.mark.deep
 def test_a_fleet_goes_on_and_bears_losses(found: Found) -> None:
     first, second = found["fleets"]
     assert first["longer"] == second["longer"] == first["five"]

@@ -10,6 +10,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.training.distributed.process_group import ALONE
+from pyro_dropout.training.fleet.ranks import joined
 from pyro_dropout.training.optimisers import sgd
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
@@ -236,3 +238,9 @@ def test_an_update_brings_its_own_learning_rate() -> None:
     for own in ({"schedule": pd.inverse_decay()}, {"clip_norm": 1.0}):
         with pytest.raises(pd.PyroDropoutError, match="an Update has its own schedule and clip_norm"):
             learned(optim=sgd(0.02), **own)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+def test_ranks_keep_the_type_of_the_losses(kind: torch.dtype) -> None:
+    losses = torch.rand(3, 2, dtype=kind)
+    assert torch.equal(joined(ALONE, pd.History(losses, 3, 0.1), "", 2).losses, losses)

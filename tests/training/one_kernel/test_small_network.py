@@ -17,7 +17,8 @@ from pyro_dropout.training.compile.functional import Parameters
 from pyro_dropout.training.one_kernel import fused_run
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, NotTakenError
 from pyro_dropout.training.one_kernel.small_network import small_network
-from pyro_dropout.training.optimisers import adam, cosine_decay, from_optimiser, named, sgd
+from pyro_dropout.training.optimisers import adam, cosine_decay, named, sgd
+from pyro_dropout.training.torch_optimisers import from_optimiser
 
 
 def layers(*parts: nn.Module) -> nn.Sequential:

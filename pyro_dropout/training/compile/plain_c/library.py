@@ -2,17 +2,17 @@
 
 import ctypes
 import functools
-import hashlib
 import os
 import shlex
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
+
+from pyro_dropout.training.compile.kernel_folder import private_folder
 
 LIBRARY = "0.so"  # its name among what is kept
 # No flag changes a result: sums are vectorised where the source says so, and nowhere else.
@@ -45,24 +45,33 @@ def identity() -> object:
     return compiler(), [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in real], FLAGS
 
 
+def compiled(text: str) -> bytes | None:
+    """Return the library of a source; None if it could not be compiled."""
+    if not compiler():
+        return None
+    try:
+        with private_folder() as folder:
+            source, made = folder / "source.c", folder / "library.so"
+            source.write_text(text)
+            command = [*compiler(), *FLAGS, str(source), "-o", str(made), "-lm"]
+            done = subprocess.run(command, capture_output=True, timeout=_SECONDS).returncode == 0
+            return made.read_bytes() if done else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
 @contextmanager
-def compiled(text: str) -> Iterator[Path | None]:
-    """Within this context there is a library of a source; None if it could not be compiled."""
-    with tempfile.TemporaryDirectory(prefix="pyro_dropout-") as folder:
-        name = hashlib.sha256(text.encode()).hexdigest()  # a library that is loaded is known by its name
-        source, made = Path(folder) / f"{name}.c", Path(folder) / f"{name}.so"
-        source.write_text(text)
-        command = [*compiler(), *FLAGS, str(source), "-o", str(made), "-lm"]
-        try:
-            done = bool(compiler()) and subprocess.run(command, capture_output=True, timeout=_SECONDS).returncode == 0
-        except (OSError, subprocess.SubprocessError):
-            done = False
-        yield made if done else None
+def on_disk(code: bytes) -> Iterator[Path]:
+    """Within this context a library is a file that nobody else can change. Once loaded, it needs no file."""
+    with private_folder() as folder:
+        path = folder / "library.so"
+        path.write_bytes(code)
+        yield path
 
 
-def bound(path: Path, segment: int, tensors: Sequence[Tensor]) -> Callable[[], None]:
+def bound(code: bytes, segment: int, tensors: Sequence[Tensor]) -> Callable[[], None]:
     """Return a function of a library, bound to the tensors that it reads and writes."""
-    function = getattr(_opened(path), f"segment{segment}")
+    function = getattr(_opened(code), f"segment{segment}")
     pointers = (ctypes.c_void_p * len(tensors))(*(each.data_ptr() for each in tensors))
 
     def run(kept: Sequence[Tensor] = tensors) -> None:  # the tensors live as long as the function
@@ -73,5 +82,6 @@ def bound(path: Path, segment: int, tensors: Sequence[Tensor]) -> Callable[[], N
 
 
 @functools.cache
-def _opened(path: Path) -> ctypes.CDLL:
-    return ctypes.CDLL(str(path))
+def _opened(code: bytes) -> ctypes.CDLL:
+    with on_disk(code) as path:
+        return ctypes.CDLL(str(path))
