@@ -7,7 +7,7 @@ torch runs these layers in one kernel that takes a single set of weights. Writte
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,12 +51,12 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recordable(net: nn.Module, recorded: bool) -> Iterator[None]:
-    """Within this context, where operations are recorded, an LSTM on a CPU runs in those that can be compiled.
+def recordable(modules: Iterable[nn.Module], recorded: bool) -> Iterator[None]:
+    """Within this context, where operations are recorded, an LSTM among ``modules`` uses those that can be compiled.
 
-    oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
+    On a CPU oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
     """
-    off = recorded and torch._C._get_mkldnn_enabled() and any(isinstance(module, nn.LSTM) for module in net.modules())
+    off = recorded and torch._C._get_mkldnn_enabled() and any(isinstance(each, nn.LSTM) for each in modules)
     if off:
         torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn of TF32
     try:

@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from torch.distributions import register_kl
 
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.generative.registration import note_names, tell_pyro
+from pyro_dropout.generative.trial_run import calls_noted, owner_of
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.guides.pyro_distribution import check_distribution, pyro_distribution
@@ -278,9 +279,12 @@ class SiteGuide(Marginals):
             own = self._model
             self._model = (start(self.model),)
             try:
-                super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+                with calls_noted(own[0]):
+                    super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
                 self._model = own
+            sites = self.prototype_trace.nodes.items()
+            note_names(owner_of(self.model), [name for name, site in sites if site["type"] == "param"])
         with poutine.block():
             plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}
