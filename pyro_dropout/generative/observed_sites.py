@@ -57,6 +57,12 @@ def point_log_likelihood(site: Site) -> Tensor:
     return _log_prob(site, 1.0)
 
 
+def point_counts(site: Site, each: Tensor) -> Tensor:
+    """Return how often each point of an observed site counts in log p(y, w): its scale, or zero where it is masked."""
+    found: Tensor = scale_and_mask(torch.ones_like(each), site["scale"], site["mask"])
+    return found
+
+
 def log_density(site: Site) -> Tensor:
     """Return a site's term of log p(y, w), with its scale and mask, in float64."""
     return _log_prob(site, site["scale"]).sum()

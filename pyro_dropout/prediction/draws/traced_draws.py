@@ -11,6 +11,7 @@ from pyro_dropout.generative.observed_sites import (
     full_distribution,
     log_density,
     observed_sites,
+    point_counts,
     point_log_likelihood,
     sample_sites,
     trace_at,
@@ -31,6 +32,8 @@ class Weighed:
         observed: {observed site: the data}.
         dims: {observed site: the names of the dimensions of the data}, points first.
         replicated: {observed site: data drawn from p(y | w), (S, ...)}; empty if not requested.
+        counts: {observed site: how often each point counts in ``log_data``, (*points)}: its scale, zero if it is
+            masked. Sites that are left out count each point once.
     """
 
     log_likelihood: dict[str, Tensor]
@@ -39,6 +42,7 @@ class Weighed:
     observed: dict[str, Tensor]
     dims: dict[str, tuple[str, ...]]
     replicated: dict[str, Tensor]
+    counts: dict[str, Tensor]
 
 
 def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
@@ -67,6 +71,7 @@ def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
         observed={name: value_of(site) for name, site in data.items()},
         dims=_dims(data, points, {*data, *weights}),
         replicated={name: torch.stack([row.replicated[name] for row in rows]) for name in rows[0].replicated},
+        counts=rows[0].counts,
     )
 
 
@@ -83,6 +88,7 @@ class _Row:
         terms = [log_density(site) for name, site in sites.items() if name not in draw]
         self.log_prior, self.log_data = torch.stack(latent).sum(), torch.stack(terms).sum()
         self.each = {name: point_log_likelihood(site) for name, site in data.items()}
+        self.counts = {name: point_counts(data[name], each) for name, each in self.each.items()}
         self.replicated: Weights = {}
         for name, site in data.items() if replicate else ():
             try:
