@@ -21,6 +21,8 @@ from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
 from torch.distributions import register_kl
 
+from pyro_dropout.generative.fixed_supports import check_supports
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.registration import note_names, tell_pyro
 from pyro_dropout.generative.trial_run import calls_noted, owner_of
@@ -289,6 +291,7 @@ class SiteGuide(Marginals):
             plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}
         found = list(self.prototype_trace.iter_stochastic_nodes())
+        check_supports(ModelCall(self.model, args, kwargs), dict(found), trained=True)
         self._expected_sites = [name for name, _ in found]
         guide, sites, given = type(self).__name__, self._expected_sites, self.init_loc_fn is not None
         for name, message in found:
