@@ -189,6 +189,9 @@ from .mathematics.divergence import (
     kl_gap as kl_gap,
 )
 from .mathematics.errors import (
+    NoWeightWarning as NoWeightWarning,
+)
+from .mathematics.errors import (
     PyroDropoutError as PyroDropoutError,
 )
 from .mathematics.errors import (

@@ -43,6 +43,12 @@ def holds_data(site: Site) -> bool:
     return not site["infer"].get("_deterministic") and not isinstance(site["fn"], Unit)
 
 
+def deterministic_values(trace: Trace) -> Weights:
+    """Return the values of the sites that ``pyro.deterministic`` made, by name."""
+    sites = sample_sites(trace).items()
+    return {name: site["value"] for name, site in sites if site["infer"].get("_deterministic")}
+
+
 def observed_sites(trace: Trace, latent: Collection[str] = ()) -> dict[str, Site]:
     """Return the sites that hold data, by name; ``latent`` are those that are observed only because a draw is given."""
     return {
