@@ -192,6 +192,9 @@ from .mathematics.errors import (
     IgnoredInputsWarning as IgnoredInputsWarning,
 )
 from .mathematics.errors import (
+    NoWeightWarning as NoWeightWarning,
+)
+from .mathematics.errors import (
     PyroDropoutError as PyroDropoutError,
 )
 from .mathematics.errors import (

@@ -7,7 +7,7 @@ torch runs these layers in one kernel that takes a single set of weights. Writte
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,12 +51,12 @@ def written_out(net: nn.Module, weights: dict[str, Tensor]) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def recordable(net: nn.Module, recorded: bool) -> contextlib.AbstractContextManager[None]:
-    """Within this context, where operations are recorded, an LSTM on a CPU runs in those that can be compiled.
+def recordable(modules: Iterable[nn.Module], recorded: bool) -> contextlib.AbstractContextManager[None]:
+    """Within this context, where operations are recorded, an LSTM among ``modules`` uses those that can be compiled.
 
-    oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
+    On a CPU oneDNN has one kernel for a whole layer, and a compiled program cannot call it.
     """
-    return without_onednn(recorded and any(isinstance(module, nn.LSTM) for module in net.modules()))
+    return without_onednn(recorded and any(isinstance(module, nn.LSTM) for module in modules))
 
 
 def _step(

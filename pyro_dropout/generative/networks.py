@@ -219,7 +219,7 @@ class BayesianNet(PriorWidths):
         """Run the network once, on x of shape (N, ...)."""
         try:
             still, noisy = (map(self.net.get_submodule, paths) for paths in (self._still, self._noise))
-            written, recorded = written_out(self.net, weights), recordable(self.net, is_traced())
+            written, recorded = written_out(self.net, weights), recordable(self.net.modules(), is_traced())
             x = copies(x, 1) if may_write(self.net, self._noise) else x
             with kept_random(noisy), written, recorded, held_still(still), lowered(leaves_of(x)[0].device):
                 given = _call(self.net, weights, x)

@@ -43,6 +43,12 @@ def holds_data(site: Site) -> bool:
     return not site["infer"].get("_deterministic") and not isinstance(site["fn"], Unit)
 
 
+def deterministic_values(trace: Trace) -> Weights:
+    """Return the values of the sites that ``pyro.deterministic`` made, by name."""
+    sites = sample_sites(trace).items()
+    return {name: site["value"] for name, site in sites if site["infer"].get("_deterministic")}
+
+
 def observed_sites(trace: Trace, latent: Collection[str] = ()) -> dict[str, Site]:
     """Return the sites that hold data, by name; ``latent`` are those that are observed only because a draw is given."""
     return {
@@ -55,6 +61,12 @@ def observed_sites(trace: Trace, latent: Collection[str] = ()) -> dict[str, Site
 def point_log_likelihood(site: Site) -> Tensor:
     """Return log p(y_n | w) of each point of an observed site, (*batch), in float64; zero where it is masked."""
     return _log_prob(site, 1.0)
+
+
+def point_counts(site: Site, each: Tensor) -> Tensor:
+    """Return how often each point of an observed site counts in log p(y, w): its scale, or zero where it is masked."""
+    found: Tensor = scale_and_mask(torch.ones_like(each), site["scale"], site["mask"])
+    return found
 
 
 def log_density(site: Site) -> Tensor:

@@ -22,6 +22,8 @@ from pyro_dropout.mathematics.errors import ShapeError
 
 # The parameters in the store that a model or guide of this process has registered.
 _TOLD = WeakIdKeyDictionary()
+# The names of the parameters that a program has met, such as those of a network that it registers with pyro.module.
+_MET = WeakIdKeyDictionary()
 # The name of each owner, and the next number to try for each kind.
 _NAMES: "weakref.WeakKeyDictionary[nn.Module, str]" = weakref.WeakKeyDictionary()
 _NEXT: dict[str, int] = {}
@@ -127,6 +129,23 @@ def forget(parameters: Iterable[Tensor]) -> None:
         del store[name]
 
 
+def note_names(program: object, names: Iterable[str]) -> None:
+    """Note which parameters of Pyro's store a run of a program has met."""
+    _MET.setdefault(program, {}).update(dict.fromkeys(names))
+
+
+def met_by(*programs: object) -> dict[str, Tensor]:
+    """Return the parameters in Pyro's store that runs of these programs have met, by name."""
+    store = pyro.get_param_store()._params
+    names = dict.fromkeys(name for program in programs for name in _MET.get(program, ()))
+    return {name: store[name] for name in names if name in store}
+
+
+def is_told(value: Tensor) -> bool:
+    """Whether a model or guide of this package has registered a parameter."""
+    return value in _TOLD
+
+
 def tell_again(full: str, value: Tensor) -> None:
     """Report a parameter that is registered already, under its name in the store, to the handlers of ``pyro.param``."""
     if pyro.settings.get("module_local_params"):
@@ -137,6 +156,7 @@ def tell_again(full: str, value: Tensor) -> None:
 
 def _say_locally(full: str, value: Tensor) -> None:
     """Report a parameter to the handlers of ``pyro.param`` when ``module_local_params`` is set."""
+    _TOLD[value] = True
     value.unconstrained = weakref.ref(value)  # type: ignore[attr-defined]
     effectful(type="param")(lambda *_, **__: value)(full, value, constraint=constraints.real, name=full)
 

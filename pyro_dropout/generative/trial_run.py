@@ -2,10 +2,11 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -13,6 +14,9 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.random_state import forked
@@ -28,17 +32,53 @@ _WITHOUT_VALUES = (
 )
 
 
+# The modules that a program has called that is no module itself, in order.
+_CALLED = WeakIdKeyDictionary()
+
+
+@contextlib.contextmanager
+def calls_noted(*roots: object, before: Callable[[nn.Module], object] | None = None) -> Iterator[None]:
+    """Within this context, note which modules are called by those ``roots`` that are none; ``before`` sees new ones."""
+    programs = [owner_of(root) for root in roots if callable(root)]
+    programs = [program for program in programs if not isinstance(program, nn.Module)]
+    if not programs:
+        yield
+        return
+    known = {id(module) for module in holders_of(*roots)}
+
+    def meet(module: nn.Module, _: object) -> None:
+        if id(module) not in known:
+            known.add(id(module))
+            for program in programs:
+                _CALLED.setdefault(program, []).append(weakref.ref(module))
+            if before is not None:
+                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                    before(module)
+
+    hook = register_module_forward_pre_hook(meet)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 @contextlib.contextmanager
 def quietly(*roots: object) -> Iterator[None]:
-    """Restore random states and the buffers of ``roots`` on leaving the context."""
-    buffers = [buffer for module in modules_of(*roots) for buffer in module._buffers.values() if buffer is not None]
+    """Restore random states and buffers on leaving the context: those of ``roots``, and of modules that they call."""
+    kept: list[tuple[Tensor, Tensor]] = []
+
+    def keep(module: nn.Module) -> None:
+        kept.extend((each, each.detach().clone()) for each in module._buffers.values() if each is not None)
+
     with forked():
-        kept = [buffer.detach().clone() for buffer in buffers]
+        for module in holders_of(*roots):
+            keep(module)
         try:
-            yield
+            with calls_noted(*roots, before=keep):
+                yield
         finally:
             with torch.no_grad():
-                for buffer, value in zip(buffers, kept, strict=True):
+                for buffer, value in kept:
                     buffer.copy_(value)
 
 
@@ -48,7 +88,7 @@ def aside(*roots: object) -> Iterator[None]:
 
     No gradients are recorded, and random states are restored.
     """
-    holders = [module._buffers for module in modules_of(*roots)]
+    holders = [module._buffers for module in holders_of(*roots)]
     with forked(), torch.no_grad():
         kept = [dict(holder) for holder in holders]
         try:
@@ -120,8 +160,20 @@ def _needs_values(error: BaseException | None) -> bool:
     return False
 
 
+def owner_of(root: object) -> object:
+    """Return the object that a bound method belongs to; anything else is returned as it is."""
+    return getattr(root, "__self__", root)
+
+
 def modules_of(*roots: object) -> Iterator[nn.Module]:
-    """Yield every submodule of those ``roots`` that are modules."""
-    for root in roots:
-        if isinstance(root, nn.Module):
-            yield from root.modules()
+    """Yield every submodule of those ``roots`` that are modules, or methods of modules."""
+    for owner in map(owner_of, roots):
+        if isinstance(owner, nn.Module):
+            yield from owner.modules()
+
+
+def holders_of(*roots: object) -> Iterator[nn.Module]:
+    """Yield the modules whose buffers a run may change: those of ``roots``, then those that they were seen to call."""
+    called = (reference() for root in roots for reference in _CALLED.get(owner_of(root), ()))
+    found = {id(module): module for module in (*modules_of(*roots), *called) if module is not None}
+    yield from found.values()

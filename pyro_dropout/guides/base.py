@@ -19,19 +19,22 @@ import torch
 from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
-from torch.distributions import register_kl
 
+from pyro_dropout.generative.fixed_supports import check_supports
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.observed_sites import sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.generative.registration import tell_pyro
+from pyro_dropout.generative.registration import note_names, tell_pyro
+from pyro_dropout.generative.trial_run import calls_noted, owner_of
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.marginals import Marginals
-from pyro_dropout.guides.pyro_distribution import check_distribution, pyro_distribution
+from pyro_dropout.guides.pyro_distribution import Image, check_distribution, pyro_distribution
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
 from pyro_dropout.guides.starts import Given, InitScale, check_init_scale, first_width, given_weights
 from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, describe
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import EmptyModelError, NoWeightWarning, PyroDropoutError
 from pyro_dropout.mathematics.functional_normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
@@ -75,16 +78,6 @@ State = SiteState | SimpleNamespace  # the tensors of a site by name; in a plate
 def trained(value: Tensor) -> nn.Parameter:
     """Return a parameter that starts at ``value``."""
     return nn.Parameter(value.detach().clone())
-
-
-class Image(dist.Delta):
-    """A draw mapped from unconstrained space; its divergence from the prior includes the log-determinant term."""
-
-
-@register_kl(Image, dist.Distribution)  # type: ignore[untyped-decorator]
-def _kl_image(q: Image, p: Distribution) -> Tensor:
-    log_density: Tensor = q.log_density - p.log_prob(q.v)  # Pyro's KL of a Delta leaves log_density out
-    return log_density
 
 
 def matching(value: float | Tensor, like: Tensor) -> Tensor:
@@ -276,16 +269,21 @@ class SiteGuide(Marginals):
             # The trace is kept: with the network's own tensors as its values it costs no memory.
             self.prototype_trace = poutine.block(poutine.trace(start(self.model.sample_sites)).get_trace)()
         else:
-            own = self._model
-            self._model = (start(self.model),)
+            own, run = self._model, poutine.trace()
+            self._model = (run(start(self.model)),)
             try:
-                super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
+                with calls_noted(own[0]):
+                    super()._setup_prototype(*args, **kwargs)  # type: ignore[no-untyped-call]
             finally:
                 self._model = own
+            note_names(owner_of(self.model), run.trace.param_nodes)
+            if not sample_sites(run.trace):
+                raise EmptyModelError("the model has no sample site for this guide; are all of them hidden?")
         with poutine.block():
             plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}
         found = list(self.prototype_trace.iter_stochastic_nodes())
+        check_supports(ModelCall(self.model, args, kwargs), dict(found), trained=True)
         self._expected_sites = [name for name, _ in found]
         guide, sites, given = type(self).__name__, self._expected_sites, self.init_loc_fn is not None
         for name, message in found:
@@ -293,8 +291,6 @@ class SiteGuide(Marginals):
                 name, message, guide=guide, sites=sites, row_dim=self._row_dim, init=self.init, given=given
             )
             self._states[site.key] = SiteState(**self._tensors_of(site))
-        if not self._sites:
-            raise PyroDropoutError("the model has no latent site for this guide; are all of them hidden or observed?")
         self._check_built()
 
     def _check_built(self) -> None:
@@ -307,11 +303,15 @@ class SiteGuide(Marginals):
                         check_distribution(q, site.element(), type(self).__name__)
                 check_distribution(self._distribution(site), site, type(self).__name__)
         kinds = {site.kind for site in self._sites.values()}
-        if self.drops and "weight" not in kinds and not ("bias" in kinds and self.bias.startswith("dropout")):
+        marked = all("kind" in site["infer"] for _, site in self.prototype_trace.iter_stochastic_nodes())
+        # A guide in an AutoGuideList has some of the sites, and a model may say that none of them is a weight.
+        expected = self.drops and not marked and self.master is None
+        if expected and "weight" not in kinds and not ("bias" in kinds and self.bias.startswith("dropout")):
             warnings.warn(
                 f"{type(self).__name__} finds no weight in this model ({', '.join(self._sites)}), so it is no more than"
                 " a Gaussian or a point for each site: scalars, vectors, constrained sites and sites in plates are not"
                 " weights. Mark one with pyro.sample(..., infer={'kind': 'weight'}), or use AutoMeanField.",
+                NoWeightWarning,
                 stacklevel=2,
             )
 

@@ -169,6 +169,8 @@ class Marginals(AutoGuide):
         check_count("n", n)
         with torch.no_grad():
             sites = self._known()
+            if not sites:
+                raise PyroDropoutError("the model has no latent site, so there is nothing to draw; run the model.")
             self._before_sampling()
             return {site.name: site.image(self._drawn_from(site).sample((n,)).clone()) for site in sites}
 

@@ -6,8 +6,11 @@ A distribution of Pyro can be called in a sample statement and put into plates.
 import copy
 
 from pyro.distributions import Delta
+from pyro.distributions import Distribution as PyroDistribution
 from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor
 from torch.distributions import Distribution as TorchDistribution
+from torch.distributions import register_kl
 
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.checks import describe
@@ -16,6 +19,16 @@ from pyro_dropout.mathematics.scored import Scored
 from pyro_dropout.protocols import Distribution, SiteDistribution
 
 _CONVERTED: dict[type, type] = {}  # a class of torch, and the one that also has Pyro's methods
+
+
+class Image(Delta):
+    """A draw mapped from unconstrained space; its divergence from the prior includes the log-determinant term."""
+
+
+@register_kl(Image, PyroDistribution)  # type: ignore[untyped-decorator]
+def _kl_image(q: Image, p: Distribution) -> Tensor:
+    log_density: Tensor = q.log_density - p.log_prob(q.v)  # Pyro's KL of a Delta leaves log_density out
+    return log_density
 
 
 def pyro_distribution(q: Distribution) -> Distribution:

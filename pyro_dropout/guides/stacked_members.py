@@ -20,7 +20,7 @@ from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.member_starts import Make, Start, all_equal, at_anchors, check_alike, started
 from pyro_dropout.guides.points import Points
-from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.errors import EmptyModelError, PyroDropoutError
 from pyro_dropout.protocols import PyroModel
 
 _BAR = "|"  # stands for the dot in the name of a member's parameter: torch allows none
@@ -138,6 +138,8 @@ class StackedMembers(nn.Module):
             return
         with forked(), poutine.block():
             call.of(self.template)
+            if not self.template._sites:
+                raise EmptyModelError("the model has no latent site, so the members of an ensemble would all be equal.")
             if not self.points:
                 other = self._make[0](self._model[0])
                 other.is_member = True

@@ -53,6 +53,23 @@ class SingularError(PyroDropoutError):
     """
 
 
+class EmptyModelError(PyroDropoutError, RuntimeError):
+    """A model has no site to make a guide for; ``RuntimeError`` is what Pyro's guides raise."""
+
+
+class NoWeightWarning(UserWarning):
+    """A guide that drops weights finds none in its model.
+
+    Example:
+        >>> import pyro, warnings, pyro.distributions as dist, pyro_dropout as pd
+        >>> guide = pd.AutoDropout(lambda: pyro.sample("z", dist.Normal(0.0, 1.0)))
+        >>> with warnings.catch_warnings():
+        ...     warnings.simplefilter("ignore", pd.NoWeightWarning)
+        ...     print(list(guide()))
+        ['z']
+    """
+
+
 class NotFollowedError(PyroDropoutError):
     """The model does not support a separate weight draw for each data point, so all points must share each draw.
 

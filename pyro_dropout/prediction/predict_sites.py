@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import torch
+from pyro.distributions import Delta
 from torch import Tensor
 from tqdm.auto import tqdm
 
@@ -30,6 +31,8 @@ _DRAWS = 64  # of a site at each draw, where its distribution has no moments in 
 
 def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePrediction | dict[str, SitePrediction]:
     """Return predictions of the sites that the posterior does not have: one, or several by name.
+
+    A single site that is random has those of ``pyro.deterministic`` beside it, as ``answer["name"]``.
 
     Args:
         call: the model and its arguments; if they include data, the sites that hold the data are predicted.
@@ -59,7 +62,12 @@ def predict_sites(call: ModelCall, posterior: object, asked: Request) -> SitePre
                 found[name].add(t, site)
             bar.update()
     answers = {name: tally.prediction(samples) for name, tally in found.items()}
-    return answers if len(answers) > 1 else next(iter(answers.values()))
+    random = [name for name, tally in found.items() if not tally.fixed]
+    if len(random) != 1:
+        return answers if len(answers) > 1 else next(iter(answers.values()))
+    only = answers.pop(random[0])
+    only.deterministic = answers
+    return only
 
 
 def _draws(call: ModelCall, posterior: object, asked: Request) -> Iterator[Weights]:
@@ -95,7 +103,11 @@ def _asked(call: ModelCall, draw: Weights) -> dict[str, Message]:
         raise PyroDropoutError(
             f"the model samples none of the posterior's sites, {', '.join(draw)}; is it the posterior of this model?"
         )
-    asked = {name: site for name, site in sites.items() if name not in draw and holds_data(site)}
+    asked = {
+        name: site
+        for name, site in sites.items()
+        if name not in draw and (holds_data(site) or site["infer"].get("_deterministic"))
+    }
     if not asked:
         raise PyroDropoutError(
             f"the posterior has all sites of the model, {', '.join(known)}, so there is nothing to predict: a guide"
@@ -110,14 +122,15 @@ class _Tally:
     def __init__(self, name: str, keep: bool) -> None:
         self.name, self.keep = name, keep
         self.kind: Distribution = None
-        self.estimated = False
+        self.estimated = self.fixed = False
         self.running = Running(0)
         self.parts: list[Distribution] = []
         self.values: list[Tensor] = []
 
     def add(self, t: int, site: Message) -> None:
         """Add the site's distribution at draw ``t``."""
-        p = full_distribution(site)
+        self.fixed = bool(site["infer"].get("_deterministic"))
+        p = Delta(site["value"], event_dim=site["fn"].event_dim) if self.fixed else full_distribution(site)
         if t == 0:
             self.kind = p
         self.running.add(t, 1, ..., self._moments(p))

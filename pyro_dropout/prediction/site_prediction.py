@@ -34,6 +34,7 @@ class SitePrediction(Prediction):
 
     Attributes:
         site: the site's name.
+        deterministic: the predictions of the model's ``pyro.deterministic`` sites, by name; also ``answer[name]``.
 
     Example:
         >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pd
@@ -66,6 +67,14 @@ class SitePrediction(Prediction):
         floating = next((value for value in tensors if value.is_floating_point()), torch.zeros(()))
         super().__init__(kind, sums, count, floating.new_zeros(()), samples, None)
         self.site, self._each = site, parts
+        self.deterministic: dict[str, SitePrediction] = {}
+
+    def __getitem__(self, name: str) -> "SitePrediction":
+        """Return the prediction of the site itself, or of a deterministic site beside it."""
+        found = {self.site: self, **self.deterministic}
+        if name not in found:
+            raise KeyError(f"{name!r} is not a predicted site; there are {', '.join(found)}")
+        return found[name]
 
     def __repr__(self) -> str:
         kept = "samples kept" if self._samples is not None else "samples not kept"

@@ -25,6 +25,7 @@ from pyro_dropout.training.compile.functional import (
     Gradients,
     Step,
     StepInPlace,
+    UntrainedError,
     numbered,
 )
 from pyro_dropout.training.compile.program import NeedsCompilerError, Program, apart_in_memory, counting
@@ -213,7 +214,7 @@ class TrainingRun:
                     each = [(*self._inputs, *row) for row in rows]
                     self._chain = Chain(program, values, state, self.t, self.lr, each)
         except Exception as cause:
-            if compile is True:
+            if compile is True or isinstance(cause, UntrainedError):
                 raise
             self._parted, self._replayed, self._taped = False, None, None
             warn_uncompiled(cause)

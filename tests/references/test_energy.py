@@ -119,3 +119,42 @@ def test_what_has_no_gradient_is_told() -> None:
         Energy(ModelCall(coin, (x, x)))
     with pytest.raises(pd.PyroDropoutError, match="no random weights"):
         Energy(ModelCall(nothing, (x, x)))
+
+
+def _within(x: Tensor) -> None:
+    theta = pyro.sample("theta", dist.Gamma(5.0, 2.0))
+    u = pyro.sample("u", dist.Uniform(torch.zeros(()), theta))
+    pyro.sample("y", dist.Normal(u, 0.5), obs=x)
+
+
+def _within_a_parameter(x: Tensor) -> None:
+    u = pyro.sample("u", dist.Uniform(torch.zeros(()), pyro.param("end", torch.tensor(2.0))))
+    pyro.sample("y", dist.Normal(u, 0.5), obs=x)
+
+
+def test_a_support_that_depends_on_other_sites_is_refused() -> None:
+    """By the sampler and by guides; a parameter that the sampler does not move is a number to it."""
+    refused = r"support of site 'u' depends on another.*pyro\.sample\('u_unit', dist\.Uniform\(0, 1\)\)"
+    for run in (Energy, lambda call: pd.AutoMeanField(call.model)(*call.args)):
+        with pytest.raises(pd.PyroDropoutError, match=refused):
+            run(ModelCall(_within, (torch.ones(()),)))
+    with pytest.raises(pd.PyroDropoutError, match=refused):
+        pd.AutoMeanField(_within_a_parameter)(torch.ones(()))
+    assert torch.isfinite(Energy(ModelCall(_within_a_parameter, (torch.ones(()),)))(torch.zeros(1, 1))[0])
+
+
+def test_own_bounds_in_a_subsampled_plate_are_refused() -> None:
+    """The next batch has other bounds."""
+
+    def model(ends: Tensor) -> None:
+        with pyro.plate("data", len(ends), subsample_size=2) as some:
+            pyro.sample("u", dist.Uniform(torch.zeros(2), ends[some]))
+
+    with pytest.raises(pd.PyroDropoutError, match="bounds of its own for each element of a subsampled plate"):
+        pd.AutoMeanField(model)(torch.arange(1.0, 5.0))
+
+
+def test_a_hidden_latent_site_is_refused() -> None:
+    """It would be drawn anew at every call."""
+    with pytest.raises(pd.PyroDropoutError, match=r"energy at the same weights changes.*poutine\.block"):
+        Energy(ModelCall(poutine.block(scaled, hide=["scale"]), (torch.ones(3, 1), torch.ones(3, 1))))

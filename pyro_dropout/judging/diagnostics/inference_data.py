@@ -48,11 +48,11 @@ def to_arviz(
 
     Returns:
         ``arviz.InferenceData`` on ArviZ 0.2x, ``xarray.DataTree`` on 1.x, with the groups ``posterior``, one variable
-        for each latent site; ``posterior_predictive``, ``observed_data`` and ``log_likelihood``, one for each observed
-        site, with the names of its plates as dimensions (of a network "y", with point and, for several outputs,
-        output); ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``. A masked point has log-likelihood zero; scales
-        affect ``lp`` only. If q has no density, ``log_q`` is omitted and the attribute ``log_q`` of ``sample_stats``
-        says why.
+        for each latent site and each ``pyro.deterministic`` site; ``posterior_predictive``, ``observed_data`` and
+        ``log_likelihood``, one for each observed site, with the names of its plates as dimensions (of a network "y",
+        with point and, for several outputs, output); ``sample_stats``, ``lp`` = log p(y, w) and ``log_q``. A masked
+        point has log-likelihood zero; scales affect ``lp`` only. If q has no density, ``log_q`` is omitted and the
+        attribute ``log_q`` of ``sample_stats`` says why.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -65,9 +65,10 @@ def to_arviz(
     """
     call, samples = asked(to_arviz, model, posterior, args, kwargs, samples)
     draws = joint_draws(call, posterior, samples, seed, replicate=True, by_member=True)
-    own = {name: [f"{name}_dim_{k}" for k in range(value.dim() - 2)] for name, value in draws.weights.items()}
+    values = draws.weights | draws.deterministic
+    own = {name: [f"{name}_dim_{k}" for k in range(value.dim() - 2)] for name, value in values.items()}
     groups: dict[str, dict[str, Variable]] = {
-        "posterior": _variables(draws.weights, own),
+        "posterior": _variables(values, own),
         "posterior_predictive": _variables(draws.replicated, draws.dims),
         "log_likelihood": _variables(draws.log_likelihood, draws.dims),
         "sample_stats": {"lp": (_DRAWS, draws.log_joint.cpu().numpy())},

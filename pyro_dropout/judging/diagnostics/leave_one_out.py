@@ -76,6 +76,9 @@ def loo(
     that. ``az.compare`` takes a dict of results. ArviZ's own ``loo_approximate_posterior`` has the same elpd, but its
     p_loo scores the data by uncorrected draws from q, and so is wrong unless q is the posterior.
 
+    A point that ``poutine.scale`` counts c times is left out with all of its weight, p(y_i | w)ᶜ. Masked points are not
+    among the terms.
+
     Args:
         model: a network of this package, or any Pyro model, whose observed site defines the points.
         posterior: a guide with a density, or, without the correction, any posterior that ``to_arviz`` takes except a
@@ -111,16 +114,17 @@ def loo(
             )
         draws = joint_draws(call, posterior, samples, seed)
         base = torch.zeros_like(draws.log_joint).flatten()
-    each = _points(draws, site)
+    each, counts = _points(draws, site)
     # With several chains ArviZ makes the tail longer, by the relative efficiency of their draws.
     worth = efficiency_of({name: value.detach().cpu().numpy() for name, value in draws.weights.items()})
-    weights, khat = (torch.from_numpy(part) for part in pareto_smooth((base - each).cpu().numpy(), worth))
-    each = each.cpu()
+    weights, khat = (torch.from_numpy(part) for part in pareto_smooth((base - counts * each).cpu().numpy(), worth))
+    each, counts = each.cpu(), counts.cpu()
     pointwise = torch.logsumexp(weights + each, -1)
-    # With ℓ = p(y_i | w): p(y_i | y) = E[ℓ²]/E[ℓ], under the same smoothed weights of p(w | all others) that give
-    # p(y_i | all others) = E[ℓ], so that no term of p_loo is negative. Without the correction, the mean, as in ArviZ.
+    # With ℓ = p(y_i | w), which counts c times: p(y_i | y) = E[ℓ¹⁺ᶜ]/E[ℓᶜ], under the same smoothed weights of
+    # p(w | all others) that give p(y_i | all others) = E[ℓ], so that no term of p_loo is negative. Without the
+    # correction, the mean, as in ArviZ.
     if corrected:
-        fitted = torch.logsumexp(weights + 2 * each, -1) - pointwise
+        fitted = torch.logsumexp(weights + (1 + counts) * each, -1) - torch.logsumexp(weights + counts * each, -1)
     else:
         fitted = torch.logsumexp(each, -1) - math.log(each.shape[-1])
     bad = int((khat > 0.7).sum())
@@ -141,8 +145,8 @@ def loo(
     )
 
 
-def _points(draws: JointDraws, site: str | None) -> Tensor:
-    """Return the log-likelihoods of one site's points, (N, S)."""
+def _points(draws: JointDraws, site: str | None) -> tuple[Tensor, Tensor]:
+    """Return the log-likelihoods of one site's points, (N, S), and how often each counts, (N, 1); none is masked."""
     found = draws.log_likelihood
     if site is None and len(found) > 1:
         raise PyroDropoutError(
@@ -151,5 +155,13 @@ def _points(draws: JointDraws, site: str | None) -> Tensor:
         )
     if site is not None and site not in found:
         raise PyroDropoutError(f"site must be one that the model observes, {', '.join(found)}; got {site!r}.")
-    each = found[next(iter(found)) if site is None else site]
-    return each.flatten(0, 1).reshape(each.shape[0] * each.shape[1], -1).mT
+    name = next(iter(found)) if site is None else site
+    each = found[name].flatten(0, 1)
+    each = each.reshape(len(each), -1).mT
+    if name not in draws.counts:
+        return each, torch.ones_like(each[:, :1])
+    counts = draws.counts[name].reshape(-1, 1)
+    shown = counts.flatten() > 0
+    if not bool(shown.any()):
+        raise PyroDropoutError(f"all points of site {name!r} are masked, so there is none to leave out.")
+    return each[shown], counts[shown]

@@ -48,6 +48,8 @@ def draws_with_density(call: ModelCall, posterior: object, samples: int) -> tupl
         return weights, None, f"{type(posterior).__name__} has no log_prob(weights)."
     with poutine.block(expose_types=["param"]):
         probes = [call.of(poutine.trace(posterior).get_trace) for _ in range(2)]
+        if not latent_sites(probes[0]):
+            raise PyroDropoutError("the posterior has no latent site, so there is nothing to draw.")
         why = _singularity(probes)
         if not why:
             try:

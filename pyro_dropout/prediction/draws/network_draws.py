@@ -30,7 +30,7 @@ def weigh_network(call: ModelCall, weights: Weights, replicate: bool) -> Weighed
         ("point", "output") if observed["y"].dim() <= 2 else ("point", *(f"y_dim_{k}" for k in range(1, target.dim())))
     )
     dims = {"y": names[: observed["y"].dim()]}
-    return Weighed({"y": each}, each.sum(-1), log_prior, observed, dims, drawn)
+    return Weighed({"y": each}, each.sum(-1), log_prior, observed, dims, drawn, {}, {})
 
 
 def _most(x: AnyInputs, f: Tensor) -> int:

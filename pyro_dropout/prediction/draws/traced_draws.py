@@ -8,9 +8,11 @@ from torch import Tensor
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import (
     check_latent,
+    deterministic_values,
     full_distribution,
     log_density,
     observed_sites,
+    point_counts,
     point_log_likelihood,
     sample_sites,
     trace_at,
@@ -31,6 +33,9 @@ class Weighed:
         observed: {observed site: the data}.
         dims: {observed site: the names of the dimensions of the data}, points first.
         replicated: {observed site: data drawn from p(y | w), (S, ...)}; empty if not requested.
+        counts: {observed site: how often each point counts in ``log_data``, (*points)}: its scale, zero if it is
+            masked. Sites that are left out count each point once.
+        deterministic: {site of ``pyro.deterministic``: (S, *shape)}, of those with one shape at all draws.
     """
 
     log_likelihood: dict[str, Tensor]
@@ -39,6 +44,8 @@ class Weighed:
     observed: dict[str, Tensor]
     dims: dict[str, tuple[str, ...]]
     replicated: dict[str, Tensor]
+    counts: dict[str, Tensor]
+    deterministic: dict[str, Tensor]
 
 
 def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
@@ -67,7 +74,15 @@ def weigh_traces(call: ModelCall, weights: Weights, replicate: bool) -> Weighed:
         observed={name: value_of(site) for name, site in data.items()},
         dims=_dims(data, points, {*data, *weights}),
         replicated={name: torch.stack([row.replicated[name] for row in rows]) for name in rows[0].replicated},
+        counts=rows[0].counts,
+        deterministic=_stacked([row.deterministic for row in rows]),
     )
+
+
+def _stacked(rows: list[Weights]) -> Weights:
+    """Stack the values that all rows have in one shape."""
+    shapes = {name: {row[name].shape if name in row else None for row in rows} for name in rows[0]}
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0] if len(shapes[name]) == 1}
 
 
 class _Row:
@@ -83,6 +98,8 @@ class _Row:
         terms = [log_density(site) for name, site in sites.items() if name not in draw]
         self.log_prior, self.log_data = torch.stack(latent).sum(), torch.stack(terms).sum()
         self.each = {name: point_log_likelihood(site) for name, site in data.items()}
+        self.deterministic = {name: value for name, value in deterministic_values(trace).items() if name not in draw}
+        self.counts = {name: point_counts(data[name], each) for name, each in self.each.items()}
         self.replicated: Weights = {}
         for name, site in data.items() if replicate else ():
             try:

@@ -5,6 +5,7 @@ all weights; a constrained site, such as a scale, is transformed to the real lin
 """
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from torch.distributions import Normal, biject_to
 from torch.distributions.utils import _sum_rightmost
 
+from pyro_dropout.generative.fixed_supports import check_supports
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.observed_sites import check_whole, sample_sites, trace_of
 from pyro_dropout.generative.own_noise import check_no_noise
+from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Message, Weights
@@ -45,6 +48,7 @@ class Energy:
         self._given = self._call = exact if has_gaussian_prior(call.model) else call
         self.model = self._call.model
         sites = self._sites()
+        check_supports(self._given, sites, trained=False)
         check_no_noise(self.model, "this sampler")
         self._types = dict.fromkeys(sites, F64)
         self._transforms = {name: biject_to(site["fn"].support) for name, site in sites.items()}
@@ -61,6 +65,19 @@ class Energy:
             except (RuntimeError, PyroDropoutError):
                 self._call = self._given
                 self._types = {name: site["value"].dtype for name, site in sites.items()}
+        if self._prior is None:
+            self._check_fixed(self._flat(sites))
+
+    def _check_fixed(self, z: Tensor) -> None:
+        """Raise an error if the energy at a position changes from call to call."""
+        with forked(), unvalidated(), torch.no_grad():
+            first, again = (float(self._of_one(z)) for _ in range(2))
+        if not math.isclose(first, again, rel_tol=1e-4, abs_tol=1e-4) and math.isfinite(first - again):
+            raise PyroDropoutError(
+                f"the energy at the same weights changes from call to call ({first:.6g}, {again:.6g}): the model draws"
+                " random numbers that this sampler does not see, as of a latent site that poutine.block hides. Take the"
+                " block away, or condition the model on the site."
+            )
 
     # --- weights and positions ----------------------------------------------------------------------------------------
 

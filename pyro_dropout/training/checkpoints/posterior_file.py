@@ -2,13 +2,16 @@
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pyro
 import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.registration import met_by
+from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -46,7 +49,8 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
 
     Args:
         path: the file; its folder must exist.
-        model: a module, such as a ``BayesianNet``; nothing is saved for a plain function.
+        model: a module, such as a ``BayesianNet``; of a plain function, the parameters in Pyro's store that ``fit``, a
+            guide of this package or ``SVI`` has met, networks registered with ``pyro.module`` included.
         guide: its guide, which has seen the model.
         extra: anything else to save that JSON can hold.
 
@@ -128,21 +132,35 @@ def room_for(tensors: Mapping[str, Tensor], guide: object) -> Iterator[None]:
         raise
 
 
-def tensors_of(model: object, guide: object) -> dict[str, Tensor]:
-    """Return the parameters and buffers of both, by name."""
+def tensors_of(model: object, guide: object, names: Sequence[str] = ()) -> dict[str, Tensor]:
+    """Return the parameters and buffers of both, by name, and those of the networks that they run.
+
+    A plain function has its parameters in Pyro's store: those that it was seen to meet, and those among ``names``.
+    """
     if getattr(guide, "prototype_trace", "none") is None:
         raise PyroDropoutError(
             f"{type(guide).__name__} has not seen its model's sites yet: call it once with the model's arguments first."
         )
     found = {
         f"{root}.{name}": tensor
-        for root, part in (("model", model), ("guide", guide))
+        for root, part in (("model", owner_of(model)), ("guide", owner_of(guide)))
         if isinstance(part, nn.Module)
         for name, tensor in (*part.named_parameters(), *part.named_buffers())
         if "prior_start/" not in name  # a setting of the Prior, beside the width that is learned
     }
-    if not found:
-        raise PyroDropoutError("neither the model nor the guide is a module with tensors, so there is nothing to save.")
+    known = {id(tensor) for tensor in found.values()}
+    store = pyro.get_param_store()._params
+    met = met_by(owner_of(model), owner_of(guide)) | {name: store[name] for name in names if name in store}
+    found |= {f"store.{name}": tensor for name, tensor in met.items() if id(tensor) not in known}
+    for number, module in enumerate(holders_of(model, guide)):
+        for name, tensor in module._buffers.items():
+            if tensor is not None and id(tensor) not in known:
+                found[f"called.{number}.{name}"] = tensor
+    if not found and not names:
+        raise PyroDropoutError(
+            "there is nothing to save: neither model nor guide is a module with tensors, and neither was trained"
+            " with fit. Parameters of plain functions are in Pyro's store: use pyro.get_param_store().save(path)."
+        )
     return found
 
 
@@ -187,11 +205,17 @@ def _is_prior(name: str, sites: object) -> bool:
     return name.startswith("prior_scale/") or (name.endswith("_std") and name.removesuffix("_std") in known)
 
 
+def _here(tensors: Mapping[str, Tensor], model: object, guide: object) -> dict[str, Tensor]:
+    """Return the tensors of this model and guide that a file may hold."""
+    names = [name.removeprefix("store.") for name in tensors if name.startswith("store.")]
+    return tensors_of(model, guide, names)
+
+
 def check_identity(
     path: str | Path, facts: Record, tensors: Mapping[str, Tensor], model: object, guide: object
 ) -> None:
     """Raise an error that lists what differs, unless a file belongs to this model and guide."""
-    here, own = tensors_of(model, guide), identity_of(model, guide)
+    here, own = _here(tensors, model, guide), identity_of(model, guide)
     told = set(own["told"]) & set(facts["told"] if "told" in facts else own["told"])  # not in files of earlier versions
     wrong = _other_values(facts.get("kinds", {}), own["kinds"]) + _only_on_one_side(tensors, here)
     for name in (name for name in here if name in tensors):
@@ -206,9 +230,15 @@ def check_identity(
         wrong += _other_layers(facts["layers"], own["layers"])
     if wrong:
         more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        functions = any(name.startswith(("store.", "called.")) and name not in here for name in tensors)
+        run = (
+            " What plain functions train is known when they have run: call fit(..., steps=1) before."
+            if functions
+            else ""
+        )
         raise DifferentModelError(
             f"{Path(path).name} belongs to another model or guide: {'; '.join(wrong[:_SHOWN])}{more}. Build them as"
-            " they were when it was written."
+            f" they were when it was written.{run}"
         )
 
 
@@ -241,5 +271,5 @@ def _short(tensor: Tensor) -> str:
 def put(tensors: Mapping[str, Tensor], model: object, guide: object) -> None:
     """Copy tensors, by name, into a model and a guide."""
     with torch.no_grad():
-        for name, tensor in tensors_of(model, guide).items():
+        for name, tensor in _here(tensors, model, guide).items():
             tensor.copy_(tensors[name])

@@ -217,7 +217,9 @@ class Keeper:
     def _check(self, file: str, tensors: dict[str, Tensor], facts: Record, total: int) -> None:
         if facts.get("kind") != "training":
             raise PyroDropoutError(f"{file} is not a training checkpoint; give another folder.")
-        own = {name: value for name, value in tensors.items() if name.startswith(("model.", "guide."))}
+        own = {
+            name: value for name, value in tensors.items() if name.startswith(("model.", "guide.", "store.", "called."))
+        }
         check_identity(file, facts, own, self.model, self.guide)
         theirs, mine = (each.get("world") for each in (facts["facts"], self.facts))
         if theirs != mine:

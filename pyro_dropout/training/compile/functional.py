@@ -14,11 +14,13 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_dropout.generative.registration import tell_again
-from pyro_dropout.generative.trial_run import modules_of, quietly
+from pyro_dropout.generative.layers import recordable
+from pyro_dropout.generative.registration import is_told, note_names, tell_again
+from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.whole_sums import decays_apart
+from pyro_dropout.mathematics.whole_sums import decays_apart, is_traced
 from pyro_dropout.protocols import Trace, Tree
+from pyro_dropout.training.compile.stand_ins import StandIns, stand_in_of
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
@@ -37,6 +39,10 @@ class Loss(Protocol):
         """The loss of (model, guide, *args, **kwargs)."""
 
 
+class UntrainedError(PyroDropoutError):
+    """A parameter that a script has registered with Pyro gets no gradient."""
+
+
 class Parameters:
     """The trained tensors of a model and a guide, by their names in Pyro's store; the loss is run once to find them."""
 
@@ -48,7 +54,11 @@ class Parameters:
             loss.differentiable_loss(model, guide, *args, **kwargs)
         trace: Trace = capture.trace
         found = {name: site["value"].unconstrained() for name, site in trace.nodes.items()}
-        self.by_name: dict[str, Tensor] = {name: value for name, value in found.items() if value.requires_grad}
+        self._aliases: dict[int, list[str]] = {}  # two modules may share a parameter, which is trained once
+        for name, value in found.items():
+            if value.requires_grad:
+                self._aliases.setdefault(id(value), []).append(name)
+        self.by_name: dict[str, Tensor] = {names[0]: found[names[0]] for names in self._aliases.values()}
         self.names = list(self.by_name)
         # Gradients of a sum over all points are beyond float16; those of the loss divided by its size are not.
         self.divided = any(
@@ -58,12 +68,19 @@ class Parameters:
             if p is not None
         )
         self.unused: set[int] = set()  # those that the last gradient did not depend on
+        self._checked = False
         places: dict[int, list[_Holder]] = {}
         for module in modules_of(model, guide):
             for key, value in module._parameters.items():
                 if value is not None:
                     places.setdefault(id(value), []).append((module._parameters, key))
         self._places = {name: places.get(id(value), []) for name, value in self.by_name.items()}
+        owner = owner_of(model if isinstance(owner_of(guide), nn.Module) else guide)
+        note_names(owner, [name for name, where in self._places.items() if not where])
+        # Pyro's store holds these for networks that are elsewhere: there is nothing to put another tensor into.
+        self._elsewhere = [
+            name for name, value in self.by_name.items() if isinstance(value, nn.Parameter) and not self._places[name]
+        ]
 
     def current(self) -> bool:
         """Whether these are still the tensors in Pyro's store, and all of them are still trained."""
@@ -79,7 +96,9 @@ class Parameters:
     def tell(self, number: int) -> Tensor:
         """Report a parameter to Pyro's handlers, and return the tensor that is in its place now."""
         name = self.names[number]
-        stored = pyro.get_param_store()._params.get(name, self.by_name[name])
+        stored = stand_in_of(self.by_name[name])
+        if stored is None:
+            stored = pyro.get_param_store()._params.get(name, self.by_name[name])
         here = next((holder[key] for holder, key in self._places[name]), stored)
         tell_again(name, here)
         return here
@@ -89,21 +108,44 @@ class Parameters:
         for target, value in zip(self.by_name.values(), values, strict=True):
             target.data = value
 
+    def check_used(self, gradients: Sequence[Tensor | None]) -> None:
+        """Raise an error if the first gradient leaves out a parameter that a script has registered with Pyro.
+
+        A network of this package may have layers that it does not run: what it registers for them is left alone.
+        """
+        if self._checked:
+            return
+        pairs = zip(self.by_name.items(), gradients, strict=True)
+        lost = [name for (name, value), slope in pairs if slope is None and not is_told(value)]
+        if lost:
+            named = f"{', '.join(map(repr, lost[:4]))}{' and others' if lost[4:] else ''}"
+            raise UntrainedError(
+                f"the loss does not depend on {named}, which"
+                " pyro.param or pyro.module registers, so it would not be trained. Use it in the model or the guide,"
+                " leave it unregistered, or freeze it with requires_grad_(False)."
+            )
+        self._checked = True
+
     @contextlib.contextmanager
     def replaced(self, values: list[Tensor]) -> Iterator[None]:
         """Within the context, modules and Pyro's store hold ``values`` in the parameters' places."""
         store: dict[str, Tensor] = pyro.get_param_store()._params
-        kept = {name: store[name] for name in self.names if name in store}
+        now = dict(zip(self.names, values, strict=True))
+        pairs = {id(self.by_name[name]): now.pop(name) for name in self._elsewhere}
+        held = {alias: now[name] for name in now for alias in self._aliases[id(self.by_name[name])]}
+        kept = {name: store[name] for name in held if name in store}
         try:
-            for name, value in zip(self.names, values, strict=True):
-                store[name] = value
+            store.update(held)
+            for name, value in now.items():
                 for holder, key in self._places[name]:
                     holder[key] = value
-            yield
+            with StandIns(pairs) if pairs else contextlib.nullcontext():
+                yield
         finally:
-            for name, original in self.by_name.items():
+            for name in now:
                 for holder, key in self._places[name]:
-                    holder[key] = original
+                    holder[key] = self.by_name[name]
+            for name in held:
                 if name in kept:
                     store[name] = kept[name]
                 else:
@@ -123,6 +165,12 @@ class Buffers:
                     if value is not None and not any(holder is place[0] and key == k for holder, k in self._places):
                         self._places.append(place)
                         self.names.append(".".join(filter(None, (label, path, key))))
+        known = {id(holder) for holder, _ in self._places}
+        for number, module in enumerate(holders_of(model, guide)):
+            for key, value in module._buffers.items():
+                if value is not None and id(module._buffers) not in known:
+                    self._places.append((module._buffers, key))
+                    self.names.append(f"called.{number}.{key}")
 
     @property
     def values(self) -> list[Tensor]:
@@ -167,12 +215,14 @@ def loss_and_gradients(
     if not values:
         raise PyroDropoutError("there is nothing to train: model and guide have no parameter with requires_grad=True.")
     leaves = [value.detach().requires_grad_() for value in values]
-    with torch.enable_grad(), unvalidated(), poutine.block(), parameters.replaced(leaves):
+    lstm = recordable(holders_of(model, guide), is_traced())
+    with torch.enable_grad(), unvalidated(), lstm, poutine.block(), parameters.replaced(leaves):
         value = loss.differentiable_loss(model, guide, *args, **kwargs)
         size = value.detach().abs().clamp_min(1) if parameters.divided else None
         gradients = torch.autograd.grad(value if size is None else value / size, leaves, allow_unused=True)
         if size is not None:
             gradients = tuple(None if slope is None else slope * size for slope in gradients)
+    parameters.check_used(gradients)
     parameters.unused = {k for k, g in enumerate(gradients) if g is None}
     return value.detach(), [torch.zeros_like(p) if g is None else g for p, g in zip(leaves, gradients, strict=True)]
 

@@ -37,11 +37,11 @@ class Objective(nn.Module):
     def __init__(self, model: PyroModel, guide: PyroModel, loss: Loss, parameters: Parameters) -> None:
         super().__init__()
         self.values = nn.ParameterList(nn.Parameter(value.clone()) for value in parameters.values)
-        self._parts = (model, guide, loss, parameters)  # in a tuple, so that they are not submodules
+        self.parts = (model, guide, loss, parameters)  # in a tuple, so that they are not submodules
 
     def forward(self, weight: float, *args: object) -> Tensor:
         """Return the loss at the model's arguments, times ``weight``."""
-        model, guide, loss, parameters = self._parts
+        model, guide, loss, parameters = self.parts
         with unvalidated(), poutine.block(), parameters.replaced(list(self.values)):
             return weight * loss.differentiable_loss(model, guide, *args)
 
@@ -92,6 +92,7 @@ class SharedGradients:
         with quietly(model, guide), torch.enable_grad():
             loss = self.objective(self._weight, *self._arguments(*self._first_batch(batch)))
             slopes = torch.autograd.grad(loss, list(self.objective.values), allow_unused=True)
+            self.objective.parts[3].check_used(slopes)
             moved = [not torch.equal(*pair) for pair in zip(before, self._places.values, strict=True)]
         unused, *changing = self._group.any(any(slope is None for slope in slopes), *moved)
         return bool(unused), [k for k, each in enumerate(changing) if each]

@@ -9,7 +9,7 @@ from pyro.poutine.messenger import Messenger
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pyro_dropout.generative.random_state import random_state, set_random_state
-from pyro_dropout.generative.trial_run import modules_of
+from pyro_dropout.generative.trial_run import holders_of
 from pyro_dropout.protocols import Message, PyroModel
 
 
@@ -25,7 +25,7 @@ class Attempt(Messenger):
         self._random = random_state()
         self._buffers = [
             (module._buffers, key, buffer, buffer.detach().clone())
-            for module in modules_of(model, guide)
+            for module in holders_of(model, guide)
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]

@@ -4,8 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 from scipy import stats
 from scipy.special import logsumexp
 
@@ -28,6 +31,44 @@ def test_a_sum_that_cannot_be_trusted_is_told() -> None:
     line = Line(torch.float64, orthogonal=True)
     with pytest.warns(UserWarning, match=r"k̂ is above 0\.7 at \d+ of 12 points.*cannot be trusted"):
         pd.loo(line.model, line.mean_field(widen=0.1), line.x, line.y, 500, seed=0)
+
+
+def _mean_of(y: torch.Tensor, scale: float = 1.0, shown: torch.Tensor | None = None) -> None:
+    mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0, dtype=y.dtype), 2.0))
+    with poutine.scale(scale=scale), poutine.mask(mask=True if shown is None else shown), pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+
+def _posterior_of_mean(precision: float, total: float) -> pd.AutoMeanField:
+    """The exact posterior, with precision 1/4 + Σ c_i and mean Σ c_i y_i over it."""
+    start = torch.tensor(total / precision, dtype=torch.float64)
+    return pd.AutoMeanField(_mean_of, init=lambda name, shape: start, init_scale=precision**-0.5)
+
+
+@pytest.mark.parametrize("approximate", [True, False])
+def test_a_scaled_point_is_left_out_with_all_of_its_weight(approximate: bool) -> None:
+    """Points that count twice: p(y_i | the others, each twice) is normal; the seed is set."""
+    y = torch.tensor([-0.5, 0.1, 0.4, 1.2, 0.0, 0.9], dtype=torch.float64)
+    guide = _posterior_of_mean(0.25 + 2 * len(y), 2 * float(y.sum()))
+    found = pd.loo(_mean_of, guide, y, scale=2.0, samples=4000, approximate=approximate, seed=0)
+    without = 0.25 + 2 * (len(y) - 1)
+    mean = 2 * (y.sum() - y).numpy() / without
+    exact = stats.norm.logpdf(y.numpy(), mean, (1 + 1 / without) ** 0.5)
+    assert np.abs(found.pointwise.numpy() - exact).max() < 0.03
+    whole = 0.25 + 2 * len(y)
+    fitted = stats.norm.logpdf(y.numpy(), 2 * float(y.sum()) / whole, (1 + 1 / whole) ** 0.5)
+    assert found.p_loo == pytest.approx((fitted - exact).sum(), abs=0.02)
+
+
+def test_masked_points_are_no_terms() -> None:
+    """The result is that of the data without them."""
+    y, shown = torch.tensor([-0.5, 0.1, 0.4, 1.2]).double(), torch.tensor([True, False, True, True])
+    guide = _posterior_of_mean(3.25, float(y[shown].sum()))
+    guide(y)  # it draws numbers while it reads the model
+    found = pd.loo(_mean_of, guide, y, shown=shown, samples=500, seed=0)
+    torch.testing.assert_close(found.pointwise, pd.loo(_mean_of, guide, y[shown], samples=500, seed=0).pointwise)
+    with pytest.raises(pd.PyroDropoutError, match="all points of site 'y' are masked"):
+        pd.loo(_mean_of, guide, y, shown=shown & False, samples=500, seed=0)
 
 
 @TOLD
