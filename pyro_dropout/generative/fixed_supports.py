@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.protocols import Message, Weights
+from pyro_dropout.protocols import Distribution, Message, Weights
 
 
 def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) -> None:
@@ -57,7 +57,8 @@ def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) ->
     with quietly(call.model), torch.enable_grad(), poutine.block():
         trace = poutine.trace(poutine.condition(call.model, data=values)).get_trace(*call.args, **call.kwargs)
     for name in (name for name in bounded if name in trace.nodes):
-        moving = [each for each in _numbers(trace.nodes[name]["fn"].support) if each.requires_grad]
+        fn: Distribution = trace.nodes[name]["fn"]
+        moving = [each for each in _numbers(fn.support) if each.requires_grad]
         if not trained and moving:
             total = torch.stack([each.sum() for each in moving]).sum()
             slopes = torch.autograd.grad(total, list(values.values()), allow_unused=True, retain_graph=True)

@@ -118,7 +118,7 @@ class AutoLowRank(SiteGuide):
         init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
             weights.
         init_scale: the standard deviation that every number starts with, "auto" as in ``AutoMeanField``; a hundredth of
-            its square comes from A.
+            its square comes from A, and with ``per="net"`` about half, as in Pyro's AutoLowRankMultivariateNormal.
         bias: with ``per="layer"``: "gaussian" or "map".
         other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
         init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
@@ -186,7 +186,9 @@ class AutoLowRank(SiteGuide):
 
     def parameters_of(self, site: GuideSite) -> dict[str, Tensor]:
         """Means, log widths, and A with R columns."""
-        factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (0.1 / self.rank**0.5)
+        # The gradient of a correlation is in proportion to A: from a small A it is learned late.
+        share = 1.0 if self.per == "net" else 0.1
+        factor = torch.randn(site.start.numel(), self.rank).to(site.start) * (share / self.rank**0.5)
         added = factor.square().sum(-1).reshape(site.start.shape)
         width = self.log_width(site) - 0.5 * added.log1p()
         return {"loc": trained(site.start), "log_scale": trained(width), "factor": trained(_laid_out(factor))}

@@ -1,14 +1,19 @@
 """A low-rank posterior over a whole network is one Gaussian: against its covariance matrix, written out."""
 
+from functools import partial
 from typing import Any
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer.autoguide import AutoLowRankMultivariateNormal
 from scipy import stats
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
+import pyro_dropout as pd
 from pyro_dropout import ELBO, AutoLowRank, BayesianNet
 from tests.contracts.models import mlp
 
@@ -66,3 +71,25 @@ def test_the_kl_is_the_joint_one() -> None:
 def test_a_site_alone_has_its_block_of_the_covariance() -> None:
     _, guide, _, covariance = problem()
     assert torch.allclose(guide.posterior("0.weight").variance.flatten(), covariance.diagonal()[:8])
+
+
+def test_a_correlation_between_sites_is_learned_at_pyros_pace() -> None:
+    """Of -0.9, after 500 steps; over the seeds 0 to 2, ours is at least three quarters of Pyro's."""
+    precision = torch.linalg.inv(0.115**2 * torch.tensor([[1.0, -0.9], [-0.9, 1.0]]))
+
+    def model() -> None:
+        both = torch.stack([pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab"])
+        pyro.factor("posterior", -0.5 * both @ precision @ both)
+
+    def learned(make: Any, seed: int) -> float:
+        pyro.clear_param_store()
+        pyro.set_rng_seed(seed)
+        guide = make(model, rank=2)
+        guide()
+        pd.fit(model, guide, steps=500, lr=0.01, compile="traced", progress=False, seed=seed)
+        with torch.no_grad():
+            drawn = torch.tensor([[float(value) for value in guide().values()] for _ in range(500)])
+        return float(drawn.T.corrcoef()[0, 1])
+
+    ours = sum(learned(partial(AutoLowRank, per="net"), seed) for seed in range(3))
+    assert ours < 0.75 * sum(learned(AutoLowRankMultivariateNormal, seed) for seed in range(3))

@@ -185,6 +185,13 @@ def test_they_are_saved_and_loaded(tmp_path: Path) -> None:
     assert torch.equal(parts, whole)
     for other in (loaded, resumed):
         assert all(torch.equal(mine, other.state_dict()[name]) for name, mine in net.state_dict().items())
+    model, guide, data, stock = _built("function")
+    SVI(model, guide, Adam({"lr": 0.02}), Trace_ELBO()).step(*data)  # which tells this package nothing
+    pd.save(tmp_path / "stock", model, guide)
+    before = stock[1].weight.detach().clone()  # type: ignore[index]
+    stock[1].weight.data.zero_()  # type: ignore[index]
+    pd.load(tmp_path / "stock", model, guide)
+    assert torch.equal(stock[1].weight, before)  # type: ignore[index]
     pyro.clear_param_store()
     with pytest.raises(PyroDropoutError, match=r"store\.net\$\$\$1\.weight: only in the file"):
         pd.load(tmp_path / "posterior", _function(nn.Linear(1, 1))[0], guide)
