@@ -1,13 +1,14 @@
 """The map of defaults: every guide with all defaults, beside plain torch and the best constant prediction.
 
-    python -m tests.benchmarks.defaults --device cuda            # about half of the map in 20 minutes of an H200
+    python -m tests.benchmarks.defaults --device cuda --workers 14 --minutes 30
     python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --page                   # write docs/defaults.md anew from what was measured
 
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
 seeds as one fleet (an ensemble of 8 and ``AutoLaplace`` with one). Cells are visited in a random order, so that a run
-that ends early (``--minutes``) is a sample of the map; what was measured is kept in docs/results/defaults.json, and a
-later run goes on from there. ``--workers`` trains several cells at once, in processes of their own.
+that ends early (``--minutes``) is a sample of the map; what was measured is kept in out/defaults.json, and a later run
+goes on from there. ``--workers`` trains several cells at once, in processes of their own; on a GPU that needs MPS
+(nvidia-cuda-mps-control -d).
 
 A cell is *level* with plain torch if the mean difference of the test log-likelihood is no less than minus one standard
 error (over test rows and over seeds, paired). It is *at chance* if it is within 0.02 nats of the best constant while
@@ -48,7 +49,7 @@ from tests.benchmarks.defaults_tables import (
     rows_of,
 )  # fmt: skip
 
-KEPT = Path(__file__).parents[2] / "docs/results/defaults.json"
+KEPT = Path(__file__).parents[2] / "out/defaults.json"
 STEPS = (2_000, 20_000)
 SAMPLES, MEMBERS = 100, 8
 WHOLE_MATRIX = 4_000  # weights up to which a guide with a matrix of all of them is trained
@@ -179,9 +180,10 @@ def main() -> None:
     _FILE[0] = given.file
     known = json.loads(given.kept.read_text("utf-8")) if given.kept.exists() else []
     if not given.page:
-        done = {json.dumps(row["cell"]) for row in known}
+        given.kept.parent.mkdir(exist_ok=True)
+        done = {json.dumps([row["cell"], row["steps"]]) for row in known if "each" in row}
         todo = cells(given.tables, given.depths, given.widths, given.guides, given.priors)
-        todo = [cell for cell in todo if json.dumps(cell) not in done]
+        todo = [cell for cell in todo if any(json.dumps([cell, steps]) not in done for steps in given.steps)]
         for rows in _measured_in_turn(todo, given):
             known += rows
             given.kept.write_text("[\n" + ",\n".join(json.dumps(row) for row in known) + "\n]\n", "utf-8")

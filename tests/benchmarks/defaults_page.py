@@ -26,7 +26,8 @@ def _judged(known: Iterable[dict[str, Any]]) -> Cells:
             continue
         each = torch.tensor(row["each"])
         apart = each.mean(0) - plain.mean(0)
-        between = each.mean(1).var().nan_to_num() / len(each) + plain.mean(1).var() / len(plain)
+        own = each.mean(1).var() / len(each) if len(each) > 1 else 0.0
+        between = own + plain.mean(1).var() / len(plain)
         error = math.sqrt(float(apart.var() / len(apart) + between))
         chance = float(each.mean()) < row["constant"] + 0.02 and float(plain.mean()) > row["constant"] + 0.1
         found[(*net, guide, prior, row["steps"])] = {
@@ -44,10 +45,10 @@ def text(known: list[dict[str, Any]]) -> str:
     """Return the tables in Markdown."""
     cells = _judged(known)
     lines: list[str] = []
-    names = list(dict.fromkeys(key[3] for key in cells if key[4] == "default"))
+    names = list(dict.fromkeys(key[3] for key in sorted(cells) if key[4] == "default"))
     for title, tables in (("Tables that the default was chosen on", CHOSEN_ON), ("Other tables", REPORTED)):
         lines += [f"**{title}** ({', '.join(tables)})", ""]
-        lines += ["| guide | level at 2,000 steps | level at 20,000 | at chance | warned | mean difference |"]
+        lines += ["| guide | level after 2,000 steps | level after 20,000 | at chance | warned | mean difference |"]
         lines += ["|---|---|---|---|---|---|"]
         for name in names:
             mine = {key: cell for key, cell in cells.items() if key[3:5] == (name, "default") and key[0] in tables}
@@ -59,13 +60,15 @@ def text(known: list[dict[str, Any]]) -> str:
         lines.append("")
     paper = {key: cell for key, cell in cells.items() if key[4] == "paper"}
     if paper:
-        chance = [cell for cell in paper.values() if cell["chance"]]
-        fine = [cell for cell in cells.values() if not cell["chance"] and cell["gain"] > -0.1]
-        lines += [f"With the paper's prior, `Prior()`: at chance in {_share(list(paper.values()), 'chance')} cells."]
+        lost = [cell for cell in paper.values() if cell["chance"]]
+        fine = [cell for cell in cells.values() if not cell["chance"]]
         lines += [
-            f"The warning fired in {_share(chance, 'told')} of these, and in {_share(fine, 'told')} that are fine."
+            f"With the paper's prior, `Prior()`, {_share(list(paper.values()), 'chance')} cells are at chance. The"
         ]
-        lines.append("")
+        lines += [
+            f"warning fired in {_share(lost, 'told')} of them, and in {_share(fine, 'told')} cells that are not.",
+            "",
+        ]
     lines += _learned(cells)
     failed = [row for row in known if "failed" in row]
     lines += [f"Failed: {' '.join(map(str, row['cell']))}: {row['failed']}" for row in failed]
@@ -99,7 +102,7 @@ def write(known: list[dict[str, Any]]) -> None:
 
 
 def _draw(cells: Cells, path: Path) -> None:
-    """Draw networks against tables for each guide, coloured by the difference to plain torch at 20,000 steps."""
+    """Draw networks against tables for each guide, coloured by the difference to plain torch after 2,000 steps."""
     import matplotlib.pyplot as plt
     import numpy as np
 
@@ -112,7 +115,7 @@ def _draw(cells: Cells, path: Path) -> None:
         grid = np.full((len(tables), len(nets)), np.nan)
         for i, table in enumerate(tables):
             for j, net in enumerate(nets):
-                cell = cells.get((table, *net, name, "default", 20_000))
+                cell = cells.get((table, *net, name, "default", 2_000))
                 grid[i, j] = np.nan if cell is None else np.clip(cell["gain"], -0.5, 0.5)
         image = ax.imshow(grid, cmap="RdBu", vmin=-0.5, vmax=0.5, aspect="auto")
         ax.set_facecolor("0.92")
@@ -126,6 +129,6 @@ def _draw(cells: Cells, path: Path) -> None:
     for ax in axes[-1]:
         ax.set_xlabel("units in 1 | 2 | 3 hidden layers", fontsize=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
-    bar.set_label("log-likelihood minus that of plain torch\n(nats per test row, cut at ±0.5; grey: not measured)")
+    bar.set_label("log-likelihood minus that of plain torch, 2,000 steps\n(nats per test row, cut at ±0.5; grey: not measured)")
     figure.savefig(path, dpi=130)
     plt.close(figure)
