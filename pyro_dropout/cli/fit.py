@@ -248,10 +248,10 @@ def _resumable(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise (typer.Exit(130) if rank_here() else KeyboardInterrupt(f"; {advice}")) from None
-    except SystemExit:
+    except SystemExit as stop:
         if rank_here() == 0:
             complain(advice)
-        raise
+        raise SystemExit(stop.code) from None
 
 
 # --- where things go --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pyro_dropout.cli import fit as cli_runs
 from pyro_dropout.cli import options as cli_options
 from pyro_dropout.cli import predict as cli_predict
 from pyro_dropout.cli import repository as cli_data
-from pyro_dropout.cli.terminal import PROGRAM, complain
+from pyro_dropout.cli.terminal import PROGRAM, Terminated, complain, terminable
 
 HELP = (
     "Compare posterior approximations of neural networks, fit one, and predict with it."
@@ -63,7 +63,11 @@ class Commands(TyperGroup):
         given = list(sys.argv[1:] if args is None else args) or ["--help"]
         more["standalone_mode"] = False
         try:
-            code = super().main(given, *rest, **more)
+            with terminable():
+                code = super().main(given, *rest, **more)
+        except Terminated as stop:
+            complain("stopped by SIGTERM before there was a checkpoint. The same command starts again.")
+            code = stop.code
         except Exception as mistake:
             # A usage error; the module of its class differs between versions.
             if not hasattr(mistake, "format_message"):

@@ -3,7 +3,9 @@
 import contextlib
 import json
 import math
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -16,6 +18,27 @@ PROGRAM = "pyro-dropout"
 def complain(message: str) -> None:
     """Print an error on stderr, in one line."""
     print(f"{PROGRAM}: {for_terminal(' '.join(message.split()))}", file=sys.stderr)
+
+
+class Terminated(SystemExit):
+    """SIGTERM, where no training waits for its next checkpoint."""
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Within this context SIGTERM raises ``Terminated``, unless the caller has a handler of their own."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: object) -> None:
+    raise Terminated(128 + number)
 
 
 def answer(record: Mapping[str, object], as_json: bool, lines: Sequence[str]) -> None:

@@ -4,6 +4,8 @@ import os
 import random
 import resource
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -168,3 +170,21 @@ def test_the_interrupt_button_of_a_notebook(count: int) -> None:
         signal.signal(signal.SIGALRM, before)
         signal.signal(signal.SIGINT, given)
     assert seen >= count // 4  # most interrupts came after some steps, and these are kept
+
+
+def test_sigterm_before_the_first_checkpoint(tmp_path: Path) -> None:
+    """Which guide to take is chosen first, without checkpoints."""
+    table, out = written(tmp_path, trees()), tmp_path / "run"
+    words = ["fit", table, "--target", "kind", "--steps", "10000000", "--out", out]
+    command = [sys.executable, "-m", "pyro_dropout", *map(str, words)]
+    said = b""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, bufsize=0) as process:
+        assert process.stderr is not None
+        while b"choosing" not in said and process.poll() is None:  # the bar of the choice
+            said += process.stderr.read(100) or b""
+        process.terminate()
+        said += process.stderr.read()
+    assert process.returncode == 143
+    assert b"stopped by SIGTERM before there was a checkpoint. The same command starts again." in said
+    assert b"Traceback" not in said
+    assert run(*words[:5], "3", *words[6:], "--quiet").exit_code == 0

@@ -22,6 +22,7 @@ from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.regular_file import check_regular
 
 FORMAT = 1
+ADVICE = " Take an older checkpoint, or train anew."  # ends the error of a damaged file
 _KEY = "pyro_dropout"
 _LONGEST_HEADER = 2**26  # bytes; a network of a million layers needs less
 _MAPPED = 2**30  # bytes that are always mapped into memory; a longer file must first be as long as its header tells
@@ -153,7 +154,7 @@ def _first_line(cause: BaseException) -> str:
 
 
 def _damaged(path: Path, why: str) -> DamagedFileError:
-    return DamagedFileError(f"{path.name} cannot be used: {why}. Take an older checkpoint, or train anew.")
+    return DamagedFileError(f"{path.name} cannot be used: {why}.{ADVICE}")
 
 
 def digest(tensor: Tensor) -> str:

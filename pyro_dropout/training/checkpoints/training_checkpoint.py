@@ -16,7 +16,13 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished
 from pyro_dropout.training.checkpoints.posterior_file import check_identity, identity_of, put, tensors_of
 from pyro_dropout.training.checkpoints.regular_file import check_no_links
-from pyro_dropout.training.checkpoints.tensor_file import DamagedFileError, read_facts, read_tensors, write_tensors
+from pyro_dropout.training.checkpoints.tensor_file import (
+    ADVICE,
+    DamagedFileError,
+    read_facts,
+    read_tensors,
+    write_tensors,
+)
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.runner import TrainingRun
 
@@ -197,11 +203,14 @@ class Keeper:
 
     def _last(self) -> tuple[dict[str, Tensor], tuple[str, Record] | None]:
         """Return the tensors of the last intact checkpoint, its name and its facts; None if there is none."""
-        for _, path in reversed(self._files()):
+        files = self._files()
+        for k, (_, path) in reversed([*enumerate(files)]):
             try:
                 tensors, facts = read_tensors(path)
             except DamagedFileError as damage:
-                warnings.warn(f"{damage} Training resumes from the previous one.", stacklevel=10)
+                why = str(damage).removesuffix(ADVICE)
+                then = "resumes from the previous one" if k else "starts again from the first step"
+                warnings.warn(f"{why} Training {then}.", stacklevel=10)
                 self._damaged.add(path)
                 continue
             return tensors, (path.name, facts)

@@ -46,8 +46,8 @@ def joined(group: Group, own: History | None, lost: str, replicas: int) -> Histo
     said = [each for each in group.gather_facts(lost) if each]
     if len(said) == min(group.world, replicas):
         raise DivergedError(said[0])
-    precise = own is not None and own.losses.dtype == torch.float64
-    steps, compiled, wide = group.any(0 if own is None else own.steps, own is not None and own.compiled, precise)
+    flags = () if own is None else (own.compiled, own.losses.dtype == torch.float64)
+    steps, compiled, wide = group.any(0 if own is None else own.steps, *(flags or (False, False)))
     times = torch.tensor([0.0, 0.0] if own is None else [own.seconds, own.compile_seconds], dtype=torch.float64)
     seconds, compiling = torch.stack(group.gather(times)).amax(0).tolist()
     losses = torch.full((steps, replicas), torch.nan, dtype=torch.float64 if wide else torch.float32)

@@ -158,6 +158,13 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-5])
     with pytest.warns(UserWarning, match="step-000000000060.safetensors cannot be used.*resumes from the previous"):
         assert torch.equal(short(pd.Checkpoint(tmp_path, every=20))[0], whole)
+    for path in tmp_path.iterdir():
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="cannot be used") as said:
+        assert torch.equal(short(pd.Checkpoint(tmp_path, every=20))[0], whole)
+    ends = [str(each.message).rpartition(". ")[2] for each in said]
+    again = "Training resumes from the previous one."
+    assert ends == [again] * (len(ends) - 1) + ["Training starts again from the first step."]
 
 
 def test_a_loss_that_is_no_number_leaves_the_last_good_checkpoint(tmp_path: Path) -> None:
