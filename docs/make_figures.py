@@ -191,7 +191,7 @@ def draw_sbc(quick: bool) -> Figure:
     figure = Figure(figsize=(10, 3.6), layout="constrained")
     for ax, (name, make) in zip(figure.subplots(1, 2, sharey=True), guides.items(), strict=True):
         net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
-        model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=100.0))
+        model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=100.0))
         found = pd.sbc(model, sbc_fit(make, 3 if quick else 300), SBC_POINTS, replications=5 if quick else 100)
         found.plot(ax)
         ax.set_title(f"{name}: {len(found.ranks['f[0]'])} simulated data sets", fontsize="medium")

@@ -6,6 +6,7 @@ of this process has registered was loaded, and takes precedence, as in Pyro. Wha
 store when the owner is gone.
 """
 
+import contextlib
 import itertools
 import weakref
 from collections.abc import Iterable, Mapping
@@ -137,7 +138,10 @@ def note_names(program: object, names: Iterable[str]) -> None:
 def met_by(*programs: object) -> dict[str, Tensor]:
     """Return the parameters in Pyro's store that runs of these programs have met, by name."""
     store = pyro.get_param_store()._params
-    names = dict.fromkeys(name for program in programs for name in _MET.get(program, ()))
+    names: dict[str, None] = {}
+    for program in programs:
+        with contextlib.suppress(TypeError):  # what takes no weak reference, such as None, is no program
+            names |= _MET.get(program, {})
     return {name: store[name] for name in names if name in store}
 
 

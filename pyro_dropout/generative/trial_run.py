@@ -174,6 +174,6 @@ def modules_of(*roots: object) -> Iterator[nn.Module]:
 
 def holders_of(*roots: object) -> Iterator[nn.Module]:
     """Yield the modules whose buffers a run may change: those of ``roots``, then those that they were seen to call."""
-    called = (reference() for root in roots for reference in _CALLED.get(owner_of(root), ()))
+    called = (reference() for root in filter(callable, roots) for reference in _CALLED.get(owner_of(root), ()))
     found = {id(module): module for module in (*modules_of(*roots), *called) if module is not None}
     yield from found.values()

@@ -278,7 +278,9 @@ class SiteGuide(Marginals):
                 self._model = own
             note_names(owner_of(self.model), run.trace.param_nodes)
             if not sample_sites(run.trace):
-                raise EmptyModelError("the model has no sample site for this guide; are all of them hidden?")
+                raise EmptyModelError(
+                    "the model has no latent site for this guide; are all of them hidden or observed?"
+                )
         with poutine.block():
             plates = self._create_plates(*args, **kwargs)  # type: ignore[no-untyped-call]
         self._subsampled = {name for name, plate in plates.items() if plate.subsample_size < plate.size}

@@ -74,7 +74,7 @@ class Architecture:
             layers += [nn.Linear(before, after), ACTIVATIONS[self.activation]()]
         net = nn.Sequential(*layers, nn.Linear(widths[-1], self.outputs))
         likelihood: Likelihood = Categorical() if self.classes else Gaussian(torch.ones(self.outputs))
-        model = BayesianNet(net, Prior(self.length_scale), likelihood)
+        model = BayesianNet(net, Prior(self.length_scale, width_scaled="all", tempered=True), likelihood)
         whole = Standardised(model, x, y)
         if not self.classes:
             set_noise(whole, tau)

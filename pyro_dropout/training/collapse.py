@@ -24,7 +24,6 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_of, note_training
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.training.loss.temperature import is_point, own_temperature
 
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
@@ -109,7 +108,7 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
         return None, ""
     try:
         found = learned_from(model, guide, *call.args[:3])
-    except (PyroDropoutError, RuntimeError, NotImplementedError, MemoryError):
+    except (ValueError, RuntimeError, NotImplementedError, MemoryError):
         return None, ""  # the check must not fail a training that has succeeded
     if found is None or not found.ignores_inputs:
         return found, ""

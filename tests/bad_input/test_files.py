@@ -106,7 +106,7 @@ ROWS = [
     Row("save", saving("."), OTHER, "cannot be written", "Is a directory", "Give a file"),
     Row("save", saving("p", extra={"a": object()}), OTHER, "extra", "type object", "writable as JSON"),
     Row("save", saving("p", extra=[1, 2]), OTHER, "extra", "got list [1, 2]", "be a dict writable as JSON"),
-    Row("save", saving("p", None, None), OTHER, "the model nor the guide", "is a module", "nothing to save"),
+    Row("save", saving("p", None, None), OTHER, "model nor guide", "is a module", "nothing to save"),
     Row("save", saving("p", print, pd.AutoDropout(print)),
         OTHER, "AutoDropout", "has not seen its model", "call it once"),
     Row("load", lambda folder: load(pair(), 3), OTHER, "path", "got int 3", "as text or a pathlib.Path"),

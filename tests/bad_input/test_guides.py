@@ -11,6 +11,7 @@ from torch import nn, tensor
 
 import pyro_dropout as pd
 from pyro_dropout.guides import GUIDES
+from pyro_dropout.mathematics.errors import EmptyModelError
 from tests.bad_input.row import INF, NAN, OTHER, RANGE, SHAPE, Row, X, model, names, net, refused
 
 
@@ -77,7 +78,7 @@ ROWS = [
     Row("AutoDropout", lambda: pd.AutoDropout(discrete)(X),
         OTHER, "site 'k'", "is discrete", "hide it with pyro.poutine.block"),
     Row("AutoDropout", lambda: pd.AutoDropout(lambda x: x)(X),
-        OTHER, "the model", "no latent site", "hidden or observed?"),
+        EmptyModelError, "the model", "no latent site", "hidden or observed?"),
     Row("AutoDropout", lambda: pd.AutoDropout(model(), keep=0.0), RANGE, "keep", "got 0.0", "lie in (0, 1]"),
     Row("AutoDropout", lambda: pd.AutoDropout(model(), keep="0.9"),
         RANGE, "keep", "got str '0.9'", "be a real number or a real tensor"),

@@ -35,7 +35,7 @@ ROWS = [
         RANGE, "length_scale of 0.weight", "got -1.0", "be positive and finite"),
     Row("Prior", lambda: pd.Prior(hide="bias"),
         OTHER, "hide", "got 'bias'", "be a function of (name, module) that is true for"),
-    Row("Prior", lambda: pd.Prior(width_scaled="yes"), RANGE, "width_scaled", "got 'yes'", "be True or False"),
+    Row("Prior", lambda: pd.Prior(width_scaled="yes"), RANGE, "width_scaled", "got 'yes'", "be True, False or 'all'"),
     Row("BayesianNet", lambda: pd.BayesianNet(net(), pd.Prior(length_scale=lambda s: "a")),
         RANGE, "length_scale of 0.weight", "got str 'a'", "be a real number or a real tensor"),
     Row("Gaussian", lambda: pd.Gaussian(tau=0.0), RANGE, "tau", "got 0.0", "be positive and finite"),

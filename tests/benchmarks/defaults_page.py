@@ -129,6 +129,8 @@ def _draw(cells: Cells, path: Path) -> None:
     for ax in axes[-1]:
         ax.set_xlabel("units in 1 | 2 | 3 hidden layers", fontsize=8)
     bar = figure.colorbar(image, ax=axes, shrink=0.7)
-    bar.set_label("log-likelihood minus that of plain torch, 2,000 steps\n(nats per test row, cut at ±0.5; grey: not measured)")
+    bar.set_label(
+        "log-likelihood minus that of plain torch, 2,000 steps\n(nats per test row, cut at ±0.5; grey: not measured)"
+    )
     figure.savefig(path, dpi=130)
     plt.close(figure)

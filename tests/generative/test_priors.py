@@ -1,5 +1,6 @@
 """How wide the prior of each weight is, by the paper's rule: written out here once more, layer by layer."""
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import pyro_dropout as pd
 from pyro_dropout import BayesianNet, Prior, PyroDropoutError, RangeError
 from tests.contracts.models import Recurrent, Tied, Words, mlp
 from tests.oracles.both_types import digits, dtypes
@@ -133,3 +135,35 @@ def test_bad_priors_are_refused(case: str) -> None:
     make, error, message = BAD[case]
     with pytest.raises(error, match=message):
         make()
+
+
+# --- the default ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("inputs", [1, 13, 784])
+@pytest.mark.parametrize("width", [50, 1024, pytest.param(4096, marks=pytest.mark.deep)])
+def test_functions_of_the_default_prior_have_a_size_near_one(
+    width: int, inputs: int, depth: int, activation: Any
+) -> None:
+    """Of 60 functions at 20 standardised inputs; a standard deviation of 0.3 or 3 is many errors away."""
+    sizes, layers = [inputs, *[width] * depth, 1], []
+    for before, after in itertools.pairwise(sizes):
+        layers += [nn.Linear(before, after), activation()]
+    model, x = pd.BayesianNet(nn.Sequential(*layers[:-1])), torch.randn(20, inputs)
+    f = torch.stack([model(x) for _ in range(60)])
+    assert 0.5 < f.std() < 2.8
+
+
+def test_a_prior_that_is_written_out_is_the_papers() -> None:
+    net = nn.Sequential(nn.Linear(784, 30), nn.ReLU(), nn.Linear(30, 1))
+    assert not pd.Prior().tempered
+    assert pd.Prior().scales(net)["0.weight"] == 1
+    assert pd.Prior().point_temperatures(net) == {}
+    default = pd.BayesianNet(net).prior
+    assert (default.width_scaled, default.tempered) == ("all", True)
+    assert pd.Prior(learn=True).tempered
+    lengths = torch.rand(784) + 0.5  # one for each input is kept
+    assert default.point_temperatures(net)["2.weight"] == pytest.approx(1 / 30)
+    assert pd.Prior(lengths, width_scaled="all").scales(net)["0.weight"].shape == (784,)

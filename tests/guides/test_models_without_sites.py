@@ -39,7 +39,7 @@ def test_a_model_without_latent_sites_trains_its_parameters(kind: Any) -> None:
         SVI(_observed, guide, Adam({"lr": 0.1}), Trace_ELBO()).step(x)
         pd.fit(_observed, guide, x, steps=2, lr=0.1, compile=False, progress=False)
         assert pyro.param("loc").item() == pytest.approx(0.3, abs=0.05)
-    with pytest.raises(RuntimeError, match="no sample site"):
+    with pytest.raises(RuntimeError, match="no latent site"):
         kind(lambda: None)()
 
 

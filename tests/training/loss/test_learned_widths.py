@@ -215,7 +215,7 @@ def test_each_input_has_a_width_of_its_own(guide: Any, tmp_path: Path) -> None:
     def build() -> tuple[Any, Any]:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
-        model = pd.BayesianNet(net, pd.Prior(torch.ones(2), learn="*.weight"), pd.Gaussian(tau=50.0))
+        model = pd.BayesianNet(net, pd.Prior(torch.ones(2), learn="*.weight", tempered=False), pd.Gaussian(tau=50.0))
         return model, guide(model)
 
     model, q = build()

@@ -195,3 +195,67 @@ def test_the_gradient_of_a_label_has_the_temperature_too() -> None:
 def test_a_temperature_that_is_none_is_refused(wrong: Any) -> None:
     with pytest.raises(pd.PyroDropoutError, match="temperature"):
         pd.ELBO(temperature=wrong)
+
+
+# --- tempered priors --------------------------------------------------------------------------------------------------
+
+
+def deep(prior: pd.Prior | None) -> pd.BayesianNet:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+    return pd.BayesianNet(net, prior, pd.Gaussian(2.0))
+
+
+def at(model: Any, guide: Any, x: Tensor, y: Tensor, **how: Any) -> float:
+    torch.manual_seed(1)
+    return float(pd.ELBO(per_example=False, **how).differentiable_loss(model, guide, x, y).detach())
+
+
+def test_a_point_is_penalised_without_the_width() -> None:
+    x, y = torch.randn(7, 3, dtype=F64), torch.randn(7, 2, dtype=F64)
+    both = [deep(prior) for prior in (None, pd.Prior(width_scaled=False))]
+    default, plain = (at(model, pd.AutoDropout(model, keep=1.0), x, y) for model in both)
+    assert default == pytest.approx(plain)
+    full = at(both[0], pd.AutoDropout(both[0], keep=1.0), x, y, temperature=1.0)
+    assert full == pytest.approx(at(both[0], pd.AutoDropout(deep(pd.Prior()), keep=1.0), x, y, temperature=1.0))
+    assert full > default
+
+
+@pytest.mark.parametrize("make", [pd.AutoMeanField, lambda model: pd.AutoLowRank(model, rank=2, per="net")])
+@pytest.mark.parametrize("count", [7, 400])
+def test_the_kl_weighs_no_more_than_the_data(count: int, make: Any) -> None:
+    model = deep(None)
+    guide = make(model)
+    x, y = torch.randn(count, 3, dtype=F64), torch.randn(count, 2, dtype=F64)
+    guide(x, y)
+    torch.manual_seed(1)
+    parts = {
+        name: float(value.detach()) for name, value in pd.ELBO(per_example=False).parts(model, guide, x, y).items()
+    }
+    numbers = sum(value.numel() for value in model.net.parameters())
+    share = min(1.0, count / (2 * numbers))
+    assert at(model, guide, x, y) == pytest.approx(parts["nll"] + share * parts["kl"])
+    # A mini-batch counts as all data.
+    torch.manual_seed(1)
+    whole = float(pd.ELBO(per_example=False).differentiable_loss(model, guide, x, y, 10**6).detach())
+    torch.manual_seed(1)
+    again = pd.ELBO(per_example=False).parts(model, guide, x, y, 10**6)
+    assert whole == pytest.approx(float(sum(again.values()).detach()))
+
+
+def test_anchored_members_take_the_prior_in_full() -> None:
+    x, y = torch.randn(7, 3, dtype=F64), torch.randn(7, 2, dtype=F64)
+    losses = []
+    for tempered in (True, False):
+        model = deep(pd.Prior(width_scaled="all", tempered=tempered))
+        ensemble = pd.Ensemble(model, members=2, seed=0)
+        losses.append(pd.fit(model, ensemble, x, y, steps=3, compile=False, progress=False, seed=0).losses)
+    assert torch.equal(*losses)
+
+
+def test_the_curvature_of_all_weights_is_at_the_maximum_of_the_posterior() -> None:
+    model = deep(None)
+    x, y = torch.randn(30, 3, dtype=F64), torch.randn(30, 2, dtype=F64)
+    losses = [at(model, pd.AutoLaplace(model, structure), x, y) for structure in ("full", "last")]
+    assert losses[0] == pytest.approx(at(model, pd.AutoLaplace(model, "last"), x, y, temperature=1.0))
+    assert losses[0] > losses[1]

@@ -1,0 +1,99 @@
+"""Networks of any width learn with the default prior, and say so where a prior keeps them from it."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.guides.summary import ignored_inputs
+from pyro_dropout.training.collapse import learned_from
+
+QUIET: Any = {"progress": False, "seed": 0, "compile": False}
+
+
+def data(count: int = 60) -> tuple[Tensor, Tensor]:
+    x = torch.randn(count, 4)
+    return x, (x[:, 0] > 0).long()
+
+
+def wide(prior: pd.Prior | None = None) -> pd.BayesianNet:
+    net = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 2))
+    return pd.BayesianNet(net, prior, pd.Categorical())
+
+
+GUIDES = {
+    "dropout": pd.AutoDropout,
+    "mean field": pd.AutoMeanField,
+    "concrete": pd.AutoConcreteDropout,
+    "row mixture": pd.AutoRowMixture,
+    "laplace": pd.AutoLaplace,
+    "plain ensemble": lambda model: pd.Ensemble(model, members=2, anchored=False),
+}
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_a_wide_network_learns_by_default(name: str) -> None:
+    model, (x, y) = wide(), data()
+    guide = GUIDES[name](model)
+    history = pd.fit(model, guide, x, y, steps=120, lr=3e-3, **QUIET)  # a warning would be an error here
+    assert history.learned is not None
+    assert history.learned.log_likelihood > history.learned.constant + 0.3
+    how = "linearised" if name == "laplace" else "mc"
+    answer = pd.predict(model, guide, x, samples=50, seed=0, method=how)
+    assert (answer.probs.argmax(-1) == y).double().mean() > 0.9
+
+
+@pytest.mark.parametrize("name", ["dropout", "mean field", "plain ensemble"])
+def test_a_prior_that_wins_is_named(name: str) -> None:
+    model, (x, y) = wide(pd.Prior()), data()
+    guide = GUIDES[name](model)
+    with pytest.warns(pd.IgnoredInputsWarning, match=r"ignores its inputs.*2\.weight.*Prior\(\.\.\., tempered=True\)"):
+        history = pd.fit(model, guide, x, y, steps=300, lr=1e-2, **QUIET)
+    assert history.learned is not None
+    assert history.learned.ignores_inputs
+    with pytest.warns(pd.IgnoredInputsWarning, match="best constant"):
+        pd.predict(model, guide, x, samples=5)
+    with torch.no_grad():  # whoever changes it knows better
+        next(guide.parameters()).add_(0.1)
+    assert not ignored_inputs(guide)
+
+
+def test_a_fleet_and_a_comparison_say_it_too() -> None:
+    x, y = data()
+
+    def build(seed: int) -> Any:
+        torch.manual_seed(seed)
+        model = wide(pd.Prior())
+        return model, pd.AutoDropout(model)
+
+    with pytest.warns(pd.IgnoredInputsWarning, match="2 of 2 replicas"):
+        pd.Fleet(build, {"seed": [0, 1]}).fit(x, y, steps=200, lr=1e-2, **QUIET)
+    how: Any = {"steps": 200, "seeds": 1, "samples": 20, "compile": False, "progress": False}
+    found = pd.compare(wide(pd.Prior()), {"dropout": pd.AutoDropout}, (x, y), (x, y), **how)
+    assert "ignores its inputs" in found.rows[0].note
+
+
+def test_a_small_model_of_noise_is_left_alone() -> None:
+    """That y does not depend on x is no fault of the prior: it asks for a fraction of a nat."""
+    x = torch.randn(200, 1)
+    model = pd.BayesianNet(nn.Linear(1, 1), pd.Prior())
+    guide = pd.AutoMeanField(model)
+    history = pd.fit(model, guide, x, torch.randn(200, 1), steps=300, lr=0.02, **QUIET)
+    assert history.learned is not None
+    assert not history.learned.ignores_inputs
+
+
+def test_looking_changes_nothing() -> None:
+    model, (x, y) = wide(), data()
+    guide = pd.AutoDropout(model)
+    model.train()
+    state = torch.get_rng_state()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert learned_from(model, guide, x, y) is not None
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert learned_from(lambda x, y: None, guide, x, y) is None
