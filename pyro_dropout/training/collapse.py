@@ -9,7 +9,8 @@ temperature T, while a data point is worth about one.
 """
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ from pyro_dropout.generative.trial_run import evaluating, quietly
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_of, note_training
+from pyro_dropout.mathematics.errors import IgnoredInputsWarning
 from pyro_dropout.training.loss.temperature import is_point, own_temperature
 
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
@@ -115,6 +117,26 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
     told = _sentence(model, found)
     note_training(guide, note_of(guide), ignores=told)
     return found, told
+
+
+def warn_of_replicas(
+    replicas: Sequence[tuple[Any, Any]], trained: Iterable[int], data: Callable[[int], tuple[Any, Tensor]]
+) -> None:
+    """Let those replicas of a fleet that ignore their inputs remember it, and warn of the first.
+
+    Args:
+        replicas: models with their guides.
+        trained: the numbers of those that have not diverged.
+        data: returns what a replica was trained on.
+    """
+    found: list[str] = []
+    for k in trained:
+        model, guide = replicas[k]
+        place = next(guide.parameters()).device
+        _, told = note_learned(model, guide, ModelCall(model, data(k)).trainable().to(place))
+        found += [f"number {k}: {told}"] * bool(told)
+    if found:
+        warnings.warn(f"{len(found)} of {len(replicas)} replicas, {found[0]}", IgnoredInputsWarning, stacklevel=3)
 
 
 def _log_prob(net: BayesianNet, f: Tensor, y: Tensor) -> Tensor:

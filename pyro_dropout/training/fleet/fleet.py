@@ -22,14 +22,14 @@ from pyro_dropout.generative.random_state import forked, generators_stay, random
 from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
-from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches
 from pyro_dropout.training.checkpoints.fingerprint import told_loss, told_update
 from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
-from pyro_dropout.training.collapse import note_learned
+from pyro_dropout.training.collapse import warn_of_replicas
 from pyro_dropout.training.compile.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
 from pyro_dropout.training.distributed.process_group import join
@@ -171,7 +171,9 @@ class Fleet:
         for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
             if not bad:
                 note_training(guide, f"{history.told}, in a fleet")
-        self._warn_of_collapse(x, y, options.get("indices"), history)
+        good = [k for k, bad in enumerate(history.diverged.tolist()) if not bad]
+        rows = self.rows(inputs_of(x), options.get("indices")).to(y.device)
+        warn_of_replicas(list(self), good, lambda k: (inputs_of(x)[rows[k]], y[rows[k]]))
         lost = int(history.diverged.sum())
         if lost:
             warnings.warn(
@@ -180,21 +182,6 @@ class Fleet:
                 stacklevel=2,
             )
         return history
-
-    def _warn_of_collapse(self, x: Any, y: Tensor, indices: Tensor | None, history: History) -> None:
-        """Let replicas that ignore their inputs remember it, and warn of the first."""
-        x, rows = inputs_of(x), self.rows(inputs_of(x), indices)
-        found: list[tuple[int, str]] = []
-        for k, (model, guide) in enumerate(self):
-            if not bool(history.diverged[k]):
-                own = rows[k].to(y.device)
-                _, told = note_learned(model, guide, ModelCall(model, (x[own], y[own])).trainable().to(self.place()))
-                found += [(k, told)] * bool(told)
-        if found:
-            first, told = found[0]
-            warnings.warn(
-                f"{len(found)} of {len(self)} replicas, number {first} first: {told}", IgnoredInputsWarning, 3
-            )
 
     def _train(
         self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
