@@ -11,7 +11,7 @@ temperature T, while a data point is worth about one.
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_of, note_training
 from pyro_dropout.mathematics.errors import IgnoredInputsWarning
-from pyro_dropout.training.loss.temperature import is_point, own_temperature
+from pyro_dropout.training.loss.temperature import is_point, share_of_data
 
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
 _BETTER = 0.02  # nats per point by which a posterior that has learned is better than a constant
@@ -38,31 +38,40 @@ class Learned:
     """What a posterior has learned from its training data.
 
     Attributes:
-        log_likelihood: mean log predictive density of the targets, of up to 512 training points.
-        constant: that of the best constant prediction.
         gains: how much each weight layer passes on; a layer of mere noise or zeros has 0.
         price: the nats that the prior asks for layers that pass half of their inputs on.
         num_data: N.
+        log_likelihood: mean log predictive density of the targets, of up to 512 training points; None where the gains
+            say enough.
+        constant: that of the best constant prediction.
 
     Example:
-        >>> Learned(-2.31, -2.30, {"0.weight": 0.01, "2.weight": 0.6}, price=9000.0, num_data=100).ignores_inputs
+        >>> Learned({"0.weight": 0.01}, price=9000.0, num_data=100, log_likelihood=-2.31, constant=-2.30).ignores_inputs
         True
     """
 
-    log_likelihood: float
-    constant: float
     gains: dict[str, float]
     price: float
     num_data: int
+    log_likelihood: float | None = None
+    constant: float | None = None
+
+    @property
+    def shut(self) -> list[str]:
+        """The layers that pass nothing on, where the prior may be the reason."""
+        return [name for name, gain in self.gains.items() if gain < _GAIN and self.price > self.num_data]
 
     @property
     def ignores_inputs(self) -> bool:
         """Whether it predicts a constant, because the prior keeps a layer from passing anything on."""
-        shut = min(self.gains.values(), default=1.0) < _GAIN
-        return shut and self.log_likelihood < self.constant + _BETTER and self.price > self.num_data
+        if self.log_likelihood is None or self.constant is None:
+            return False
+        return bool(self.shut) and self.log_likelihood < self.constant + _BETTER
 
 
-def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: int | None = None) -> Learned | None:
+def learned_from(
+    model: object, posterior: object, x: Any, y: Tensor, num_data: int | None = None, *, thorough: bool = True
+) -> Learned | None:
     """Return what a posterior has learned from (x, y); None for models and posteriors that cannot be asked.
 
     Random numbers, running statistics and the mode of the network stay as they are.
@@ -73,6 +82,7 @@ def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: 
         x: inputs that it was trained on.
         y: their targets.
         num_data: N, if these are not all.
+        thorough: whether the network is run even where no layer is shut.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -85,9 +95,13 @@ def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: 
     net = model.model if isinstance(model, Standardised) else model
     if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide | Ensemble) or net.whole_batch:
         return None
+    count = len(y) if num_data is None else int(num_data)
+    with torch.no_grad(), forked():
+        found = Learned(*_gains(net, posterior, count), count)
+    if not thorough and not found.shut:
+        return found
     if isinstance(model, Standardised):
         x, y = model.standard_x(x), model.standard_y(y)
-    count = len(y) if num_data is None else int(num_data)
     rows = torch.linspace(0, len(y) - 1, min(len(y), _POINTS), device=y.device).long()
     x, y = x[rows], y[rows]
     with torch.no_grad(), forked(), quietly(net), evaluating(net):
@@ -95,10 +109,10 @@ def learned_from(model: object, posterior: object, x: Any, y: Tensor, num_data: 
         for _ in range(_DRAWS):
             weights = {name: value[0] for name, value in posterior.sample_weights(1).items()}
             each.append(_log_prob(net, net.evaluate(weights, x), y))
-        found = torch.stack(each).logsumexp(0) - math.log(_DRAWS)
+        log_likelihood = torch.stack(each).logsumexp(0) - math.log(_DRAWS)
     with forked():
-        constant = _best_constant(net, net.likelihood, x, y)
-        return Learned(float(found.mean()), constant, *_gains(net, posterior, count), count)
+        constant = _best_constant(net, x, y)
+    return replace(found, log_likelihood=float(log_likelihood.mean()), constant=constant)
 
 
 def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned | None, str]:
@@ -109,7 +123,7 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
     if len(call.args) < 2 or not isinstance(call.args[1], Tensor):
         return None, ""
     try:
-        found = learned_from(model, guide, *call.args[:3])
+        found = learned_from(model, guide, *call.args[:3], thorough=False)
     except (ValueError, RuntimeError, NotImplementedError, MemoryError):
         return None, ""  # the check must not fail a training that has succeeded
     if found is None or not found.ignores_inputs:
@@ -145,7 +159,7 @@ def _log_prob(net: BayesianNet, f: Tensor, y: Tensor) -> Tensor:
     return found
 
 
-def _best_constant(net: BayesianNet, likelihood: Any, x: Any, y: Tensor) -> float:
+def _best_constant(net: BayesianNet, x: Any, y: Tensor) -> float:
     """Return the largest mean log-likelihood that outputs without inputs reach, by L-BFGS."""
     with torch.no_grad(), quietly(net), evaluating(net):
         f = net.evaluate({name: net._parameter(name) for name in net.sites}, x)
@@ -164,20 +178,27 @@ def _best_constant(net: BayesianNet, likelihood: Any, x: Any, y: Tensor) -> floa
 
 
 def _gains(net: BayesianNet, posterior: SiteGuide | Ensemble, count: int) -> tuple[dict[str, float], float]:
-    """Return how much each weight layer passes on, in the member that passes most, and the price of half of it."""
+    """Return how much each weight layer passes on, in the member that passes most, and the price of half of it.
+
+    One site is looked at after another: of a large network there is no room for all.
+    """
     weights = {name: site for name, site in net.sites.items() if site.kind == "weight" and not site.lookup}
-    gains, price = dict.fromkeys(weights, 0.0), 0.0
+    sizes = {name: net._parameter(name).numel() for name in net.sites}
+    gains, points = dict.fromkeys(weights, 0.0), set[str]()
     for guide in _members(posterior):
-        every, price = {name: guide.posterior(name) for name in net.sites}, 0.0
-        drawn = [q for q in every.values() if not is_point(q)]
-        for name, site in weights.items():
-            q = every[name]
-            mean, variance = q.mean.detach().double(), q.variance.detach().double()
-            outputs = mean.numel() / site.fan_in
-            signal, noise = mean.square().sum() / outputs, variance.sum() / outputs
-            gains[name] = max(gains[name], float((signal / (1 + noise)).sqrt()))
-            heat = own_temperature(net.tempered(name, count), q, drawn)
-            price += heat * outputs / 8 / float(net.prior_scale(name).double().square().mean())
+        for name in net.sites:
+            q = guide.posterior(name)
+            points |= {name} if is_point(q) else set()
+            if name in weights:
+                outputs = sizes[name] / weights[name].fan_in
+                signal, noise = torch.linalg.vector_norm(q.mean) ** 2 / outputs, q.variance.sum() / outputs
+                gains[name] = max(gains[name], float((signal / (1 + noise)).sqrt()))
+            del q
+    numbers, price = sum(size for name, size in sizes.items() if name not in points), 0.0
+    for name, site in weights.items():
+        how = net.tempered(name, count)
+        heat = 1.0 if how is None else how.at_point if name in points else share_of_data(how, numbers)
+        price += heat * sizes[name] / site.fan_in / 8 / float(net.prior_scale(name).double().square().mean())
     return gains, price
 
 
@@ -194,7 +215,6 @@ def _sentence(model: Any, found: Learned) -> str:
     """Say that a posterior ignores its inputs: which layers, why, and what to type instead."""
     net = model.model if isinstance(model, Standardised) else model
     numbers = sum(net._parameter(name).numel() for name in net.sites)
-    layers = [name for name, gain in found.gains.items() if gain < _GAIN]
     advice = (
         "Train longer, or start over with a smaller learning rate."
         if net.prior.tempered
@@ -202,6 +222,6 @@ def _sentence(model: Any, found: Learned) -> str:
     )
     return (
         f"the posterior ignores its inputs: on the training data its log-likelihood is {found.log_likelihood:.3f} per"
-        f" point, and that of the best constant is {found.constant:.3f}. Nothing passes {', '.join(layers)}, because"
-        f" the prior of {numbers:,} weights outweighs {found.num_data:,} data. {advice}"
+        f" point, and that of the best constant is {found.constant:.3f}. Nothing passes {', '.join(found.shut)},"
+        f" because the prior of {numbers:,} weights outweighs {found.num_data:,} data. {advice}"
     )

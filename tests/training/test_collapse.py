@@ -40,7 +40,7 @@ def test_a_wide_network_learns_by_default(name: str) -> None:
     guide = GUIDES[name](model)
     history = pd.fit(model, guide, x, y, steps=120, lr=3e-3, **QUIET)  # a warning would be an error here
     assert history.learned is not None
-    assert history.learned.log_likelihood > history.learned.constant + 0.3
+    assert not history.learned.shut
     how = "linearised" if name == "laplace" else "mc"
     answer = pd.predict(model, guide, x, samples=50, seed=0, method=how)
     assert (answer.probs.argmax(-1) == y).double().mean() > 0.9
@@ -82,8 +82,11 @@ def test_a_small_model_of_noise_is_left_alone() -> None:
     model = pd.BayesianNet(nn.Linear(1, 1), pd.Prior())
     guide = pd.AutoMeanField(model)
     history = pd.fit(model, guide, x, torch.randn(200, 1), steps=300, lr=0.02, **QUIET)
+    found = learned_from(model, guide, x, x)
     assert history.learned is not None
+    assert found is not None
     assert not history.learned.ignores_inputs
+    assert not found.ignores_inputs
 
 
 def test_looking_changes_nothing() -> None:

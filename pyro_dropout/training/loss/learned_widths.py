@@ -28,7 +28,7 @@ from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Distribution, Message, PyroModel
 from pyro_dropout.training.history import DivergedError
-from pyro_dropout.training.loss.temperature import is_point, share_of_data
+from pyro_dropout.training.loss.temperature import is_point, numbers_of, share_of_data
 
 _PURE: ContextVar[bool] = ContextVar("whether losses leave the model's widths as they are", default=False)
 
@@ -116,10 +116,11 @@ def set_best_widths(
             if isinstance(module, BayesianNet):
                 found = {name: drawn.nodes[name]["fn"] for name in module.learned}
                 every = [site["fn"] for name, site in drawn.nodes.items() if name in module.sites]
+                numbers = numbers_of(q for q in every if not is_point(q))
                 widths = {}
                 for name, q in found.items():
                     how, start = module.tempered(name, count), module.prior_start(name)
-                    heat = 1.0 if how is None else share_of_data(how, [q for q in every if not is_point(q)])
+                    heat = 1.0 if how is None else share_of_data(how, numbers)
                     widths[name] = best_width(name, q, start, heat)
                 bad = next((name for name, width in widths.items() if not bool(width.isfinite().all())), None)
                 if bad is not None:

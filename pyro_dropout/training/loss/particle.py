@@ -17,12 +17,12 @@ from pyro_dropout.generative.priors import LearnedNormal
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.protocols import Distribution, Message, PyroModel, Trace
+from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width
 from pyro_dropout.training.loss.operations import Args, Kwargs, tensors_in
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term, Watch, auxiliary, divergence, observed, of_draw
-from pyro_dropout.training.loss.temperature import Marks, is_point, own_temperature, share_of_data
+from pyro_dropout.training.loss.temperature import Marks, is_point, numbers_of, own_temperature, share_of_data
 
 _FREE = "_unconstrained"  # the suffix that guides add to a site's name for its draw
 
@@ -82,10 +82,10 @@ class Particle(Messenger):
                 )
             self.divergences[name] = auxiliary(site)
 
-    def _drawn(self) -> list[Distribution]:
-        """Return the distributions of the guide that have a density, of its own or as a mapped draw."""
+    def _numbers(self) -> int:
+        """Return of how many numbers the guide has a density, of its own or as a mapped draw."""
         own = {name: site["fn"] for name, site in self._sites.items() if not site["infer"].get("is_auxiliary")}
-        return [q for name, q in own.items() if not is_point(q) or self._is_image(name)]
+        return numbers_of(q for name, q in own.items() if not is_point(q) or self._is_image(name))
 
     def temperatures(self) -> dict[str, float]:
         """Return the factor on each divergence that the model's priors ask for; those of 1 are left out."""
@@ -93,13 +93,13 @@ class Particle(Messenger):
         marks = {name: how for name, how in self._marks.of.items() if name not in full}
         if not marks:
             return {}
-        drawn, found = self._drawn(), {}
+        numbers, found = self._numbers(), {}
         how = next(iter(marks.values()))
         for name in self.divergences:
             if name in marks:
-                found[name] = own_temperature(marks[name], self._sites[name]["fn"], drawn, self._is_image(name))
+                found[name] = own_temperature(marks[name], self._sites[name]["fn"], numbers, self._is_image(name))
             elif name not in self.model_trace.nodes and any(self._is_image(each) for each in marks):  # log q of these
-                found[name] = share_of_data(how, drawn)
+                found[name] = share_of_data(how, numbers)
         return {name: factor for name, factor in found.items() if factor != 1.0}
 
     def _pyro_post_sample(self, msg: Message) -> None:
@@ -132,7 +132,7 @@ class Particle(Messenger):
     def _divergence(self, q_site: Message, p_site: Message) -> Term:
         if isinstance(base_distribution(p_site["fn"]), LearnedNormal):
             how, image = self._marks.of.get(p_site["name"]), self._is_image(p_site["name"])
-            p_site = with_best_width(q_site, p_site, own_temperature(how, q_site["fn"], self._drawn(), image))
+            p_site = with_best_width(q_site, p_site, own_temperature(how, q_site["fn"], self._numbers(), image))
         place = self._places[p_site["name"]]
         # The model samples this site after one that the guide draws later: that one may have been made from this draw.
         late, self._latest = place < self._latest, max(place, self._latest)

@@ -67,24 +67,28 @@ def is_point(q: Distribution) -> bool:
     return isinstance(q, Delta) or bool(getattr(q, "singular", False))
 
 
-def share_of_data(how: Tempered, drawn: Iterable[Distribution]) -> float:
-    """Return T = min(1, N/2P) of a tempered prior, for the distributions q that have a density."""
-    numbers = sum((q.batch_shape + q.event_shape).numel() for q in drawn)
+def numbers_of(drawn: Iterable[Distribution]) -> int:
+    """Return how many numbers these distributions are of."""
+    return sum((q.batch_shape + q.event_shape).numel() for q in drawn)
+
+
+def share_of_data(how: Tempered, numbers: int) -> float:
+    """Return T = min(1, N/2P) of a tempered prior, for the P numbers of which the guide has a density."""
     return 1.0 if how.num_data is None else min(1.0, how.num_data / max(1, 2 * numbers))
 
 
-def own_temperature(how: Tempered | None, q: Distribution, drawn: Iterable[Distribution], image: bool = False) -> float:
+def own_temperature(how: Tempered | None, q: Distribution, numbers: int, image: bool) -> float:
     """Return the factor on the KL of a site that its prior asks for.
 
     Args:
         how: what the model says of the site; None for its full KL.
         q: the guide's distribution of the site.
-        drawn: the distributions of the guide that have a density.
+        numbers: of how many the guide has a density.
         image: whether a point of the guide is a mapped draw.
     """
     if how is None:
         return 1.0
-    return how.at_point if is_point(q) and not image else share_of_data(how, drawn)
+    return how.at_point if is_point(q) and not image else share_of_data(how, numbers)
 
 
 def warm_up(steps: int, start: float | None = None) -> Callable[[Tensor], Tensor]:
