@@ -61,7 +61,8 @@ def model(depth, width, kind, dropped, num_data, learn=False):
     """Return the network, with the prior under which every weight and bias has the same λ in eq. 3."""
     layers = [part for a, b in pairwise([1, *[width] * depth]) for part in (nn.Linear(a, b), Activation(kind))]
     lengths = [pd.implied_length_scale(p, TAU, LAMBDA, num_data) for p in (1.0, 1 - dropped)]
-    prior = pd.Prior(lambda site: lengths[site != "0.weight"], lengths[0], width_scaled=False, learn=learn)
+    how = {"width_scaled": False, "learn": learn, "tempered": False}
+    prior = pd.Prior(lambda site: lengths[site != "0.weight"], lengths[0], **how)
     return pd.BayesianNet(nn.Sequential(*layers, nn.Linear(width, 1)), prior, pd.Gaussian(TAU))
 
 

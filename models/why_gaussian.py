@@ -35,7 +35,7 @@ VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of tra
 # --- the model and its guides -----------------------------------------------------------------------------------------
 def model(net, tau, learn=False):
     """Return a model of a network, with N(0, 1) in its first layer and N(0, 1/fan-in) after it, or learned widths."""
-    return pd.BayesianNet(net, pd.Prior(learn=learn), pd.Gaussian(tau))
+    return pd.BayesianNet(net, pd.Prior(learn=learn, tempered=False), pd.Gaussian(tau))
 
 
 def guide(name, net, start, known):
