@@ -1,6 +1,7 @@
 """Networks of any width learn with the default prior, and say so where a prior keeps them from it."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_a_wide_network_learns_by_default(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dropout", "mean field", "plain ensemble"])
-def test_a_prior_that_wins_is_named(name: str) -> None:
+def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     model, (x, y) = wide(pd.Prior()), data()
     guide = GUIDES[name](model)
     with pytest.warns(pd.IgnoredInputsWarning, match=r"ignores its inputs.*2\.weight.*Prior\(\.\.\., tempered=True\)"):
@@ -56,9 +57,12 @@ def test_a_prior_that_wins_is_named(name: str) -> None:
     assert history.learned.ignores_inputs
     with pytest.warns(pd.IgnoredInputsWarning, match="best constant"):
         pd.predict(model, guide, x, samples=5)
+    pd.save(tmp_path / "posterior", model, guide)
     with torch.no_grad():  # whoever changes it knows better
         next(guide.parameters()).add_(0.1)
     assert not ignored_inputs(guide)
+    pd.load(tmp_path / "posterior", model, guide)
+    assert "best constant" in ignored_inputs(guide)
 
 
 def test_a_fleet_and_a_comparison_say_it_too() -> None:

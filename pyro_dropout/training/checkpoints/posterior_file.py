@@ -14,6 +14,7 @@ from pyro_dropout.generative.registration import met_by
 from pyro_dropout.generative.trial_run import holders_of, owner_of
 from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.laplace import AutoLaplace
+from pyro_dropout.guides.summary import ignored_inputs, note_training
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
@@ -72,7 +73,8 @@ def save(path: str | Path, model: object, guide: object, extra: Mapping[str, obj
     if extra is not None and not isinstance(extra, Mapping):
         raise PyroDropoutError(f"extra must be a dict writable as JSON; got {type(extra).__name__} {extra!r}.")
     try:
-        write_tensors(path, tensors, {"kind": "posterior", **identity, "extra": dict(extra or {})})
+        told = {"ignores": ignored_inputs(guide)} if ignored_inputs(guide) else {}
+        write_tensors(path, tensors, {"kind": "posterior", **identity, **told, "extra": dict(extra or {})})
     except TypeError as cause:
         raise PyroDropoutError(f"extra must be writable as JSON: {cause}.") from None
     except OSError as cause:
@@ -113,6 +115,7 @@ def load(path: str | Path, model: object, guide: object) -> Record:
         check_identity(path, facts, tensors, model, guide)
     put(tensors, model, guide)
     _note_widths(model, facts)
+    note_training(guide, "", ignores=str(facts.get("ignores", "")))
     extra: Record = facts.get("extra", {})
     return extra
 
