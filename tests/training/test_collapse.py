@@ -21,7 +21,7 @@ def data(count: int = 60) -> tuple[Tensor, Tensor]:
 
 
 def wide(prior: pd.Prior | None = None) -> pd.BayesianNet:
-    net = nn.Sequential(nn.Linear(4, 300), nn.ReLU(), nn.Linear(300, 300), nn.ReLU(), nn.Linear(300, 2))
+    net = nn.Sequential(nn.Linear(4, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 2))
     return pd.BayesianNet(net, prior, pd.Categorical())
 
 
@@ -47,7 +47,7 @@ def test_a_wide_network_learns_by_default(name: str) -> None:
     assert (answer.probs.argmax(-1) == y).double().mean() > 0.9
 
 
-@pytest.mark.parametrize("name", ["dropout", "mean field", "plain ensemble"])
+@pytest.mark.parametrize("name", ["dropout", "mean field"])
 def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     model, (x, y) = wide(pd.Prior()), data()
     guide = GUIDES[name](model)
