@@ -73,6 +73,7 @@ def test_a_site_alone_has_its_block_of_the_covariance() -> None:
     assert torch.allclose(guide.posterior("0.weight").variance.flatten(), covariance.diagonal()[:8])
 
 
+@pytest.mark.deep
 def test_a_correlation_between_sites_is_learned_at_pyros_pace() -> None:
     """Of -0.9, after 500 steps; over the seeds 0 to 2, ours is at least three quarters of Pyro's."""
     precision = torch.linalg.inv(0.115**2 * torch.tensor([[1.0, -0.9], [-0.9, 1.0]]))

@@ -35,6 +35,7 @@ GUIDES = {
 }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_wide_network_learns_by_default(name: str) -> None:
     model, (x, y) = wide(), data()
@@ -47,7 +48,7 @@ def test_a_wide_network_learns_by_default(name: str) -> None:
     assert (answer.probs.argmax(-1) == y).double().mean() > 0.9
 
 
-@pytest.mark.parametrize("name", ["dropout", "mean field"])
+@pytest.mark.parametrize("name", ["dropout", pytest.param("mean field", marks=pytest.mark.deep)])
 def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     model, (x, y) = wide(pd.Prior()), data()
     guide = GUIDES[name](model)
