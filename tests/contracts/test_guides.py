@@ -157,7 +157,10 @@ def quick(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("guide", "kind", "dtype"), cases())
 def test_it_trains(guide: str, kind: str, dtype: torch.dtype, loss: str, draws: str) -> None:
-    """In stock SVI, four steps move every parameter (shared masks may shut a layer twice); losses and gradients are finite, and a seed repeats them."""
+    """In stock SVI, four steps move every parameter; losses and gradients are finite, and a seed repeats them.
+
+    Masks that all points share may shut a layer in one step or two.
+    """
     problem = KINDS[kind](dtype)
     q, (estimate, context) = build(guide, problem), setting(loss, draws)
     optim = Watched()
