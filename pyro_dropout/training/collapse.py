@@ -92,8 +92,8 @@ def learned_from(
         >>> learned_from(model, guide, x, 2 * x).ignores_inputs
         True
     """
-    net = model.model if isinstance(model, Standardised) else model
-    if not isinstance(net, BayesianNet) or not isinstance(posterior, SiteGuide | Ensemble) or net.whole_batch:
+    net = _asked(model)
+    if net is None or not isinstance(posterior, SiteGuide | Ensemble):
         return None
     count = len(y) if num_data is None else int(num_data)
     with torch.no_grad(), forked():
@@ -115,12 +115,18 @@ def learned_from(
     return replace(found, log_likelihood=float(log_likelihood.mean()), constant=constant)
 
 
+def _asked(model: object) -> BayesianNet | None:
+    """Return the network of a model that can be asked: its arguments are x, y and N."""
+    net = model.model if isinstance(model, Standardised) else model
+    return net if isinstance(net, BayesianNet) and not net.whole_batch else None
+
+
 def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned | None, str]:
     """Return what a guide that has just been trained has learned, and a sentence if it ignores its inputs.
 
     The guide remembers the sentence, and ``predict`` repeats it.
     """
-    if len(call.args) < 2 or not isinstance(call.args[1], Tensor):
+    if _asked(model) is None or len(call.args) < 2 or not isinstance(call.args[1], Tensor):
         return None, ""
     try:
         found = learned_from(model, guide, *call.args[:3], thorough=False)

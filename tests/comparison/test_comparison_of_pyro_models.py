@@ -81,6 +81,7 @@ def test_classes_counts_and_several_sites() -> None:
     assert {"rmse", "crps", "coverage"} <= set(found.columns)
     plt.close(found.plot())
     found = pd.compare(two_sites, [AutoNormal], (X, Y, -Y), (X, Y, -Y), **QUICK)
+    assert found.rows[0].note == ""
     assert set(found.columns) & {"rmse", "crps", "log_lik", "elbo"} == {"log_lik", "elbo"}
     assert found.rows[0].answer is None
     assert math.isfinite(found.rows[0].scores["log_lik"].mean)

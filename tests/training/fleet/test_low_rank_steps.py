@@ -46,7 +46,7 @@ def by_hand(weights: dict[str, Tensor], x: Tensor) -> Tensor:
 def problem(per: str) -> tuple[pd.BayesianNet, Any, Tensor, Tensor]:
     """A model and a guide whose parts are all large enough to see."""
     torch.manual_seed(0)
-    model = pd.BayesianNet(Both().to(F64), likelihood=pd.Gaussian(TAU))
+    model = pd.BayesianNet(Both().to(F64), prior=pd.Prior(), likelihood=pd.Gaussian(TAU))
     guide: Any = pd.AutoLowRank(model, rank=2, per=per)  # type: ignore[arg-type]
     x, y = torch.randn(POINTS, 2, dtype=F64), torch.randn(POINTS, 4, dtype=F64)
     x[1] = 1.1 * x[0]  # so like each other that whole weights give them like outputs
@@ -140,7 +140,7 @@ def fleet_of(per: str) -> pd.Fleet:
     model, guide, *_ = problem(per)
 
     def build(seed: int) -> Any:
-        own = pd.BayesianNet(Both().to(F64), likelihood=pd.Gaussian(TAU))
+        own = pd.BayesianNet(Both().to(F64), prior=pd.Prior(), likelihood=pd.Gaussian(TAU))
         made = pd.AutoLowRank(own, rank=2, per=per)  # type: ignore[arg-type]
         own.load_state_dict(model.state_dict())
         made.load_state_dict(guide.state_dict())
