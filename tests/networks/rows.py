@@ -51,7 +51,7 @@ def distance(made: Network) -> float:
 def losses(made: Network, compile: bool | str) -> tuple[Tensor, str]:
     """Losses of the same parameters at every step, and why training was not compiled."""
     # So few steps would run eagerly by themselves.
-    undecided = mock.patch("pyro_dropout.training.fit.decided", lambda compile, *sizes: compile)
+    undecided = mock.patch("pyro_dropout.training.fit.decided", lambda compile, *sizes, **how: compile)
     with undecided, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         model, guide = made.pair()
