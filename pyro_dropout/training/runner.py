@@ -29,7 +29,6 @@ from pyro_dropout.training.compile.functional import (
     numbered,
 )
 from pyro_dropout.training.compile.program import NeedsCompilerError, Program, apart_in_memory, counting
-from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
 from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.optimisers import Update, clock
@@ -92,7 +91,8 @@ class TrainingRun:
         self.leaves, self._shape = tree_flatten((list(values), update.start(values)))
         self._count = len(values)
         self._gradients, self._parted = gradients, False
-        self._replayed: Replayed | None = None
+        self._in_c: Callable[[], list[Tensor]] | None = None
+        self.why: list[str] = []  # why faster engines do not take the steps
         self._taped: TapedSteps | None = None
         self.t, self.lr = clock(update, values, 1)
         self.lr = self.lr if lr is None else lr.to(self.lr)
@@ -128,6 +128,15 @@ class TrainingRun:
         return self._program is not None
 
     @property
+    def engine(self) -> str:
+        """What takes the steps."""
+        if self._chain is not None:
+            return "inductor with CUDA graphs"
+        if self._in_c is not None:
+            return "C"
+        return "eager" if self._program is None else "recorded" if self.traced else "inductor"
+
+    @property
     def changes_owners(self) -> bool:
         """Whether steps change the tensors of the guide and the model themselves."""
         return self._in_place is not None and (self._program is None or self._parted or self._program.writes > 0)
@@ -144,11 +153,11 @@ class TrainingRun:
         inputs = (values, state, self.t, self.lr, *rest)
         whole, count = tree_leaves(inputs), len(self.leaves)
         small = sum(leaf.numel() for leaf in self.leaves) < _SMALL
-        if self._in_place is None and self._tapes and self.traced and small and not self.t.is_cuda:
+        if self._in_place is None and self._tapes and (self.traced or self._plain) and small and not self.t.is_cuda:
             return self._on_own_leaves(rest, index)
         changes = self._in_place is not None and (self._huge or not self.t.is_cuda)
         if self._plain and not (changes and small and not self.t.is_cuda and apart_in_memory(whole, count)):
-            raise NeedsCompilerError
+            raise NeedsCompilerError("it has too many parameters, or two of them share memory")
         carries = self._count if self.t.is_cuda else 0  # a chain hands them on
         how: Any = {"carries": carries, "captured": self._chains}
         if not changes or not apart_in_memory(whole, count):
@@ -167,15 +176,20 @@ class TrainingRun:
             self._index = [each.clone() for each in index]  # the same tensors at every step
             inputs = (*inputs[: len(inputs) - len(index)], *self._index)
         program = Program(counting(self._step), *inputs, writes=count + 1, kept=small, plain=self._plain)
-        if program.writes and small:
-            self._replayed = program.replayed(tree_leaves(inputs))
+        self._in_c = program.in_plain_c()
         return program
 
     def _on_own_leaves(self, rest: tuple[Tree, ...], index: list[Tensor]) -> Program:
         """Return the program of whole steps that are recorded, and that change copies of the parameters."""
         self.leaves = [leaf.detach().clone(memory_format=torch.contiguous_format) for leaf in self.leaves]
         count = len(self.leaves) + 1
-        inputs = (*tree_unflatten(self.leaves, self._shape), self.t, self.lr, *rest)
+        inputs: tuple[Tree, ...] = (*tree_unflatten(self.leaves, self._shape), self.t, self.lr, *rest)
+        if self._plain:
+            self._index = [each.clone() for each in index]
+            inputs = (*inputs[: len(inputs) - len(index)], *self._index)
+            program = Program(counting(self._step), *inputs, writes=count, kept=True, plain=True)
+            self._in_c = program.in_plain_c()
+            return program
         program = Program(counting(self._step), *inputs, compile=False, writes=count)
         self._taped = taped(program, [*self.leaves, self.t], [self.lr, *self._flat_inputs], index)
         return program
@@ -196,9 +210,10 @@ class TrainingRun:
         """Compile steps as plain C, or record them if they do not fit in there."""
         try:
             self._try_to_compile(True)
-        except Exception:  # what is wrong with the step itself is said where it is recorded
+        except Exception as cause:  # what is wrong with the step itself is said where it is recorded
+            self.why.append(f"C: {cause}")
             self._plain, self.traced = False, True
-            self._parted, self._replayed, self._taped = False, None, None
+            self._parted, self._in_c, self._taped = False, None, None
             self._try_to_compile("traced")
 
     def _try_to_compile(self, compile: HowCompiled) -> None:
@@ -216,7 +231,8 @@ class TrainingRun:
         except Exception as cause:
             if compile is True or isinstance(cause, UntrainedError):
                 raise
-            self._parted, self._replayed, self._taped = False, None, None
+            self._parted, self._in_c, self._taped = False, None, None
+            self.why.append(f"recorded: {cause}")
             warn_uncompiled(cause)
             return
         self._program = program
@@ -246,10 +262,10 @@ class TrainingRun:
         if usual and self._taped is not None:
             with torch.no_grad():
                 return self._taped(index)
-        if usual and self._replayed is not None:
+        if usual and self._in_c is not None:
             for mine, given in zip(self._index, index, strict=True):
                 mine.copy_(given)
-            return self._replayed()[0].clone()  # the next step writes over it
+            return self._in_c()[0].clone()  # the next step writes over it
         if usual and self._program is not None and not self._parted:
             found = self._program.flat([*self.leaves, self.t, self.lr, *self._flat_inputs, *index])
             if not self._program.writes:  # one that writes over parameters counts by itself
@@ -280,10 +296,15 @@ class TrainingRun:
         return chain.losses.clone()
 
     def _set_leaves(self, found: list[Tensor]) -> None:
-        if self._taped is None:
-            self.leaves = found
-        else:  # which reads and writes these tensors
+        if self._fixed:
             copy_into(self.leaves, found)
+        else:
+            self.leaves = found
+
+    @property
+    def _fixed(self) -> bool:
+        """Whether steps read and write the leaves themselves."""
+        return self._taped is not None or self._in_c is not None
 
     @property
     def values(self) -> list[Tensor]:
@@ -300,7 +321,7 @@ class TrainingRun:
 
     def restore(self, values: list[Tensor]) -> None:
         """Restore a snapshot of the parameters; the optimiser's state stays as it is."""
-        if self.changes_owners or self._taped is not None:
+        if self.changes_owners or self._fixed:
             copy_into(self.values, values)
         else:
             self.leaves[: self._count] = [value.clone() for value in values]
@@ -321,7 +342,7 @@ class TrainingRun:
     def set_state(self, tensors: dict[str, Tensor], rest: Record) -> None:
         """Restore a state."""
         device = self.t.device
-        if self.changes_owners or self._taped is not None:
+        if self.changes_owners or self._fixed:
             copy_into(
                 [*self.leaves, self.t], [tensors[f"leaf.{k:05d}"] for k in range(len(self.leaves))] + [tensors["t"]]
             )

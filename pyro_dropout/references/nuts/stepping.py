@@ -15,13 +15,27 @@ from torch import Tensor
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, turned
 from pyro_dropout.references.nuts.no_u_turn import Array, Tree, grown, halfway, kit
 from pyro_dropout.training.compile.functional import unvalidated
-from pyro_dropout.training.compile.in_place import writing
 from pyro_dropout.training.compile.program import Program
 
 # Positions (C, d) -> energies (C,) and their gradients (C, d).
 Energies = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 _FIELDS = len(Tree._fields)
+
+
+def _in_c(function: Callable[..., list[Array]], state: list[Tensor], *others: Tensor) -> Callable[..., Tensor]:
+    """Return a function of ``others`` in C, which writes all its results but the last one over ``state``."""
+    own = [each.clone(memory_format=torch.contiguous_format) for each in others]
+    count = len(function(*state, *own)) - 1
+    run = Program(function, *state, *own, writes=count, kept=True, plain=True).in_plain_c()
+    assert run is not None
+
+    def called(*inputs: Tensor) -> Tensor:
+        for mine, given in zip(own, inputs, strict=True):
+            mine.copy_(given)
+        return run()[-1]
+
+    return called
 
 
 class Stepping:
@@ -82,9 +96,7 @@ class Stepping:
         """Compile both functions, for inputs of these shapes."""
         state = [torch.as_tensor(value).clone(memory_format=torch.contiguous_format) for value in self._state]
         with self.functions() as (leaf_of, turn_of):
-            leaf = Program(leaf_of, *state, noise, compile=False)
-            turn = Program(turn_of, *state, noise, momenta, compile=False)
-            functions = writing(leaf.graph, state, noise), writing(turn.graph, state, noise, momenta)
+            functions = _in_c(leaf_of, state, noise), _in_c(turn_of, state, noise, momenta)
         (self._leaf, self._turn), self._state = functions, state
         self.how = "compiled"
 

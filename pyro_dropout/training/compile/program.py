@@ -29,7 +29,6 @@ from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
 from pyro_dropout.training.compile.recorder import as_torch_compiles, reads_values, record
-from pyro_dropout.training.compile.replayed import Replayed
 from pyro_dropout.training.compile.surroundings import Surroundings
 from pyro_dropout.training.compile.swift_calls import called_swiftly
 from pyro_dropout.training.compile.thin_products import rewrite_skinny_products, sum_products_with_vectors
@@ -41,7 +40,7 @@ _GRAIN = 2**15  # the size from which torch's own operations use a second thread
 
 
 class NeedsCompilerError(Exception):
-    """A program cannot be written as plain C, and needs the compiler of torch."""
+    """A program cannot be written as plain C, and needs the compiler of torch; the message says why."""
 
 
 class Program:
@@ -66,6 +65,7 @@ class Program:
 
     Attributes:
         carried: which parameters have such copies, and of which type.
+        why: why it is not plain C, where that was tried.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Program:
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
-        self.writes = writes if not compile or _can_write_over(self.graph.graph, flat[:writes]) else 0
+        self.writes = writes if not compile or plain or _can_write_over(self.graph.graph, flat[:writes]) else 0
         on_gpu = compile and any(each.is_cuda for each in flat)
         if on_gpu:
             sum_products_with_vectors(self.graph.graph)
@@ -119,8 +119,9 @@ class Program:
         if compile and kept and self.writes:
             self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
         self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
+        self.why = "" if self._kept is None else self._kept.why
         if plain and self._found is None:
-            raise NeedsCompilerError
+            raise NeedsCompilerError(self.why)
         if compile and self._found is None:
             self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
 
@@ -150,10 +151,21 @@ class Program:
             casts[:] = found[count:]
         return [*inputs[: self.writes], *found[:count]]
 
-    def replayed(self, inputs: list[Tensor]) -> Replayed:
-        """Return what runs this program on these tensors, and returns the outputs that are not written over them."""
-        note = None if self._kept is None else self._kept.write
-        return Replayed(lambda: self.flat(inputs)[self.writes :], self._found, note)
+    def in_plain_c(self) -> Callable[[], list[Tensor]] | None:
+        """Return what runs this program on its very inputs, and returns the outputs that are not written over them.
+
+        The next call writes over these outputs. None if the program is not plain C.
+        """
+        if self._found is None:
+            return None
+        calls, results = self._found
+
+        def run() -> list[Tensor]:
+            for function, args, named in calls:
+                function(*args, **named)
+            return results
+
+        return run
 
     @property
     def shapes(self) -> list[Tensor]:

@@ -7,6 +7,7 @@ no table, no branch, no call.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -25,14 +26,36 @@ COMPARISONS = {
     for name, sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!="))
     for kind in ("Tensor", "Scalar")
 }
-LOGICAL = {
-    aten.logical_and.default: "({0} != 0) & ({1} != 0)",
-    aten.logical_and_.default: "({0} != 0) & ({1} != 0)",
-    aten.bitwise_and.Tensor: "({0} != 0) & ({1} != 0)",
-    aten.logical_or.default: "({0} != 0) | ({1} != 0)",
-    aten.logical_not.default: "{0} == 0",
+_AND, _OR, _NOT, _DIFFER = "({0} != 0) & ({1} != 0)", "({0} != 0) | ({1} != 0)", "{0} == 0", "({0} != 0) ^ ({1} != 0)"
+_TRUTH = "{0} ? 1 : 0"
+TRUTHS = {_AND, _OR, _NOT, _DIFFER, _TRUTH}  # whose operands are asked whether they are zero, in their own types
+COPIES = {aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default}
+# Where the result is a truth value.
+_OF_TRUTHS: dict[OpOverload, str] = {
+    **dict.fromkeys((aten.logical_and.default, aten.bitwise_and.Tensor, aten.mul.Tensor), _AND),
+    **dict.fromkeys((aten.logical_or.default, aten.bitwise_or.Tensor, aten.add.Tensor), _OR),
+    **dict.fromkeys((aten.logical_xor.default, aten.bitwise_xor.Tensor), _DIFFER),
+    **dict.fromkeys((aten.logical_not.default, aten.bitwise_not.default), _NOT),
+    **dict.fromkeys(COPIES, _TRUTH),
+    aten.where.self: "{0} ? {1} : {2}",
+    **COMPARISONS,
 }
-COPIES = {aten._to_copy.default, aten.clone.default}
+_LARGER = "{0} != {0} ? {0} : {1} != {1} ? {1} : {0} < {1} ? {1} : {0}"
+_SMALLER = "{0} != {0} ? {0} : {1} != {1} ? {1} : {1} < {0} ? {1} : {0}"
+# Where it is a whole number.
+_OF_NUMBERS: dict[OpOverload, str] = {
+    **{getattr(aten.add, kind): "{0} + {1}" for kind in ("Tensor", "Scalar")},
+    **{getattr(aten.sub, kind): "{0} - {1}" for kind in ("Tensor", "Scalar")},
+    **{getattr(aten.mul, kind): "{0} * {1}" for kind in ("Tensor", "Scalar")},
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.bitwise_and.Scalar), "{0} & {1}"),
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or.Scalar), "{0} | {1}"),
+    aten.rsub.Scalar: "{1} - {0}",
+    aten.neg.default: "-{0}",
+    aten.maximum.default: "{0} < {1} ? {1} : {0}",
+    aten.minimum.default: "{1} < {0} ? {1} : {0}",
+    aten.where.self: "{0} ? {1} : {2}",
+    **dict.fromkeys(COPIES, "{0}"),
+}
 FORMULAS: dict[OpOverload, str] = {
     **{getattr(aten.add, kind): "{0} + {1}" for kind in ("Tensor", "Scalar")},
     **{getattr(aten.sub, kind): "{0} - {1}" for kind in ("Tensor", "Scalar")},
@@ -64,9 +87,27 @@ FORMULAS: dict[OpOverload, str] = {
     aten.lgamma.default: "lgamma_({0})",
     aten.xlogy.Tensor: "{1} != {1} ? {1} : {0} == 0 ? 0 : {0} * log_({1})",
     aten.binary_cross_entropy_with_logits.default: "(1 - {1}) * {0} - log_sigmoid_({0})",
-    **COMPARISONS,
-    **LOGICAL,
+    aten.maximum.default: _LARGER,
+    aten.minimum.default: _SMALLER,
+    aten.logaddexp.default: "logaddexp_({0}, {1})",
+    aten.sgn.default: "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
+    aten.sign.default: "{0} != {0} ? {0} : ({0} > 0) - ({0} < 0)",
+    aten.erf.default: "erf_({0})",
+    aten.silu.default: "{0} / (1 + exp_(-{0}))",
+    aten.silu_backward.default: "{0} / (1 + exp_(-{1})) * (1 + {1} * (1 - 1 / (1 + exp_(-{1}))))",
+    aten.leaky_relu.default: "{0} > 0 ? {0} : {0} * {1}",
+    aten.leaky_relu_backward.default: "{1} > 0 ? {0} : {0} * {2}",
+    aten.softplus.default: "{0} * {1} > {2} ? {0} : log1p_(exp_({0} * {1})) / {1}",
+    aten.softplus_backward.default: "{1} * {2} > {3} ? {0} : {0} / (1 + exp_(-{1} * {2}))",
+    aten.hardtanh.default: "({0} < {1} ? {1} : {0}) > {2} ? {2} : ({0} < {1} ? {1} : {0})",
+    aten.hardtanh_backward.default: "{1} <= {2} || {1} >= {3} ? 0 : {0}",
     **dict.fromkeys(COPIES, "{0}"),
+}
+# Arguments that a recorded call may leave out.
+_DEFAULTS: dict[OpOverload, tuple[float, ...]] = {
+    aten.leaky_relu.default: (0.01,),
+    aten.softplus.default: (1.0, 20.0),
+    aten.hardtanh.default: (-1.0, 1.0),
 }
 # How many of the first arguments are tensors or numbers; those that follow must have these values.
 RESTS: dict[OpOverload, tuple[int, tuple[object, ...]]] = {
@@ -74,7 +115,7 @@ RESTS: dict[OpOverload, tuple[int, tuple[object, ...]]] = {
     aten.mse_loss_backward.default: (3, (0,)),
     aten.binary_cross_entropy_with_logits.default: (2, (None, None, 0)),
 }
-SLOW = ("lgamma_",)
+SLOW = ("lgamma_", "erf_")
 _POWERS: dict[float, str] = {
     1.0: "{0}",
     2.0: "{0} * {0}",
@@ -152,22 +193,40 @@ static inline __attribute__((always_inline)) float expm1_f(float x) {
     return d == 0.0f ? x : d == -1.0f ? -1.0f : u < __builtin_inff() ? y : u;
 }
 """
-_LOG_SIGMOID = """
+_SUMS_OF_EXPONENTIALS = """
 static inline __attribute__((always_inline)) {type} log_sigmoid_{f}({type} x) {{
     return (x < 0 ? x : 0) - log1p_{f}(exp_{f}(-abs_{f}(x)));
+}}
+static inline __attribute__((always_inline)) {type} logaddexp_{f}({type} x, {type} y) {{
+    const {type} far = abs_{f}(x - y);
+    return x == y && x - y != 0 ? x : (x < y ? y : x) + log1p_{f}(exp_{f}(-far));
 }}
 """
 
 
-def power(exponent: object) -> str | None:
-    """Return the formula of a power; None if it has none.
+def formula_of(operation: OpOverload, args: list[Any], dtype: torch.dtype) -> tuple[str | None, list[Any]]:
+    """Return what an operation computes for each element, None if it has no formula, and its arguments.
 
     Example:
-        >>> from pyro_dropout.training.compile.plain_c.formulas import power
-        >>> power(2), power(2.5)
-        ('{0} * {0}', None)
+        >>> from pyro_dropout.training.compile.plain_c.formulas import formula_of
+        >>> [formula_of(aten.pow.Tensor_Scalar, ["x", k], torch.float32) for k in (2, 2.5)]
+        [('{0} * {0}', ['x']), (None, ['x', 2.5])]
+        >>> formula_of(aten.clamp.default, ["x", None, 3.0], torch.float32)
+        ('{0} > {1} ? {1} : {0}', ['x', 3.0])
     """
-    return _POWERS.get(float(exponent)) if isinstance(exponent, int | float) else None
+    if dtype == torch.bool:
+        return _OF_TRUTHS.get(operation), args
+    if not dtype.is_floating_point:
+        return _OF_NUMBERS.get(operation), args
+    if operation is aten.pow.Tensor_Scalar:
+        formula = _POWERS.get(float(args[1])) if isinstance(args[1], int | float) else None
+        return formula, args if formula is None else args[:1]
+    if operation is aten.clamp.default and None in (*args, *([None] * (3 - len(args)))):
+        low = args[1] is not None
+        operation, args = aten.clamp_min.default if low else aten.clamp_max.default, [args[0], args[1 if low else 2]]
+    more = _DEFAULTS.get(operation, ())
+    args = [*args, *more[len(args) - 1 :]] if more else args
+    return FORMULAS.get(operation), args
 
 
 def literal(value: float, c_type: str) -> str:
@@ -202,10 +261,13 @@ def written(formula: str, operands: Sequence[str], c_type: str) -> str:
 
 def functions() -> str:
     """Return the functions that formulas use, in C."""
-    names = {"f": ("sqrt", "lgamma"), "d": ("sqrt", "lgamma", "expm1", "log1p", "exp", "log", "tanh")}
+    names = {
+        "f": ("sqrt", "lgamma", "erf"),
+        "d": ("sqrt", "lgamma", "erf", "expm1", "log1p", "exp", "log", "tanh"),
+    }
     made = [_EXP, _LOG, _TANH, _NEAR_ONE]
     for kind, c_type, suffix in (("f", "float", "f"), ("d", "double", "")):
         made += [f"#define {name}_{kind}(x) __builtin_{name}{suffix}(x)" for name in names[kind]]
         made.append(f"#define abs_{kind}(x) __builtin_fabs{suffix}(x)")
-        made.append(_LOG_SIGMOID.format(type=c_type, f=kind))
+        made.append(_SUMS_OF_EXPONENTIALS.format(type=c_type, f=kind))
     return "\n".join(made)

@@ -16,6 +16,7 @@ FILLS = {
 }
 VALUES = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
 SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim}
+ANY = {aten.any.default, aten.any.dim, aten.any.dims}
 DRAWS = {
     aten.rand.default: "uniform_",
     aten.randn.default: "normal_",

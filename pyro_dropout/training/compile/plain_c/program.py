@@ -8,21 +8,21 @@ from torch import Tensor, fx
 from pyro_dropout.training.compile.plain_c.library import LIBRARY
 from pyro_dropout.training.compile.plain_c.order import Order
 from pyro_dropout.training.compile.plain_c.source import Source
-from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPlainError, Place
+from pyro_dropout.training.compile.plain_c.statement import Call, Memory, Place
 from pyro_dropout.training.compile.plain_c.translation import Translation
 
 
-def plain(graph: fx.GraphModule, given: Sequence[Tensor]) -> tuple[dict[str, Any], str] | None:
-    """Return the calls of a step as JSON values, and the source of its library; None if it has no plain form.
+def plain(graph: fx.GraphModule, given: Sequence[Tensor]) -> tuple[dict[str, Any], str]:
+    """Return the calls of a step as JSON values, and the source of its library.
 
     Args:
         graph: a recorded step on a CPU, which writes over its inputs after all else.
         given: its inputs, then its constants.
+
+    Raises:
+        NotPlainError: the step has no plain form; it says why.
     """
-    try:
-        statements = Translation(graph, given)
-    except NotPlainError:
-        return None
+    statements = Translation(graph, given)
     order = Order(statements)
     source = Source(order, statements.bounds)
     own = {memory: number for number, memory in enumerate(_own(order))}

@@ -13,25 +13,24 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from pyro_dropout.training.compile.plain_c.by_torch import BY_TORCH, MOST, told
+from pyro_dropout.training.compile.plain_c.by_torch import MOST, can_be_called, told
 from pyro_dropout.training.compile.plain_c.formulas import (
     C_TYPES,
     COMPARISONS,
     COPIES,
-    FORMULAS,
-    LOGICAL,
     RESTS,
     SLOW,
+    TRUTHS,
+    formula_of,
     literal,
-    power,
 )
-from pyro_dropout.training.compile.plain_c.operations import DRAWS, FILLS, PRODUCTS, SUMS, VALUES, VIEWS
+from pyro_dropout.training.compile.plain_c.operations import ANY, DRAWS, FILLS, PRODUCTS, SUMS, VALUES, VIEWS
 from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPlainError, Place, Statement
 
 aten = torch.ops.aten
 
-_MOST = 2**15  # elements: above it torch uses a second thread
-_SLOW_ELEMENTS = 2**10  # for which functions may be computed that have no vector form
+_MOST = 2**16  # elements: with more, several threads of torch are faster
+_SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
 _TERMS = 2**13  # of a sum that is added up one by one
 
 
@@ -78,7 +77,7 @@ class Translation:
     ) -> Tensor:
         """Return a tensor without values that stands for new memory."""
         if dtype not in C_TYPES or (given is None and math.prod(size) > _MOST):
-            raise NotPlainError(f"{tuple(size)} of {dtype}")
+            raise NotPlainError(f"a tensor of shape {tuple(size)} and {dtype} is too large, or not of a type of C")
         made = torch.empty(size, dtype=dtype, device="meta")
         made = made if stride is None else torch.empty_strided(size, stride, dtype=dtype, device="meta")
         self._memories[made.untyped_storage()._cdata] = Memory(made, given)
@@ -130,26 +129,49 @@ class Translation:
             return
         if not isinstance(operation, OpOverload):
             raise NotPlainError(str(operation))
+        operation = self._elsewhere(node, operation)
         if operation in VIEWS:
-            self._show(node)
+            self._show(node, operation)
         elif operation in FILLS or operation in VALUES:
             value = FILLS[operation] if operation in FILLS else node.args[VALUES[operation]]
             if not isinstance(value, int | float):
                 raise NotPlainError(str(operation))
             self._memory(self._result(node)).constant = float(value)
-        elif operation in FORMULAS or operation is aten.pow.Tensor_Scalar:
-            self._compute(node, operation)
+        elif operation is aten.copy_.default:
+            self._write_over(node)
+        elif operation in DRAWS:
+            self._draw(node)
         else:
-            special = Translation._by_torch if operation in BY_TORCH else _SPECIAL.get(operation)
-            if special is None:
-                raise NotPlainError(str(operation))
-            special(self, node)
+            self._compute_or_call(node, operation)
 
-    def _show(self, node: fx.Node) -> None:
+    def _compute_or_call(self, node: fx.Node, operation: OpOverload) -> None:
+        """Add an operation as statements or a product or, where it has no such form, as a call of torch."""
+        before = len(self.order)
+        try:
+            if operation in _SPECIAL:
+                _SPECIAL[operation](self, node)
+            else:
+                self._compute(node, operation)
+        except NotPlainError:
+            if len(self.order) > before:
+                raise
+            self._by_torch(node, operation)
+
+    def _elsewhere(self, node: fx.Node, operation: OpOverload) -> OpOverload:
+        """Return an operation; where it writes into a tensor that nothing else reads, its form that makes a new one."""
+        name, _, overload = operation.name().removeprefix("aten::").partition(".")
+        target = node.args[0] if node.args else None
+        if not name.endswith("_") or not isinstance(target, fx.Node) or target.target in VIEWS:
+            return operation
+        if target.op != "call_function" or list(target.users) != [node]:
+            return operation
+        return getattr(getattr(aten, name[:-1], operation), overload or "default", operation)  # type: ignore[no-any-return]
+
+    def _show(self, node: fx.Node, operation: OpOverload) -> None:
         """Note a view, which torch makes of a tensor without values."""
         source = self._view(node.args[0])
         try:
-            made = node.target(source, *node.args[1:], **node.kwargs)  # type: ignore[operator]
+            made = operation(source, *node.args[1:], **node.kwargs)
         except RuntimeError as cause:  # torch's own result lies in memory in another order
             raise NotPlainError(str(node.target)) from cause
         for each in made if isinstance(made, list | tuple) else [made]:
@@ -184,59 +206,38 @@ class Translation:
 
     def _compute(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that computes element by element."""
-        args = list(node.args)
-        formula = FORMULAS.get(operation) or power(args[1])
-        count, rest = RESTS.get(operation, (len(args), ()))
-        args, more = args[:count], args[count:]
-        alpha = node.kwargs.get("alpha", 1)
-        if operation is aten.pow.Tensor_Scalar:
-            args = args[:1]
+        count, rest = RESTS.get(operation, (len(node.args), ()))
+        args, more = list(node.args[:count]), node.args[count:]
         device = node.kwargs.get("device")
-        known = operation in COPIES or set(node.kwargs) <= {"alpha"}
+        known = operation in COPIES or set(node.kwargs.items()) <= {("alpha", 1)}
         known = known and (device is None or torch.device(device).type == "cpu")  # type: ignore[arg-type]
-        if formula is None or tuple(more) not in ((), rest) or alpha != 1 or not known:
-            raise NotPlainError(str(operation))
-        if rest and not more:
-            raise NotPlainError(str(operation))  # summed up, by default
-        if operation.name().endswith("_") and not self._sole(node):
+        if tuple(more) != rest or not known:
             raise NotPlainError(str(operation))
         result = self._result(node)
+        formula, args = formula_of(operation, args, result.dtype)
+        if formula is None:
+            raise NotPlainError(f"{operation} of {result.dtype}")
         c_type = C_TYPES[result.dtype]
         if operation in COMPARISONS:
             both: list[Any] = [self._view(each) if isinstance(each, fx.Node) else each for each in args]
             c_type = C_TYPES.get(torch.result_type(*both), "")
-        elif operation in LOGICAL:
-            if result.dtype != torch.bool:
-                raise NotPlainError(f"{operation} of whole numbers")
-        elif operation not in COPIES and not result.dtype.is_floating_point:
-            raise NotPlainError(f"{operation} of whole numbers")
-        casts: list[str] = []
-        operands: list[object] = []
+        operands = [each if isinstance(each, fx.Node) else self._number(each, c_type) for each in args]
+        casts = []
         for k, each in enumerate(args):
-            if isinstance(each, fx.Node):
-                own = C_TYPES[self._view(each).dtype]
-                condition = operation in LOGICAL or (operation is aten.where.self and k == 0)
-                condition = condition or (operation in COPIES and c_type == "unsigned char")
-                casts.append("" if own == c_type or condition else c_type)
-                operands.append(each)
-            elif isinstance(each, int) and c_type == "long long":
-                casts.append("")
-                operands.append(f"{each}LL")
-            elif isinstance(each, bool) or not isinstance(each, int | float) or c_type not in ("float", "double"):
-                raise NotPlainError(str(operation))
-            else:
-                casts.append("")
-                operands.append(literal(each, c_type))
-        formula = f"{formula} ? 1 : 0" if operation in COPIES and c_type == "unsigned char" else formula
-        if operation in COPIES and c_type == "long long":
-            raise NotPlainError(str(operation))
+            own = C_TYPES[self._view(each).dtype] if isinstance(each, fx.Node) else c_type
+            asked = formula in TRUTHS or (operation is aten.where.self and k == 0)
+            casts.append("" if own == c_type or asked else c_type)
+            if operation in COPIES and c_type in ("int", "long long") and own in ("float", "double"):
+                raise NotPlainError(str(operation))  # C leaves open what becomes of a number that is too large
         self._state(formula, operands, result, casts=casts)
 
-    def _sole(self, node: fx.Node) -> bool:
-        """Whether an operation writes into a tensor that nothing else reads, so that it may write elsewhere."""
-        target = node.args[0]
-        computed = isinstance(target, fx.Node) and target.target in FORMULAS
-        return computed and isinstance(target, fx.Node) and list(target.users) == [node]
+    @staticmethod
+    def _number(value: object, c_type: str) -> str:
+        if c_type in ("float", "double") and isinstance(value, int | float) and not isinstance(value, bool):
+            return literal(value, c_type)
+        if c_type in ("int", "long long") and isinstance(value, int):
+            return f"({c_type}){int(value)}LL"
+        raise NotPlainError(f"{value!r} as {c_type or 'a number'}")
 
     def _sum(self, node: fx.Node) -> None:
         source, *rest = list[Any](node.args)
@@ -260,9 +261,25 @@ class Translation:
             place = Place(self._memory(total), tuple(total.shape), total.stride(), 0)
             self._state("{0} / {1}", [place, literal(terms, C_TYPES[result.dtype])], result)
 
+    def _any(self, node: fx.Node) -> None:
+        """Add whether any element is true: how many are, and whether that is none."""
+        source, *rest = list[Any](node.args)
+        view = self._view(source)
+        dims = range(view.dim()) if not rest else [rest[0]] if isinstance(rest[0], int) else rest[0]
+        dims = [dim % max(view.dim(), 1) for dim in dims]
+        if view.dtype != torch.bool or node.kwargs or view.numel() == 0:
+            raise NotPlainError(str(node.target))
+        result = self._result(node)
+        count = self._new(result.shape, None, torch.int32)
+        kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
+        self._state("{0}", [source], _expanded(count, kept, view.shape), adds=True)
+        place = Place(self._memory(count), tuple(count.shape), count.stride(), 0)
+        self._state("{0} != 0", [place], result)
+
     def _join(self, node: fx.Node) -> None:
         """Add a stack or a concatenation: each tensor is copied into its part."""
         parts, dim = list(node.args[0]), node.args[1] if len(node.args) > 1 else 0  # type: ignore[arg-type]
+        parts = [part for part in parts if node.target is aten.stack.default or self._view(part).shape != (0,)]
         result = self._result(node)
         if any(self._view(part).dtype != result.dtype for part in parts) or not isinstance(dim, int):
             raise NotPlainError(str(node.target))
@@ -325,7 +342,7 @@ class Translation:
         whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
         self._append(Call("product", PRODUCTS[node.target], reads, whole, dict(node.kwargs)))  # type: ignore[index]
 
-    def _by_torch(self, node: fx.Node) -> None:
+    def _by_torch(self, node: fx.Node, operation: OpOverload) -> None:
         """Add an operation that stays torch's own."""
         reads: list[Place] = []
 
@@ -334,12 +351,14 @@ class Translation:
             return len(reads) - 1
 
         self._torch += 1
+        if not can_be_called(operation):
+            raise NotPlainError(f"{operation} changes a tensor, draws random numbers or returns a view")
+        if self._torch > MOST:
+            raise NotPlainError(f"more than {MOST} operations have no form in C, of which the last is {operation}")
         try:
-            args = told(node.args, number)
+            args = {"args": told(node.args, number), "named": told(node.kwargs, number)}
         except TypeError as cause:
-            raise NotPlainError(str(node.target)) from cause
-        if self._torch > MOST or node.kwargs:
-            raise NotPlainError(f"{node.target}, one of {self._torch}")
+            raise NotPlainError(f"{operation}: {cause}") from cause
         if isinstance(node.meta.get("val"), Tensor):
             results = {0: self._result(node)}
         else:
@@ -349,7 +368,7 @@ class Translation:
         more = [(k, Place(self._memory(each), tuple(each.shape), each.stride(), 0)) for k, each in results.items()]
         if not more:
             raise NotPlainError(f"{node.target} for nothing")
-        self._append(Call("torch", str(node.target), reads, more[0][1], {"args": args}, more))
+        self._append(Call("torch", str(operation), reads, more[0][1], args, more))
 
     def _write_over(self, node: fx.Node) -> None:
         """Add the copy of a result over an input; no later statement reads that input."""
@@ -379,11 +398,10 @@ def _together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
 
 _SPECIAL: dict[Any, Callable[[Translation, fx.Node], None]] = {
     **dict.fromkeys(SUMS, Translation._sum),
-    **dict.fromkeys(DRAWS, Translation._draw),
     **dict.fromkeys(PRODUCTS, Translation._multiply),
     **dict.fromkeys((aten.stack.default, aten.cat.default), Translation._join),
     **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), Translation._part_of_zeros),
     **dict.fromkeys((aten.eye.default, aten.diag_embed.default), Translation._diagonal),
     aten.index.Tensor: Translation._rows,
-    aten.copy_.default: Translation._write_over,
+    **dict.fromkeys(ANY, Translation._any),
 }
