@@ -204,7 +204,7 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
-    alone = stream is None and not distributed and not isinstance(guide, Ensemble) and not update.beside
+    alone = stream is None and not distributed and not update.beside
     how = decided(compile, total, training_size(model, guide, batch), place, plain=alone)
     facts: Record = {"batch": batch, "seed": seed}
     if precision != "float32":

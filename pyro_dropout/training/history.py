@@ -45,6 +45,9 @@ class History:
         best_step: the step whose parameters were kept, where a validation set was given.
         member_losses: the losses of each trained member of an ensemble, (steps, members).
         traced: whether a recorded step was replayed, without compiling it.
+        engine: what took the steps: "eager"; "recorded", the tensor operations of one step, replayed; "C", the same
+            as a program in C; "inductor", torch's compiler, "inductor with CUDA graphs", or "kernels", some of our own.
+        why: why faster engines did not, where they were tried.
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.
 
@@ -65,10 +68,12 @@ class History:
     best_step: int | None = None
     member_losses: Tensor | None = None
     traced: bool = False
+    engine: str = "eager"
+    why: str = ""
     learned: "Learned | None" = None
 
     def __repr__(self) -> str:
-        how = "compiled" if self.compiled else "traced" if self.traced else "eager"
+        how = self.engine
         last = self.losses[-1].double().mean() if len(self.losses) else float("nan")
         of = f" of {self.losses.shape[1]} replicas, on average" if self.losses.dim() > 1 else ""
         return f"History({self.steps} steps in {self.seconds:.3g} s, {how}, last loss {last:.6g}{of})"
@@ -78,7 +83,7 @@ class History:
         facts: dict[str, object] = {
             "steps": self.steps,
             "seconds": f"{self.seconds:.3g}",
-            "steps were": "compiled" if self.compiled else "traced" if self.traced else "eager",
+            "steps were taken by": self.engine if not self.why else f"{self.engine} (not by {self.why})",
         }
         if len(self.losses):
             facts["last loss"] = f"{self.losses[-1].double().nanmean():.6g}"

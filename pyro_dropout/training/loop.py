@@ -91,7 +91,7 @@ def loop(
     how = (run.compile_seconds, run.compiled and not run.traced, torch.get_float32_matmul_precision())
     checks = () if watch is None else (watch.seen, watch.best_step)
     found = History(ledger.losses.cpu(), done, seconds, *how, *checks)
-    return replace(found, traced=run.compiled and run.traced)
+    return replace(found, traced=run.compiled and run.traced, engine=run.engine, why="; ".join(run.why))
 
 
 _shared: ContextVar[Any] = ContextVar("shared progress bar", default=None)

@@ -187,17 +187,6 @@ def test_a_model_whose_shapes_depend_on_values_is_traced_with_them() -> None:
     torch.testing.assert_close(program(torch.ones(3)), torch.full((3,), 5.0))
 
 
-@pytest.mark.deep
-@pytest.mark.parametrize("batch_size", [None, 10])
-def test_a_small_network_runs_its_kernels_alone(batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    real = runner.Program.replayed
-    monkeypatch.setattr(runner.Program, "replayed", lambda *given: made.append(real(*given)) or made[-1])
-    model, guide = pair()
-    pd.fit(model, guide, X, X, steps=30, batch_size=batch_size, compile=True, **QUIET)
-    assert [each.alone for each in made] == [True]
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("batch_size", [None, 64])
 @pytest.mark.parametrize("compile", RECORDED_OR_COMPILED)

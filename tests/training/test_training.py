@@ -365,8 +365,8 @@ def test_bad_data() -> None:
 
 
 def test_a_history_is_told_in_a_line() -> None:
-    history = pd.History(losses=torch.tensor([[3.0, 2.0], [1.0, 5.0]]), steps=2, seconds=0.5, compiled=True)
-    assert repr(history) == "History(2 steps in 0.5 s, compiled, last loss 3 of 2 replicas, on average)"
+    history = pd.History(losses=torch.tensor([[3.0, 2.0], [1.0, 5.0]]), steps=2, seconds=0.5, engine="C")
+    assert repr(history) == "History(2 steps in 0.5 s, C, last loss 3 of 2 replicas, on average)"
     assert "last loss nan" in repr(pd.History(losses=torch.zeros(0), steps=0, seconds=0.0))
 
 

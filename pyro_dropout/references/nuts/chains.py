@@ -32,7 +32,7 @@ _LANES = 16  # numbers that a processor takes together, at most
 _BLOCK = 64  # steps for which random numbers are drawn together
 _WORTH_RECORDING = 192  # steps after which the run is worth a recording, which takes as long as about that many
 _WORTH_TELLING = 1500  # steps after which a run is long
-_WORTH_COMPILING = 12_000  # steps to come that save about as much time as the compiler takes, half a minute
+_WORTH_COMPILING = 3_000  # steps to come that save about as much time as the compiler takes, a few seconds
 _WORTH_A_GPU = 8_000  # the same for a GPU's kernel, which takes a few seconds
 _CPU = torch.device("cpu")
 

@@ -12,14 +12,12 @@ import platform
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch.utils._config_module import _UNSET_SENTINEL
 
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.training.compile import kernel_folder
@@ -43,17 +41,16 @@ class KeptKernels:
     Args:
         graph: the program.
         inputs: its inputs, which are the same tensors at every call.
-        settings: everything else that the compiled program depends on.
 
     Attributes:
         why: why there are none, after ``compile`` has returned None.
     """
 
-    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor], settings: object) -> None:
+    def __init__(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> None:
         names = dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr")
         self._graph, self._inputs = graph, list(inputs)
         self._given = [*inputs, *(getattr(graph, name) for name in names)]
-        self._key = _key(graph, self._given, settings) if self._possible() else ""
+        self._key = _key(graph, self._given) if self._possible() else ""
         self.why = ""
 
     def _possible(self) -> bool:
@@ -135,15 +132,13 @@ class KeptKernels:
             return None
 
 
-def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> str:
-    """Return the digest of all that a compiled program depends on: itself, versions, the machine, and settings."""
+def _key(graph: fx.GraphModule, given: Sequence[Tensor]) -> str:
+    """Return the digest of all that a program in C depends on: itself, versions, the machine, and settings."""
     about = (
-        *(_FORMAT, _told_graph(graph), [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given], settings),
+        *(_FORMAT, _told_graph(graph), [(tuple(v.shape), v.stride(), str(v.dtype)) for v in given]),
         *(torch.__version__, torch.version.git_version, sys.version, _system(), _processor()),
         *(torch.get_num_threads(), torch.get_default_dtype(), torch.get_float32_matmul_precision()),
-        *(torch.are_deterministic_algorithms_enabled(), library.identity()),
-        sorted((k, v) for k, v in os.environ.items() if k.startswith("TORCH") and k != "TORCHINDUCTOR_CACHE_DIR"),
-        [_changed(sys.modules.get(name)) for name in ("torch._inductor.config", "torch._functorch.config")],
+        *(torch.are_deterministic_algorithms_enabled(), library.FLAGS),
     )
     return hashlib.sha256(repr(about).encode()).hexdigest()
 
@@ -151,20 +146,6 @@ def _key(graph: fx.GraphModule, given: Sequence[Tensor], settings: object) -> st
 def _told_graph(graph: fx.GraphModule) -> list[str]:
     """Return all that a graph does, in words; its Python source would take longer to write."""
     return [f"{node.name} {node.op} {node.target} {node.args} {node.kwargs}" for node in graph.graph.nodes]
-
-
-def _changed(config: Any) -> list[tuple[str, str]]:
-    """Return the settings of torch's compiler that were changed in this process; none where it is not loaded."""
-    if config is None:
-        return []
-    now = {name: _own(entry.user_override) for name, entry in config._config.items()}
-    other = {name: value for name, value in now.items() if value is not _UNSET_SENTINEL}
-    return sorted((name, repr(value)) for name, value in other.items() if value != config._config[name].default)
-
-
-def _own(setting: Any) -> Any:
-    """Return what a user has set; torch 2.13 keeps it for each thread, earlier versions keep the value itself."""
-    return setting.get() if isinstance(setting, ContextVar) else setting
 
 
 def _system() -> tuple[object, ...]:
@@ -226,7 +207,11 @@ def _copy(value: Tensor) -> Tensor:
 
 def _size(values: Sequence[Tensor]) -> float:
     """Return the largest finite number among some tensors, at least 1."""
-    found = [float(each.nan_to_num(0.0, 0.0, 0.0).abs().max()) for each in values if each.numel() and each.is_floating_point()]
+    found = [
+        float(each.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        for each in values
+        if each.numel() and each.is_floating_point()
+    ]
     return max([1.0, *found])
 
 

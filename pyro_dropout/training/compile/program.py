@@ -117,7 +117,7 @@ class Program:
         self._compiled: Compiled | None = None
         self._kept = None
         if compile and kept and self.writes:
-            self._kept = KeptKernels(self.graph, flat, (self.writes, _settings(on_gpu=False)))
+            self._kept = KeptKernels(self.graph, flat)
         self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
         self.why = "" if self._kept is None else self._kept.why
         if plain and self._found is None:

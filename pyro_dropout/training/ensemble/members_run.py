@@ -25,7 +25,7 @@ class MembersRun(TrainingRun):
         step: as in ``TrainingRun``, whose other arguments follow.
         values: the parameters to start from.
         update: the optimiser.
-        compile: "auto", "traced", True or False.
+        compile: "auto", "traced", "plain", True or False.
         options: the others.
     """
 
@@ -59,14 +59,14 @@ class MembersRun(TrainingRun):
 
     def run_eagerly(self) -> None:
         """Take all steps without the compiled program."""
-        self._program = self._chain = self._taped = None
+        self._program = self._chain = self._taped = self._in_c = None
 
     def advance(self, steps: int) -> Tensor:
         """Take ``steps`` steps, or fewer but at least one; return the losses before each, (steps, members)."""
         if self._program is None:  # the loss itself gives way if memory runs out
             return super().advance(steps)
         before, _ = super().state()
-        if self._taped is not None:  # which changes these tensors
+        if self._fixed:  # steps change these tensors
             before = {name: value.clone() for name, value in before.items()}
         clock, at_once = self.t.clone(), self._loss.at_once
 

@@ -229,6 +229,8 @@ def _joined(histories: list[History]) -> History:
         seconds=sum(history.seconds for history in histories),
         compile_seconds=sum(history.compile_seconds for history in histories),
         traced=histories[-1].traced,
+        engine=histories[-1].engine,
+        why=histories[-1].why,
         compiled=histories[-1].compiled,  # a group that was finished before is not compiled again
     )
 

@@ -337,7 +337,7 @@ class Fleet:
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
-        how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
+        how = decided(compile, total, len(self) * step_size(first, batch), rate.device, plain=True)
         run: FleetRun | None = None
         own: Any = {"write": write, "lr": rate, "batches": batches}
         with products_in(precision):

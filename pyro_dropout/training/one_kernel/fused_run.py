@@ -1,6 +1,7 @@
 """A training run whose steps kernels of this package take, many at a time; in all else it is one as any other."""
 
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
@@ -81,6 +82,11 @@ class FusedRun(TrainingRun):
     def compiled(self) -> bool:
         """Yes."""
         return True
+
+    @property
+    def engine(self) -> str:
+        """Kernels of this package."""
+        return "kernels"
 
     def advance(self, steps: int) -> Tensor:
         """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
@@ -187,13 +193,20 @@ def _standard(model: Standardised, x: Tensor, y: Tensor) -> Callable[[], tuple[T
 
 
 def _attempt(made: Callable[[], Run]) -> Run | None:
-    """Return what is made, or None if the kernel does not take it or cannot be compiled; others take it then."""
+    """Return what is made, or None if the kernel does not take it; a kernel that fails is warned of."""
     before = torch.get_rng_state()
     try:
         return made()
-    except Exception:
+    except NotTakenError:
         torch.set_rng_state(before)
-        return None
+    except Exception as cause:
+        torch.set_rng_state(before)
+        warnings.warn(
+            f"a kernel of this package failed ({type(cause).__name__}: {cause}), so torch's compiler takes the steps."
+            " Please report this with your model.",
+            stacklevel=2,
+        )
+    return None
 
 
 def fused_fleet(

@@ -38,13 +38,6 @@ def compiler() -> tuple[str, ...]:
     return next(((name,) for name in ("g++", "gcc", "clang++", "cc") if shutil.which(name)), ())
 
 
-def identity() -> object:
-    """Return what tells one compiler from another: where it is, its size and its date."""
-    found = [shutil.which(each) for each in compiler()[:1]]
-    real = [Path(each).resolve() for each in found if each]
-    return compiler(), [(str(each), each.stat().st_size, each.stat().st_mtime_ns) for each in real], FLAGS
-
-
 def compiled(text: str) -> bytes | None:
     """Return the library of a source; None if it could not be compiled."""
     if not compiler():

@@ -74,7 +74,7 @@ class _Body:
 
     @property
     def _local(self) -> list[tuple[str, str]]:
-        return [(line, line.split()[1]) for line in self._sums]
+        return [(line, line.split()[-3]) for line in self._sums]  # "long long s0 = 0;"
 
     def _add(self, statement: Statement) -> None:
         names = [self._load(place) for place in statement.reads]

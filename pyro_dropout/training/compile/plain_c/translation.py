@@ -29,7 +29,7 @@ from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPla
 
 aten = torch.ops.aten
 
-_MOST = 2**16  # elements: with more, several threads of torch are faster
+_MOST = 2**18  # elements: with more, several threads of torch may be faster
 _SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
 _TERMS = 2**13  # of a sum that is added up one by one
 
