@@ -165,7 +165,7 @@ class Translation:
             return operation
         if target.op != "call_function" or list(target.users) != [node]:
             return operation
-        return getattr(getattr(aten, name[:-1], operation), overload or "default", operation)  # type: ignore[no-any-return]
+        return getattr(getattr(aten, name[:-1], operation), overload or "default", operation)
 
     def _show(self, node: fx.Node, operation: OpOverload) -> None:
         """Note a view, which torch makes of a tensor without values."""
