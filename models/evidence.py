@@ -112,9 +112,9 @@ def report(experiment, records, others):
         if held:
             experiment.claim(text, VERDICTS[(not all(held)) + (not any(held))], f"{sum(held)} of {len(held)} sets")
 
-    claim(f"evidence chooses as well as folds, within {CLOSE} nats", close)
+    claim(f"evidence is below folds by no more than {CLOSE} nats", close)
     claim("in less than half the time", faster)
-    text = "the best of mean field, low rank and Laplace is level with MC dropout, within a standard error"
+    text = "the best of mean field, low rank and Laplace, by test score, is at most a standard error below MC dropout"
     claim(text, level)
     claim(f"{text}, without the one at dropout's mean", alone)
 

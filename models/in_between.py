@@ -12,15 +12,16 @@ have five inputs; if one is used the others are zero, and affect only concrete d
 
 import warnings
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from experiments.experiment import VERDICTS, Experiment
+from experiments.experiment import VERDICTS, Experiment, read_rows
 from experiments.gap_ensembles import KINDS, ensembled
 from experiments.gap_figures import bands, widths
 from experiments.gap_laplace import LAPLACE, LOW_RANK, laplaced
 from experiments.standard_error import standard_error
-from experiments.two_clusters import GRID, INPUTS, TAU, gap_ratio, two_clusters
+from experiments.two_clusters import GRID, INPUTS, TAU, beside, gap_ratio, two_clusters
 from torch import nn
 
 import pyro_dropout as pd
@@ -104,14 +105,11 @@ def sampled(depth, problem, args):
 # --- what is found ----------------------------------------------------------------------------------------------------
 def row_of(depth, inputs, name, std, each, reference):
     """Return a row of the table: numbers from ``std``, their standard errors from ``each`` seed or chain."""
-    found, parts, true = gap_ratio(std).mean(-1), gap_ratio(each), float(gap_ratio(reference.std)[2])
+    found, parts = gap_ratio(std).mean(-1), gap_ratio(each)
     row = {"hidden layers": depth, "inputs": inputs, "guide": name}
     for k, title in enumerate(("at data", "in gap", "ratio")):
         row |= {title: found[k].item(), f"± {title}": standard_error(parts[k]).item()}
-    own, other = row["± ratio"] / row["ratio"], standard_error(gap_ratio(reference.by_chain)[2]).item() / true
-    error = row["ratio"] / true * (own**2 + other**2) ** 0.5
-    row |= {"ratio ÷ NUTS": row["ratio"] / true, "± of that": 0.0 if name == "NUTS" else error}
-    return row | {"at data ÷ NUTS": row["at data"] / float(gap_ratio(reference.std)[0])}
+    return beside(row, reference)
 
 
 def is_overconfident(row):
@@ -155,7 +153,7 @@ def judge(experiment, rows):
 def main(argv=None):
     experiment = Experiment("in_between", __doc__)
     few = ["dropout", "mean field", "ensemble", LAPLACE]
-    experiment.option("--guides", nargs="+", choices=NAMES, default=NAMES, quick=few)
+    experiment.option("--guides", nargs="*", choices=NAMES, default=NAMES, quick=few)
     experiment.option("--depths", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 2)")
     experiment.option("--inputs", nargs="+", type=int, choices=range(1, INPUTS + 1), default=[1, 5], help="(1 5)")
     experiment.option("--width", type=int, default=20, quick=5, help="hidden units in a layer (20)")
@@ -164,11 +162,14 @@ def main(argv=None):
     experiment.option("--members", type=int, default=60, quick=3, help="members of an ensemble (60)")
     experiment.option("--ensemble-steps", type=int, default=1500, quick=10, help="steps of an ensemble (1500)")
     experiment.option("--ensemble-rate", type=float, default=0.05, help="learning rate of an ensemble (0.05)")
+    experiment.option("--laplace-rate", type=float, default=0.01, help="learning rate of a Laplace point (0.01)")
     experiment.option("--samples", type=int, default=500, quick=20, help="weight draws per prediction (500)")
     experiment.option("--chains", type=int, default=8, quick=2, help="chains of NUTS (8)")
-    experiment.option("--draws", type=int, default=60, quick=6, help="draws per chain, after as many warmup draws (60)")
+    experiment.option("--draws", type=int, default=300, quick=6, help="draws per chain, and warmup draws (300)")
     experiment.option("--tree-depth", type=int, default=7, quick=3, help="maximum doublings of a NUTS trajectory (7)")
+    experiment.option("--beside", type=Path, metavar="PAGE", help="take the guides that are not trained from this page")
     args = experiment.start(argv)
+    earlier = read_rows(args.beside) if args.beside else []
     problems = [two_clusters(inputs, args.seed) for inputs in args.inputs]
     rows, stds, shown, worst = [], {}, {}, 0.0
     for depth in args.depths:
@@ -181,9 +182,13 @@ def main(argv=None):
             for name, (_, std) in ((name, found[k]) for name, found in answers.items()):
                 each = references[k].by_chain if name == "NUTS" else std
                 rows.append(row_of(depth, inputs, name, std, each, references[k]))
+            here = [row for row in earlier if (row["hidden layers"], row["inputs"]) == (depth, inputs)]
+            rows += [beside(row, references[k]) for row in here if row["guide"] not in answers]
             stds[depth, inputs] = {name: found[k][1].mean(0) for name, found in answers.items()}
         shown = shown or {name: tuple(part[0] for part in found[0]) for name, found in answers.items()}
+    rows.sort(key=lambda row: (row["hidden layers"], row["inputs"], ["NUTS", *NAMES].index(row["guide"])))
     note = f"Means and errors over {args.seeds} seeds, for NUTS over {args.chains} chains; R-hat at most {worst:.3f}."
+    note += " Guides that this run did not train are an earlier run's, divided by this reference." if earlier else ""
     experiment.table("Standard deviation of f at the data and in the gap", rows, note)
     judge(experiment, rows)
     experiment.figure("bands", bands(shown, problems[0]), "Mean and ±1, ±2 std of f, one seed of each; dashed: NUTS")

@@ -29,7 +29,7 @@ print(data.note)
 #
 # `Standardised` lets the network see standardised numbers and lets us talk in years and ppm. The network is first
 # trained as a plain one, without any dropout, which takes a second; each guide then starts from its weights. So what
-# differs below is q(w), and not luck.
+# differs below is q(w), and not the start; each guide is one run.
 
 # %%
 torch.manual_seed(0)

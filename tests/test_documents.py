@@ -30,9 +30,9 @@ PUBLIC = [name for name in getattr(pyro_dropout, "__all__", []) if not name.star
 SKIPPED_FOLDERS = {"__pycache__", "_build", "build", "dist", "out"}
 PRINTED = re.compile(r"\n+It prints\n+```text\n(.*?)```", re.DOTALL)
 PYTHON_FILE = re.compile(r"\b(?:tests|pyro_dropout|models)/[\w/]+\.py\b")
-CITATION = re.compile(
-    r"(?P<main>\bmain paper, )?(?:\b(?P<eq>eqs?\. ?|equations? )|\b(?P<prop>prop(?:s?\.|ositions?) ?)|§ ?|\bsections? )"
-    r"(?P<first>\d+(?:\.\d+)*)(?:(?:[-–]| to | and )(?P<last>\d+(?:\.\d+)*))?",
+CITATION = re.compile(  # "Eq. (3)", "eqs. 8, 9 and 10", "Sec. 4.5", "§§3.1 to 4.5"
+    r"(?P<main>\bmain paper, )?(?:\b(?P<eq>eq(?:uation)?s?\b)|\b(?P<prop>prop(?:osition)?s?\b)|§+|\bsec(?:t|tion)?s?\b)"
+    r"\.?[ ~]?\(?(?P<first>\d+(?:\.\d+)*)\)?(?P<more>(?:(?:, and |, | and | to |[-–])\(?\d+(?:\.\d+)*\)?)*)",
     re.IGNORECASE,
 )
 MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|root|Users|work|opt)/\w")
@@ -84,9 +84,12 @@ def cited_numbers(text: str) -> set[str]:
     cited = set()
     for found in CITATION.finditer(text):
         kind = "eq. " if found["eq"] else "Prop. " if found["prop"] else "§"
-        first, last = found["first"], found["last"] or found["first"]
-        between = range(int(first), int(last) + 1) if kind != "§" else (first, last)
-        cited |= {("main paper, " if found["main"] else "") + kind + str(number) for number in between}
+        numbers = [found["first"]]
+        for joint, number in re.findall(r"(, and |, | and | to |[-–])\(?(\d+(?:\.\d+)*)", found["more"]):
+            if joint in (" to ", "-", "–") and kind != "§":
+                numbers += map(str, range(int(numbers[-1]) + 1, int(number)))
+            numbers.append(number)
+        cited |= {("main paper, " if found["main"] else "") + kind + number for number in numbers}
     return cited
 
 
@@ -115,6 +118,8 @@ def test_a_citation_is_read_as_it_is_written() -> None:
     assert cited_numbers("(Eqs. 8-10, §5; Prop. 4)") == {"eq. 8", "eq. 9", "eq. 10", "§5", "Prop. 4"}
     assert cited_numbers("sections 3.1 and 4.6, equation 12") == {"§3.1", "§4.6", "eq. 12"}
     assert cited_numbers("main paper, §5.4; Proposition 1") == {"main paper, §5.4", "Prop. 1"}
+    assert cited_numbers("Eq. (12), eqs. 8, 9 and (10)") == {"eq. 12", "eq. 8", "eq. 9", "eq. 10"}
+    assert cited_numbers("Sec. 4.6; §§4.5, 4.6; Prop 7") == {"§4.5", "§4.6", "Prop. 7"}
     assert cited_numbers("a sequence 3, seq. 4, cross-section") == set()
 
 

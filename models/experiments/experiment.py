@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,6 +183,33 @@ class Experiment:
             "seconds": round(time.perf_counter() - self._started, 1),
             "versions": versions,
         }
+
+
+def read_rows(page: Path) -> list[dict[str, Any]]:
+    r"""Return the rows of the first table that an experiment wrote to ``page``, with its numbers as floats.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from experiments.experiment import read_rows
+        >>> page = Path(tempfile.mkdtemp(), "results.md")
+        >>> _ = page.write_text("**Coins**\n\n| coin | heads |\n|---|---|\n| penny | 0.5 |\n")
+        >>> read_rows(page)
+        [{'coin': 'penny', 'heads': 0.5}]
+    """
+    lines = page.read_text("utf-8").splitlines()
+    table = next((list(group) for inside, group in groupby(lines, lambda line: line.startswith("|")) if inside), [])
+    if not table:
+        raise PyroDropoutError(f"{str(page)!r} has no table; give the results.md of an earlier run.")
+    names, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table)
+    return [dict(zip(names, map(_number, row), strict=True)) for row in rows]
+
+
+def _number(cell: str) -> float | str:
+    try:
+        return float(cell)
+    except ValueError:
+        return cell
 
 
 def _plain(value: Any) -> Any:

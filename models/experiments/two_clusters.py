@@ -6,11 +6,15 @@ Data y = cos(2t + 0.8) + noise lie in two intervals of the line, after Foong, Li
 The ratio of a good posterior is well above 1.
 """
 
+import math
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from experiments.standard_error import standard_error
 from pyro_dropout.mathematics.checks import check_seed
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.mathematics.shapes import Float
@@ -111,3 +115,24 @@ def gap_ratio(std: Float[Tensor, "*batch M"]) -> Float[Tensor, "three *batch"]:
     middle = (GRID - sum(MIDDLE) / 2).abs() < (MIDDLE[1] - MIDDLE[0]) / 2
     at_data, in_gap = std[..., : -len(GRID)].mean(-1), std[..., -len(GRID) :][..., middle].mean(-1)
     return torch.stack([at_data, in_gap, in_gap / at_data])
+
+
+def beside(row: dict[str, Any], reference: SimpleNamespace) -> dict[str, Any]:
+    """Return a row of the table with its numbers divided by the reference's, on which its own do not depend.
+
+    Args:
+        row: a posterior's "guide", "at data", "ratio" and "± ratio".
+        reference: ``std`` of f at ``TwoClusters.asked``, (127,), and that of each chain, ``by_chain``, (chains, 127).
+
+    Example:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> from experiments.two_clusters import beside
+        >>> reference = SimpleNamespace(std=torch.ones(127), by_chain=torch.ones(2, 127))
+        >>> beside({"guide": "dropout", "at data": 0.5, "ratio": 0.25, "± ratio": 0.125}, reference)["± of that"]
+        0.125
+    """
+    at_data, _, true = gap_ratio(reference.std).tolist()
+    own, other = row["± ratio"] / row["ratio"], standard_error(gap_ratio(reference.by_chain)[2]).item() / true
+    error = 0.0 if row["guide"] == "NUTS" else row["ratio"] / true * math.hypot(own, other)
+    return row | {"ratio ÷ NUTS": row["ratio"] / true, "± of that": error, "at data ÷ NUTS": row["at data"] / at_data}

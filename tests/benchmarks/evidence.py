@@ -30,7 +30,7 @@ def measured(points: int, inputs: int, activation: str, structure: Any) -> str:
         f = teacher(x) / teacher(x).std()
     y = f + NOISE * torch.randn_like(f)
     net = nn.Sequential(nn.Linear(inputs, HIDDEN), getattr(nn, activation)(), nn.Linear(HIDDEN, 1))
-    model = pd.Standardised(pd.BayesianNet(net), x[:points], y[:points])
+    model = pd.Standardised(pd.BayesianNet(net, pd.Prior()), x[:points], y[:points])
     start = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

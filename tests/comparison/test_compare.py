@@ -371,7 +371,7 @@ def test_guides_are_ranked_by_their_distance_to_nuts() -> None:
     x = torch.cat([torch.linspace(-2, -0.8, 15), torch.linspace(0.8, 2, 15)]).unsqueeze(-1)
     y = torch.sin(1.5 * x) + 0.2 * torch.randn(30, 1)
     net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1))
-    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=25.0))
+    model = pd.BayesianNet(net, pd.Prior(), pd.Gaussian(tau=25.0))  # guides and NUTS have one prior, not tempered
     keep = {"0.weight": 1.0, "2.weight": 0.9}
     guides = {"dropout": lambda m: pd.AutoDropout(m, keep=keep), "mean field": pd.AutoMeanField}
     at = torch.linspace(-3, 3, 40).unsqueeze(-1)

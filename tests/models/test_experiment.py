@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiments.experiment import Experiment
+from experiments.experiment import Experiment, read_rows
 from matplotlib.figure import Figure
 
 import pyro_dropout as pd
@@ -57,6 +57,7 @@ def test_the_record_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "HOLDS IN PART: it is fair (1 of 2)" in said
     for words in ("| b | 0.25 |", "| it is fair | **holds in part** | 1 of 2 |", "![A line.](line.png)", "A note."):
         assert words in page
+    assert read_rows(path.parent / "results.md") == record["tables"][0]["rows"]
 
 
 def test_the_options_of_another_process(tmp_path: Path) -> None:
@@ -66,6 +67,10 @@ def test_the_options_of_another_process(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_bad_input(tmp_path: Path) -> None:
+    empty = tmp_path / "page.md"
+    empty.write_text("no table", "utf-8")
+    with pytest.raises(pd.PyroDropoutError, match="has no table"):
+        read_rows(empty)
     with pytest.raises(pd.PyroDropoutError, match=r"--device must be a torch device that can be used here.*'abacus'"):
         started(tmp_path, "--device", "abacus")
     (tmp_path / "file").write_text("")

@@ -50,6 +50,22 @@ def test_the_table_has_every_guide_in_every_problem(found: dict[str, Any]) -> No
 
 
 @pytest.mark.deep
+def test_guides_of_a_page_stand_beside_a_new_reference(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
+    page, quiet = str(folder / "results.md"), ["--quick", "--quiet", "--draws", "8", "--out", str(tmp_path)]
+    script.main([*quiet, "--guides", "dropout", "--beside", page])
+    (table,) = json.loads((tmp_path / "results.json").read_text("utf-8"))["tables"]
+    for row, old in zip(table["rows"], found["tables"][0]["rows"], strict=True):
+        assert row["guide"] == old["guide"]
+        if row["guide"] == "NUTS":
+            reference = row
+            assert row["ratio"] != old["ratio"]
+        else:
+            assert row["ratio"] == pytest.approx(old["ratio"], rel=1e-3)  # a page has four digits
+        assert row["ratio ÷ NUTS"] == pytest.approx(row["ratio"] / reference["ratio"])
+        assert row["at data ÷ NUTS"] == pytest.approx(row["at data"] / reference["at data"])
+
+
+@pytest.mark.deep
 def test_claims_and_pictures(folder: Path, found: dict[str, Any]) -> None:
     assert [each["claim"] for each in found["claims"]] == [
         "dropout is over-confident in between",
@@ -123,7 +139,7 @@ def test_verdicts_follow_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(("name", "widest", "least"), [(script.LAPLACE, 0.15, 1.5), (script.LOW_RANK, 0.6, 0.45)])
 def test_laplace_doubts_in_the_gap(name: str, widest: float, least: float) -> None:
     """One seed of a small network: at the data NUTS has a width of 0.07, and dropout a ratio of 0.15."""
-    how = SimpleNamespace(seed=0, seeds=1, steps=200, quiet=True, quick=True, samples=200)
+    how = SimpleNamespace(seed=0, seeds=1, steps=200, quiet=True, quick=True, samples=200, laplace_rate=0.01)
     mean, std = script.laplaced(name, lambda: script.model(1, 10), [script.two_clusters(1, 0)], how)
     assert mean.shape == std.shape == (1, 1, 30 + len(script.GRID))
     at_data, _, ratio = script.gap_ratio(std[0, 0])
