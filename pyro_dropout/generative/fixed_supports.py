@@ -60,7 +60,8 @@ def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) ->
         fn: Distribution = trace.nodes[name]["fn"]
         moving = [each for each in _numbers(fn.support) if each.requires_grad]
         if not trained and moving:
-            total = torch.stack([each.sum() for each in moving]).sum()
+            with torch.enable_grad():  # a sampler runs without
+                total = torch.stack([each.sum() for each in moving]).sum()
             slopes = torch.autograd.grad(total, list(values.values()), allow_unused=True, retain_graph=True)
             moving = [slope for slope in slopes if slope is not None]
         if moving:

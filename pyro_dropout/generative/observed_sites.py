@@ -13,12 +13,14 @@ from typing import Any
 import pyro
 import torch
 from pyro import poutine
-from pyro.distributions import Unit
+from pyro.distributions import MaskedDistribution, Unit
 from pyro.distributions.hmm import HiddenMarkovModel
+from pyro.distributions.torch_distribution import ExpandedDistribution
 from pyro.distributions.util import scale_and_mask
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.util import site_is_subsample
 from torch import Tensor, nn
+from torch.distributions import Independent
 
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
 from pyro_dropout.generative.trial_run import quietly
@@ -66,7 +68,20 @@ def point_log_likelihood(site: Site) -> Tensor:
 def point_counts(site: Site, each: Tensor) -> Tensor:
     """Return how often each point of an observed site counts in log p(y, w): its scale, or zero where it is masked."""
     found: Tensor = scale_and_mask(torch.ones_like(each), site["scale"], site["mask"])
-    return found
+    return found * _shown(site["fn"])
+
+
+def _shown(fn: Distribution) -> Tensor | bool:
+    """Return which points a distribution does not mask itself; of a vector, one number that is shown is enough."""
+    if isinstance(fn, MaskedDistribution):
+        mask: Tensor | bool = fn._mask & _shown(fn.base_dist)
+        return mask
+    if isinstance(fn, ExpandedDistribution):
+        return _shown(fn.base_dist)
+    if isinstance(fn, Independent):
+        inside = torch.as_tensor(_shown(fn.base_dist)).expand(fn.base_dist.batch_shape)
+        return inside.reshape((*fn.batch_shape, -1)).any(-1)
+    return True
 
 
 def log_density(site: Site) -> Tensor:

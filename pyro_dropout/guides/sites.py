@@ -100,8 +100,9 @@ def read_site(
     value = value.float() if value.dtype in HALF else value  # a guide is trained in single precision at least
     if not value.is_floating_point() or fn.support.is_discrete:
         raise PyroDropoutError(
-            f"site {name!r} is discrete, and {guide} is a guide for continuous sites. Enumerate it, or hide it with"
-            " pyro.poutine.block and add a guide for it through AutoGuideList."
+            f"site {name!r} is discrete, and {guide} is a guide for continuous sites. Enumerate"
+            " it (https://pyro.ai/examples/enumeration.html) and hide it from the guide with pyro.poutine.block, or"
+            " hide it with pyro.poutine.block and add a guide for it through AutoGuideList."
         )
     real = _is_real(fn.support)
     transform = None if real else _transform(name, fn, guide)

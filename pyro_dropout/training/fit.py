@@ -17,6 +17,7 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
+from pyro_dropout.generative.trial_run import owner_of
 from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
@@ -123,7 +124,8 @@ def fit(
             time. Parameters, moments, KL, outputs and loss stay in float32.
         progress: show a progress bar with the loss and the speed.
         seed: for weight draws and mini-batches; the random generators are left as they were.
-        device: where to train; model, guide and data are moved there. By default, where the model is.
+        device: where to train; model, guide and data are moved there. By default, where the model is. A network that
+            only a plain function holds is not found: move it before.
         validation: (x, y) to watch, or a DataLoader that is read once and kept; training stops when its log-likelihood
             has not improved ``patience`` times, and the best parameters are restored. For a model that is not a
             network, a tuple of its arguments or a dict of its keyword arguments; the mean log predictive density of its
@@ -194,7 +196,7 @@ def fit(
         device = local_device(device, place_of([model, guide]))
         group = join(device)
     if device is not None:
-        for part in (model, guide):
+        for part in map(owner_of, (model, guide)):
             if isinstance(part, nn.Module):
                 part.to(device)
     place = place_of([model, guide], call) if device is None else torch.device(device)
@@ -291,8 +293,8 @@ def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History
 
 
 def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.device:
-    """Return the device of the first parameter of some modules; if they have none, that of the arguments."""
-    parameters = (p for part in parts if isinstance(part, nn.Module) for p in part.parameters())
+    """Return the device of the first parameter of modules or their methods; if there is none, that of the arguments."""
+    parameters = (p for part in map(owner_of, parts) if isinstance(part, nn.Module) for p in part.parameters())
     leaves = () if call is None else call.leaves()
     return next((value.device for value in itertools.chain(parameters, leaves)), torch.device("cpu"))
 

@@ -75,22 +75,31 @@ def test_a_site_alone_has_its_block_of_the_covariance() -> None:
 
 @pytest.mark.deep
 def test_a_correlation_between_sites_is_learned_at_pyros_pace() -> None:
-    """Of -0.9, after 500 steps; over the seeds 0 to 2, ours is at least three quarters of Pyro's."""
+    """Of -0.9, with sd 0.115 that begins to grow from mean field's 0.05, after 1,000 steps, over the seeds 0 to 4.
+
+    Ours starts with the same width at every site, Pyro's with the same on average: in a simulation of 1,000 seeds the
+    mean correlation is -0.28 and -0.30, and the sd 0.074 both times.
+    """
     precision = torch.linalg.inv(0.115**2 * torch.tensor([[1.0, -0.9], [-0.9, 1.0]]))
 
     def model() -> None:
         both = torch.stack([pyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab"])
         pyro.factor("posterior", -0.5 * both @ precision @ both)
 
-    def learned(make: Any, seed: int) -> float:
+    def learned(make: Any, seed: int) -> Tensor:
         pyro.clear_param_store()
         pyro.set_rng_seed(seed)
         guide = make(model, rank=2)
         guide()
-        pd.fit(model, guide, steps=500, lr=0.01, compile="traced", progress=False, seed=seed)
-        with torch.no_grad():
-            drawn = torch.tensor([[float(value) for value in guide().values()] for _ in range(500)])
-        return float(drawn.T.corrcoef()[0, 1])
+        pd.fit(model, guide, steps=1000, lr=0.01, compile="traced", progress=False, seed=seed)
+        with torch.no_grad(), pyro.plate("draws", 20_000):
+            covariance = torch.stack([value.flatten() for value in guide().values()]).cov()
+        width = covariance.diagonal().sqrt()
+        return torch.stack([covariance[0, 1] / width.prod(), width.mean()])
 
-    ours = sum(learned(partial(AutoLowRank, per="net"), seed) for seed in range(3))
-    assert ours < 0.75 * sum(learned(AutoLowRankMultivariateNormal, seed) for seed in range(3))
+    def mean(make: Any) -> Tensor:
+        return torch.stack([learned(make, seed) for seed in range(5)]).mean(0)
+
+    ours, pyros = mean(partial(AutoLowRank, per="net")), mean(AutoLowRankMultivariateNormal)
+    assert ours[0] / pyros[0] > 0.85
+    assert ours[1] / pyros[1] > 0.95

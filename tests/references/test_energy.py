@@ -135,7 +135,11 @@ def _within_a_parameter(x: Tensor) -> None:
 def test_a_support_that_depends_on_other_sites_is_refused() -> None:
     """By the sampler and by guides; a parameter that the sampler does not move is a number to it."""
     refused = r"support of site 'u' depends on another.*pyro\.sample\('u_unit', dist\.Uniform\(0, 1\)\)"
-    for run in (Energy, lambda call: pd.AutoMeanField(call.model)(*call.args)):
+    for run in (
+        Energy,
+        lambda call: pd.nuts(call.model, *call.args),
+        lambda call: pd.AutoMeanField(call.model)(*call.args),
+    ):
         with pytest.raises(pd.PyroDropoutError, match=refused):
             run(ModelCall(_within, (torch.ones(()),)))
     with pytest.raises(pd.PyroDropoutError, match=refused):

@@ -109,6 +109,11 @@ class Particle(Messenger):
         q_site = self.guide_trace.nodes.get(name)
         if msg["is_observed"]:
             if q_site is not None and not _is_deterministic(q_site):
+                if q_site["is_observed"]:
+                    raise PyroDropoutError(
+                        f"the guide observes {name!r}, as guides do that run the model, such as Pyro's"
+                        " AutoNormalMessenger. Train it with pyro.infer.SVI(..., loss=pyro.infer.Trace_ELBO())."
+                    )
                 raise PyroDropoutError(
                     f"the guide samples {name!r}, which the model observes. Remove it from the guide."
                 )

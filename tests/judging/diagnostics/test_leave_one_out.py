@@ -61,6 +61,24 @@ def test_a_scaled_point_is_left_out_with_all_of_its_weight(approximate: bool) ->
     assert found.p_loo == pytest.approx((fitted - exact).sum(), abs=0.02)
 
 
+def _masked_inside(y: torch.Tensor, shown: torch.Tensor) -> None:
+    """Points of two numbers, in nested plates, masked by their distribution: of the last point, one number is."""
+    mu = pyro.sample("mu", dist.Normal(torch.tensor(0.0, dtype=y.dtype), 2.0))
+    with pyro.plate("few", 2, dim=-2), pyro.plate("data", 4, dim=-1):
+        pyro.sample("y", dist.Normal(mu.expand(2), 1.0).mask(shown).to_event(1), obs=y)
+
+
+def test_points_that_their_distribution_masks_are_no_terms() -> None:
+    y = torch.linspace(-1, 2, 16).double().reshape(2, 4, 2)
+    shown = torch.ones(2, 4, 2, dtype=torch.bool)
+    shown[0, 1:3] = shown[1, 3, 0] = False
+    start = y[shown].sum() / 11.25  # the exact posterior of eleven numbers
+    guide = pd.AutoMeanField(_masked_inside, init=lambda name, shape: start, init_scale=11.25**-0.5)
+    found = pd.loo(_masked_inside, guide, y, shown, samples=200, seed=0)
+    assert len(found.pointwise) == 6
+    assert bool((found.pointwise != 0).all())
+
+
 def test_masked_points_are_no_terms() -> None:
     """The result is that of the data without them."""
     y, shown = torch.tensor([-0.5, 0.1, 0.4, 1.2]).double(), torch.tensor([True, False, True, True])

@@ -24,6 +24,11 @@ OPTIMISERS: dict[str, Callable[[], Any]] = {
     "clipped by both": lambda: pyro.optim.SGD({"lr": 0.05}, {"clip_norm": 5.0, "clip_value": 0.3}),
     "clipped adam": lambda: pyro.optim.ClippedAdam({"lr": 0.05, "clip_norm": 1.0}),
     "rates by name": lambda: pyro.optim.Adam(lambda name: {"lr": 0.1 if "loc" in name else 0.01}),
+    "some by name": lambda: pyro.optim.Adam(lambda name: {"lr": 0.1 if "loc" in name else 0.0}),
+    "clips by name": lambda: pyro.optim.Adam({"lr": 0.05}, lambda _, name: {"clip_norm": 0.1} if "loc" in name else {}),
+    "clipped adam by name": lambda: pyro.optim.ClippedAdam(
+        lambda name: {"lr": 0.05, "clip_norm": 0.1, "lrd": 0.9} if "loc" in name else {"lr": 0.01}
+    ),
 }
 
 

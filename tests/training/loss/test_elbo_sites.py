@@ -14,6 +14,7 @@ import torch
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import Trace_ELBO
+from pyro.infer.autoguide import AutoNormalMessenger
 from torch import Tensor
 
 import pyro_dropout as pd
@@ -424,6 +425,11 @@ REFUSED: dict[str, tuple[Program, Program, str]] = {
         plated,
         lambda: (plated_guide(), pyro.sample("y", dist.Normal(DATA, 1.0).to_event(1))),
         "guide samples 'y', which the model observes",
+    ),
+    "run by the guide": (
+        plated,
+        AutoNormalMessenger(plated, amortized_plates=("groups",)),
+        "guide observes 'y'.*Train it with pyro.infer.SVI",
     ),
 }
 
