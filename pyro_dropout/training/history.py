@@ -47,6 +47,7 @@ class History:
         traced: whether a recorded step was replayed, without compiling it.
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.
+        unchecked: why that could not be found out, in a sentence that ``fit`` warned with; empty if nothing went wrong.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -66,6 +67,7 @@ class History:
     member_losses: Tensor | None = None
     traced: bool = False
     learned: "Learned | None" = None
+    unchecked: str = ""
 
     def __repr__(self) -> str:
         how = "compiled" if self.compiled else "traced" if self.traced else "eager"

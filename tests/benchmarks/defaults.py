@@ -117,7 +117,9 @@ def measured(cell: list[Any], file: str | None, device: str, steps: list[int]) -
     start, call = time.perf_counter(), pd.generative.model_call.ModelCall(None, rows.train)
     for count, pairs in trained(rows, depth, width, guide, prior, steps):
         spent = time.perf_counter() - start
-        told = [note_learned(model, own, call)[1] or ignored_inputs(own) for model, own in pairs]
+        for model, own in pairs:
+            note_learned(model, own, call)
+        told = [ignored_inputs(own) for _, own in pairs]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.IgnoredInputsWarning)
             how: Any = {"samples": SAMPLES, "method": guides()[guide].method, "seed": 0}
