@@ -62,13 +62,14 @@ def text(known: list[dict[str, Any]]) -> str:
                 continue
             early, late = ([cell for key, cell in mine.items() if key[5] == steps] for steps in (2_000, 20_000))
             mean = f"{sum(cell['gain'] for cell in every) / len(every):+.3f}"
-            counts = (_share(early, "level"), _share(late, "level"), _share(every, "chance"), _share(every, "told"))
+            told = "-" if name in DOORS else _share(every, "told")  # whether a door warned was not looked at
+            counts = (_share(early, "level"), _share(late, "level"), _share(every, "chance"), told)
             lines.append(f"| {name} | {' | '.join(counts)} | {mean} |")
         lines.append("")
     paper = {key: cell for key, cell in cells.items() if key[4] == "paper"}
     if paper:
         lost = [cell for cell in paper.values() if cell["chance"]]
-        fine = [cell for cell in cells.values() if not cell["chance"]]
+        fine = [cell for key, cell in cells.items() if not cell["chance"] and key[3] not in DOORS]
         lines += [
             f"With the paper's prior, `Prior()`, {_share(list(paper.values()), 'chance')} cells are at chance. The"
         ]
