@@ -47,7 +47,7 @@ def text(known: list[dict[str, Any]]) -> str:
     cells = _judged(known)
     lines: list[str] = []
     names = list(dict.fromkeys(key[3] for key in sorted(cells) if key[4] == "default"))
-    titles = {"Tables that the default was chosen on": CHOSEN_ON, "Other tables": REPORTED}
+    titles: dict[str, tuple[str, ...]] = {"Tables that the default was chosen on": CHOSEN_ON, "Other tables": REPORTED}
     titles["Tables on which nothing was chosen"] = NEW
     for title, tables in titles.items():
         if not any(key[0] in tables for key in cells):
