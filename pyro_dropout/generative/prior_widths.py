@@ -37,6 +37,8 @@ class PriorWidths(nn.Module):
                 self.register_buffer(_buffer(name, "prior_start"), scale.clone(), persistent=False)
         self._found = set(self.learned)
         self._at_point = self.prior.point_temperatures(net)
+        weights = [value for name, value in net.named_parameters() if name in self.sites or value.requires_grad]
+        self._linear = sum(value.dim() > 1 for value in weights) == 1
 
     def prior_of(self, name: str) -> Distribution:
         """Return the prior distribution of one site."""
@@ -82,8 +84,13 @@ class PriorWidths(nn.Module):
         return {_buffer(name) for name in self._found}
 
     def tempered(self, name: str, num_data: int | None = None) -> Tempered | None:
-        """Return how losses weigh the KL of one site; None for at full weight."""
-        return Tempered(self._at_point[name], num_data) if name in self._at_point else None
+        """Return how losses weigh the KL of one site; None for at full weight.
+
+        A model with a single weight layer has no layers that shut each other, and its ELBO no optimum where the data
+        are ignored against the evidence: the number of its data counts for nothing, and T = 1.
+        """
+        counted = None if self._linear else num_data
+        return Tempered(self._at_point[name], counted) if name in self._at_point else None
 
     def take_in_full(self, but: Mapping[str, float] | None = None) -> dict[str, float]:
         """Let losses take the prior at full weight from here on, as ``maximise_evidence`` does, or but for some sites.

@@ -66,7 +66,7 @@ class Tempered:
 
     Attributes:
         at_point: the factor where the guide has a point.
-        num_data: N, for the factor min(1, N/2P) elsewhere; None if the model has no data.
+        num_data: N, for the factor min(1, N/2P) elsewhere; None for 1, as in a linear model or without data.
     """
 
     at_point: float
@@ -120,9 +120,9 @@ class Prior:
             width of the last step, and so have Pyro's own losses, NUTS and files.
         tempered: whether ``ELBO`` weighs the KL down so that wide networks learn. A site that is a point (dropout at
             σ = 0, MAP) is penalised as by N(0, l⁻²), without the width of its layer; the KL of all other sites is
-            multiplied by min(1, N/2P), for N data and the means and widths of P weights. The prior itself stays: NUTS,
-            conjugate references and anchored ensembles use it at full weight. By default only with ``learn``, whose
-            widths would shrink to zero otherwise.
+            multiplied by min(1, N/2P), for N data and the means and widths of P weights, but not in a linear model (one
+            weight layer). The prior itself stays: NUTS, conjugate references and anchored ensembles use it at full
+            weight. By default only with ``learn``, whose widths would shrink to zero otherwise.
 
     Example:
         >>> import torch, pyro_dropout as pd

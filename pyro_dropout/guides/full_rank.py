@@ -23,7 +23,7 @@ from pyro_dropout.registry import guide
 MOST = 8192  # numbers in a block: L has 256 MB in float32, and training needs four times as much
 
 
-@guide("full-rank", make=lambda model, keep: AutoFullRank(model, init_scale=0.02), order=11)
+@guide("full-rank", make=lambda model, keep: AutoFullRank(model), order=11)
 class AutoFullRank(SiteGuide):
     """A Gaussian with a full covariance matrix, over the whole network or over each layer.
 

@@ -106,7 +106,7 @@ def _laid_out(factor: Tensor) -> Tensor:
     return factor.mT.contiguous().mT if factor.device.type == "cpu" else factor.contiguous()
 
 
-@guide("low-rank", make=lambda model, keep: AutoLowRank(model, rank=5, init_scale=0.02), compared=True, order=6)
+@guide("low-rank", make=lambda model, keep: AutoLowRank(model, rank=5), compared=True, order=6)
 class AutoLowRank(SiteGuide):
     """Gaussians with a diagonal plus rank-R covariance, for each layer or across the network.
 

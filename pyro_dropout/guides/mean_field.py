@@ -12,7 +12,7 @@ from pyro_dropout.protocols import HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
 
-@guide("mean-field", make=lambda model, keep: AutoMeanField(model, init_scale=0.02), compared=True, order=5)
+@guide("mean-field", make=lambda model, keep: AutoMeanField(model), compared=True, order=5)
 class AutoMeanField(SiteGuide):
     """Independent Gaussians over all weights and biases, with learned means and widths.
 

@@ -46,7 +46,7 @@ _WHOLE_BATCH, _BATCH = 2048, 1024
 _SAMPLES = 200
 _WORST = 1e6  # nats, instead of infinity
 MEAN_FIELD = Recipe("mean-field", activation="silu", prior="learned", decay=True)
-_GUIDE = {"fixed": "{}", "learned": "{} with a learned prior"}
+_GUIDE = {"default": "{}", "fixed": "{}", "learned": "{} with a learned prior"}
 _REMEDY = "the loss is not finite after the last step of a candidate. Lower the learning rate."
 _NOISE = {"constant": "constant noise", "by-input": "noise by input"}
 
@@ -124,7 +124,7 @@ def choose_recipe(
     few = max(1, steps // 4)
     training = {"steps": few, "lr": lr, "batch_size": rows, "progress": False}
     search = _Search(train, held, classes, seed, device, training)
-    chosen = MEAN_FIELD if guide == "auto" else Recipe(guide)
+    chosen = MEAN_FIELD if guide == "auto" else given_recipe(guide)
     scaled: Scale = "plain"
     if not classes:
         scaled = natural_scale(torch.cat([train[1], held[1]])) if scale == "auto" else scale
@@ -283,6 +283,19 @@ class _Candidate:
 
 def _finite(module: nn.Module) -> bool:
     return all(bool(value.isfinite().all()) for value in module.parameters())
+
+
+def given_recipe(guide: str) -> Recipe:
+    """Return the recipe of a guide that is given by its name.
+
+    Points that are anchored at draws of the prior take it at full weight, and the paper's, which is wider where there
+    are many inputs, holds them back less. All other guides have the default of ``BayesianNet``.
+
+    Example:
+        >>> given_recipe("dropout").prior, given_recipe("ensemble").prior
+        ('default', 'fixed')
+    """
+    return Recipe(guide, prior="fixed" if guide == "ensemble" else "default")
 
 
 def batch_for(rows: int, given: int | None = None) -> int | None:

@@ -21,6 +21,7 @@ from pyro_dropout.tabular.choice import (
     STEPS,
     batch_for,
     choose_recipe,
+    given_recipe,
     held_back_prediction,
     natural_scale,
 )
@@ -200,7 +201,7 @@ def _held_back(prediction: Prediction, data: Dataset, encoding: Encoding, traini
 
 def _unchosen(data: Dataset, wanted: Wanted) -> Recipe:
     """Return what is trained where no rows are held back: as given, and else the first candidate of a choice."""
-    start = MEAN_FIELD if wanted.guide == "auto" else Recipe(wanted.guide)
+    start = MEAN_FIELD if wanted.guide == "auto" else given_recipe(wanted.guide)
     scale: Any = "plain" if data.classes else wanted.scale
     assert data.encoding is not None
     if scale == "auto":

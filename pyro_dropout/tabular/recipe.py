@@ -24,7 +24,7 @@ Data = tuple[Tensor, Tensor]
 Noise = Literal["constant", "by-input"]
 Scale = Literal["plain", "log", "logit", "count"]
 Activation = Literal["relu", "silu"]
-Widths = Literal["fixed", "learned"]
+Widths = Literal["default", "fixed", "learned"]
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,10 @@ class Recipe:
         scale: of the target: "plain"; "log" for positive numbers, "logit" for proportions between 0 and 1, and "count"
             for whole numbers from 0. Classes have none.
         activation: of the hidden units: "relu", or "silu", which is smooth.
-        prior: "fixed", or "learned": the prior of the first layer has a width for each input, and that of the last
-            layer one, learned with the guide, so that inputs which say nothing are left out of account. For guides that
-            have a density, such as "mean-field".
+        prior: "default", that of ``BayesianNet``, with which networks of any width learn; "fixed", the paper's
+            ``Prior()``, as in records of earlier versions; or "learned": the prior of the first layer has a width for
+            each input, and that of the last layer one, learned with the guide, so that inputs which say nothing are
+            left out of account. For guides that have a density, such as "mean-field".
         temperature: factor on the KL; below 1 the posterior is narrower than Bayes' rule makes it.
         decay: whether the learning rate falls to zero along half a cosine, instead of staying as it is.
 
@@ -76,7 +77,8 @@ class Recipe:
         outputs = len(classes) or y.shape[1] * (1 if self.noise == "constant" else 2)
         hidden = nn.ReLU() if self.activation == "relu" else nn.SiLU()
         net = nn.Sequential(nn.Linear(x.shape[1], self.width), hidden, nn.Linear(self.width, outputs))
-        prior = Prior() if self.prior == "fixed" else Prior(torch.ones(x.shape[1]), learn="*.weight", tempered=False)
+        by_input = Prior(torch.ones(x.shape[1]), learn="*.weight", tempered=False)
+        prior = {"default": None, "fixed": Prior(), "learned": by_input}[self.prior]
         model = Standardised(BayesianNet(net, prior, self._likelihood(y, bool(classes))), x, y)
         options = {} if self.members is None else {"members": self.members}
         guide = standard_guide(self.guide, **options)(model)
@@ -108,7 +110,7 @@ class Recipe:
         With a learned prior, the KL grows to its weight over the first half. At once it would narrow the priors before
         the weights have found the data, and they would stay at zero.
         """
-        if self.prior == "fixed":
+        if self.prior != "learned":
             return None if self.temperature == 1 else ELBO(per_example="auto", temperature=self.temperature)
         rise, highest = warm_up(max(1, steps // 2)), self.temperature
         return ELBO(per_example="auto", temperature=lambda done: highest * rise(done))
@@ -137,4 +139,4 @@ def table_model(
         >>> table_model((torch.randn(9, 2), torch.arange(9) % 3), ("a", "b", "c"), 20).model.net[-1].out_features
         3
     """
-    return Recipe("dropout", width, noise=noise, scale=scale).build(train, classes)[0]
+    return Recipe("dropout", width, noise=noise, scale=scale, prior="default").build(train, classes)[0]

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.generative.inputs import inputs_of
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.random_state import forked
@@ -31,6 +32,10 @@ from pyro_dropout.training.loss.temperature import is_point, share_of_data
 _POINTS, _DRAWS, _MEMBERS = 512, 16, 4  # the most that are looked at
 _BETTER = 0.02  # nats per point by which a posterior that has learned is better than a constant
 _GAIN = 0.05  # of a layer that passes nothing on
+_NOT_CHECKED = (
+    "whether the posterior ignores its inputs could not be checked ({}). The training itself is done. Look at the"
+    " predictions at two different inputs: they should differ."
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def learned_from(
     net = _asked(model)
     if net is None or not isinstance(posterior, SiteGuide | Ensemble):
         return None
-    count = len(y) if num_data is None else int(num_data)
+    x, count = inputs_of(x), len(y) if num_data is None else int(num_data)
     with torch.no_grad(), forked():
         found = Learned(*_gains(net, posterior, count), count)
     if not thorough and not found.shut:
@@ -124,14 +129,15 @@ def _asked(model: object) -> BayesianNet | None:
 def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned | None, str]:
     """Return what a guide that has just been trained has learned, and a sentence if it ignores its inputs.
 
-    The guide remembers the sentence, and ``predict`` repeats it.
+    The guide remembers the sentence, and ``predict`` repeats it. If the check cannot be made, the sentence says so, and
+    the guide does not remember it.
     """
     if _asked(model) is None or len(call.args) < 2 or not isinstance(call.args[1], Tensor):
         return None, ""
     try:
         found = learned_from(model, guide, *call.args[:3], thorough=False)
-    except (ValueError, RuntimeError, NotImplementedError, MemoryError):
-        return None, ""  # the check must not fail a training that has succeeded
+    except Exception as cause:  # a training that has succeeded must not fail, whatever a likelihood or a layer raises
+        return None, _NOT_CHECKED.format(f"{type(cause).__name__}: {cause}")
     if found is None or not found.ignores_inputs:
         return found, ""
     told = _sentence(model, found)
@@ -142,21 +148,23 @@ def note_learned(model: object, guide: object, call: ModelCall) -> tuple[Learned
 def warn_of_replicas(
     replicas: Sequence[tuple[Any, Any]], trained: Iterable[int], data: Callable[[int], tuple[Any, Tensor]]
 ) -> None:
-    """Let those replicas of a fleet that ignore their inputs remember it, and warn of the first.
+    """Let those replicas of a fleet that ignore their inputs remember it, and warn of the first, and of a failed check.
 
     Args:
         replicas: models with their guides.
         trained: the numbers of those that have not diverged.
         data: returns what a replica was trained on.
     """
-    found: list[str] = []
+    ignoring: list[str] = []
+    unchecked: list[str] = []
     for k in trained:
         model, guide = replicas[k]
         place = next(guide.parameters()).device
-        _, told = note_learned(model, guide, ModelCall(model, data(k)).trainable().to(place))
-        found += [f"number {k}: {told}"] * bool(told)
-    if found:
-        warnings.warn(f"{len(found)} of {len(replicas)} replicas, {found[0]}", IgnoredInputsWarning, stacklevel=3)
+        learned, told = note_learned(model, guide, ModelCall(model, data(k)).trainable().to(place))
+        (unchecked if learned is None else ignoring).extend([f"number {k}: {told}"] * bool(told))
+    for found, kind in ((ignoring, IgnoredInputsWarning), (unchecked, UserWarning)):
+        if found:
+            warnings.warn(f"{len(found)} of {len(replicas)} replicas, {found[0]}", kind, stacklevel=3)
 
 
 def _log_prob(net: BayesianNet, f: Tensor, y: Tensor) -> Tensor:

@@ -287,8 +287,9 @@ def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History
     """Let a guide remember its training, and warn if it has learned nothing from its inputs."""
     note_training(guide, history.told)
     history.learned, told = note_learned(model, guide, call)
+    history.unchecked = told if history.learned is None else ""
     if told:
-        warnings.warn(told, IgnoredInputsWarning, stacklevel=5)
+        warnings.warn(told, UserWarning if history.unchecked else IgnoredInputsWarning, stacklevel=5)
     return history
 
 

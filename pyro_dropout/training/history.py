@@ -50,6 +50,7 @@ class History:
         why: why faster engines did not, where they were tried.
         learned: what the posterior of a network has learned from its inputs: its log-likelihood on training data beside
             that of the best constant, and how much each layer passes on; None where that is not known.
+        unchecked: why that could not be found out, in a sentence that ``fit`` warned with; empty if nothing went wrong.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -71,6 +72,7 @@ class History:
     engine: str = "eager"
     why: str = ""
     learned: "Learned | None" = None
+    unchecked: str = ""
 
     def __repr__(self) -> str:
         how = self.engine

@@ -2,6 +2,7 @@
 
     python -m tests.benchmarks.defaults --device cuda --workers 14 --minutes 30
     python -m tests.benchmarks.defaults --guides dropout --tables wine --widths 50 200 --steps 2000
+    python -m tests.benchmarks.defaults --tables new --depths 1 --widths 50 200 --steps 2000
     python -m tests.benchmarks.defaults --page                   # write docs/defaults.md anew from what was measured
 
 Networks of 1 to 3 hidden layers of 50 to 1,024 units are trained on six tables for 2,000 and 20,000 steps, with three
@@ -35,10 +36,12 @@ from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.registry import guides
 from pyro_dropout.training.collapse import note_learned
 from tests.benchmarks import defaults_page
+from tests.benchmarks.defaults_doors import DOORS, log_prob_of
 from tests.benchmarks.defaults_tables import (
     BATCH,
     CHOSEN_ON,
     DEPTHS,
+    NEW,
     REPORTED,
     SEEDS,
     WIDTHS,
@@ -54,6 +57,7 @@ STEPS = (2_000, 20_000)
 SAMPLES, MEMBERS = 100, 8
 WHOLE_MATRIX = 4_000  # weights up to which a guide with a matrix of all of them is trained
 PRIORS = {"default": None, "paper": pd.Prior(), "learned": pd.Prior(learn=True)}
+ON_NEW = ("dropout", "mean-field", "low-rank", "ensemble", *DOORS)  # what is trained on the new tables
 FIXED = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the width of the default prior
 
 
@@ -111,26 +115,37 @@ def measured(cell: list[Any], file: str | None, device: str, steps: list[int]) -
         plain, done = PlainTorch(rows, depth, width), 0
         for count in steps:
             plain.advance(count - done)
-            done, each = count, plain.log_prob()
-            found.append((count, each, [], 0.0))
-        return [_kept(cell, rows, *one) for one in found]
+            done = count
+            noisy = _rounded(plain.log_prob(noise=True))
+            found.append(_kept(cell, rows, count, plain.log_prob(), [], 0.0) | {"with_noise": noisy})
+        return found
+    if guide in DOORS:  # they choose their own number of steps
+        start = time.perf_counter()
+        each = log_prob_of(guide, rows, depth, width)
+        return [_kept(cell, rows, count, each, [], time.perf_counter() - start) for count in steps[:1]]
     start, call = time.perf_counter(), pd.generative.model_call.ModelCall(None, rows.train)
     for count, pairs in trained(rows, depth, width, guide, prior, steps):
         spent = time.perf_counter() - start
-        told = [note_learned(model, own, call)[1] or ignored_inputs(own) for model, own in pairs]
+        for model, own in pairs:
+            note_learned(model, own, call)
+        told = [ignored_inputs(own) for _, own in pairs]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pd.IgnoredInputsWarning)
             how: Any = {"samples": SAMPLES, "method": guides()[guide].method, "seed": 0}
             answers = [pd.predict(model, own, rows.test[0], **how) for model, own in pairs]
         each = torch.stack([answer.log_prob(rows.test[1]).double().cpu() for answer in answers])
-        found.append((count, each, [bool(sentence) for sentence in told], spent))
+        found.append(_kept(cell, rows, count, each, [bool(sentence) for sentence in told], spent))
         start = time.perf_counter()
-    return [_kept(cell, rows, *one) for one in found]
+    return found
 
 
 def _kept(cell: list[Any], rows: Rows, steps: int, each: Tensor, told: list[bool], spent: float) -> dict[str, Any]:
-    digits = [[round(float(value), 4) for value in row] for row in each.clamp(min=-1e4)]
-    return {"cell": cell, "steps": steps, "constant": rows.constant(), "told": told, "seconds": spent, "each": digits}
+    known = {"cell": cell, "steps": steps, "constant": rows.constant(), "told": told, "seconds": spent}
+    return known | {"each": _rounded(each)}
+
+
+def _rounded(each: Tensor) -> list[list[float]]:
+    return [[round(float(value), 4) for value in row] for row in each.clamp(min=-1e4)]
 
 
 def _work(task: tuple[list[Any], str | None, str, list[int]]) -> tuple[list[Any], list[dict[str, Any]] | str]:
@@ -160,10 +175,11 @@ _FILE: list[str | None] = [None]
 def main() -> None:
     """Measure what is not measured yet, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="*", default=[*CHOSEN_ON, *REPORTED])
+    tables = "names, and new for those on which nothing was chosen"
+    parser.add_argument("--tables", nargs="*", default=[*CHOSEN_ON, *REPORTED], help=tables)
     parser.add_argument("--depths", nargs="*", type=int, default=list(DEPTHS))
     parser.add_argument("--widths", nargs="*", type=int, default=list(WIDTHS))
-    parser.add_argument("--guides", nargs="*", default=list(guides()))
+    parser.add_argument("--guides", nargs="*", help="names, fit_table, estimator; all guides, or some on new tables")
     parser.add_argument("--priors", nargs="*", default=["default"], help="default, paper, learned, x0.5, ...")
     parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
     parser.add_argument("--device", default="cpu")
@@ -174,6 +190,8 @@ def main() -> None:
     parser.add_argument("--export", type=Path, help="write the tables to a file, and stop")
     parser.add_argument("--page", action="store_true", help="write the page from what was measured, and stop")
     given = parser.parse_args()
+    given.guides = given.guides or list(ON_NEW if given.tables == ["new"] else guides())
+    given.tables = [name for each in given.tables for name in (NEW if each == "new" else (each,))]
     if given.export:
         export(given.export)
         return

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from tests.benchmarks.defaults_tables import CHOSEN_ON, DEPTHS, REPORTED, WIDTHS
+from tests.benchmarks.defaults_doors import DOORS
+from tests.benchmarks.defaults_tables import CHOSEN_ON, DEPTHS, NEW, REPORTED, WIDTHS
 
 _DOCS = Path(__file__).parents[2] / "docs"
 _BEGIN, _END = "<!-- measured: begin -->", "<!-- measured: end -->"
@@ -17,14 +18,14 @@ Cells = dict[tuple[Any, ...], dict[str, Any]]
 def _judged(known: Iterable[dict[str, Any]]) -> Cells:
     """Return each cell of a guide beside plain torch: difference, its error, whether it is level, chance, warned."""
     rows = [row for row in known if "each" in row]
-    torches = {(*row["cell"][:3], row["steps"]): torch.tensor(row["each"]) for row in rows if row["cell"][3] == "torch"}
+    torches = {(*row["cell"][:3], row["steps"]): row for row in rows if row["cell"][3] == "torch"}
     found: Cells = {}
     for row in rows:
         *net, guide, prior = row["cell"]
-        plain = torches.get((*net, row["steps"]))
-        if guide == "torch" or plain is None:
+        beside = torches.get((*net, row["steps"]))
+        if guide == "torch" or beside is None:
             continue
-        each = torch.tensor(row["each"])
+        each, plain = torch.tensor(row["each"]), torch.tensor(beside["with_noise" if guide in DOORS else "each"])
         apart = each.mean(0) - plain.mean(0)
         own = each.mean(1).var() / len(each) if len(each) > 1 else 0.0
         between = own + plain.mean(1).var() / len(plain)
@@ -46,22 +47,29 @@ def text(known: list[dict[str, Any]]) -> str:
     cells = _judged(known)
     lines: list[str] = []
     names = list(dict.fromkeys(key[3] for key in sorted(cells) if key[4] == "default"))
-    for title, tables in (("Tables that the default was chosen on", CHOSEN_ON), ("Other tables", REPORTED)):
+    titles: dict[str, tuple[str, ...]] = {"Tables that the default was chosen on": CHOSEN_ON, "Other tables": REPORTED}
+    titles["Tables on which nothing was chosen"] = NEW
+    for title, tables in titles.items():
+        if not any(key[0] in tables for key in cells):
+            continue
         lines += [f"**{title}** ({', '.join(tables)})", ""]
         lines += ["| guide | level after 2,000 steps | level after 20,000 | at chance | warned | mean difference |"]
         lines += ["|---|---|---|---|---|---|"]
         for name in names:
             mine = {key: cell for key, cell in cells.items() if key[3:5] == (name, "default") and key[0] in tables}
             every = list(mine.values())
+            if not every:
+                continue
             early, late = ([cell for key, cell in mine.items() if key[5] == steps] for steps in (2_000, 20_000))
-            mean = f"{sum(cell['gain'] for cell in every) / len(every):+.3f}" if every else "-"
-            counts = (_share(early, "level"), _share(late, "level"), _share(every, "chance"), _share(every, "told"))
+            mean = f"{sum(cell['gain'] for cell in every) / len(every):+.3f}"
+            told = "-" if name in DOORS else _share(every, "told")  # whether a door warned was not looked at
+            counts = (_share(early, "level"), _share(late, "level"), _share(every, "chance"), told)
             lines.append(f"| {name} | {' | '.join(counts)} | {mean} |")
         lines.append("")
     paper = {key: cell for key, cell in cells.items() if key[4] == "paper"}
     if paper:
         lost = [cell for cell in paper.values() if cell["chance"]]
-        fine = [cell for cell in cells.values() if not cell["chance"]]
+        fine = [cell for key, cell in cells.items() if not cell["chance"] and key[3] not in DOORS]
         lines += [
             f"With the paper's prior, `Prior()`, {_share(list(paper.values()), 'chance')} cells are at chance. The"
         ]
@@ -106,7 +114,7 @@ def _draw(cells: Cells, path: Path) -> None:
     import matplotlib.pyplot as plt
     import numpy as np
 
-    names = list(dict.fromkeys(key[3] for key in cells if key[4] == "default"))
+    names = list(dict.fromkeys(key[3] for key in cells if key[4] == "default" and key[0] not in NEW))
     tables, nets = (*CHOSEN_ON, *REPORTED), [(depth, width) for depth in DEPTHS for width in WIDTHS]
     columns = 3
     lines = -(-len(names) // columns)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 CHOSEN_ON = ("made-200", "made-5000", "digits")
 REPORTED = ("breast-cancer", "wine", "diabetes")
+NEW = ("iris", "yacht", "energy", "concrete", "boston")  # nothing was chosen on them, or changed after they were seen
 DEPTHS, WIDTHS, SEEDS = (1, 2, 3), (50, 200, 512, 1024), (0, 1, 2)
 DROP, DECAY, RATE, BATCH = 0.1, 1e-4, 1e-3, 100
 
@@ -69,6 +70,14 @@ def _raw(name: str) -> tuple[np.ndarray, np.ndarray, int, int]:
     """Return inputs, targets, the number of classes, and how many rows to train on; the order is shuffled."""
     if name in ("made-200", "made-5000"):
         return _made_200() if name == "made-200" else _made_5000()
+    if name in NEW and name != "iris":
+        from experiments.collection import data_folder, uci
+
+        if data_folder() is None:
+            raise ValueError(f"{name} is a UCI table: PYRO_DROPOUT_DATA must name the folder that has it.")
+        table = uci(name)
+        order = np.random.default_rng(0).permutation(len(table.y))
+        return table.x.numpy()[order], table.y.numpy()[order, 0], 0, int(0.7 * len(order))
     from sklearn import datasets
 
     data = getattr(datasets, f"load_{name.replace('-', '_')}")()
@@ -164,9 +173,17 @@ class PlainTorch:
         for _ in range(steps):
             self.graph.replay()
 
-    def log_prob(self) -> Tensor:
-        """Return log p(y) of each seed and test row, (seeds, N)."""
+    def log_prob(self, noise: bool = False) -> Tensor:
+        """Return log p(y) of each seed and test row, (seeds, N); with ``noise``, that of the training residuals."""
         self.net.eval()
-        x, y = self.rows.test
+
+        def outputs(x: Tensor) -> Tensor:
+            return self._outputs(self.values, x.expand(len(SEEDS), *x.shape))
+
+        (seen, known), (x, y) = self.rows.train, self.rows.test
         with torch.no_grad():
-            return self.rows.log_prob(self._outputs(self.values, x.expand(len(SEEDS), *x.shape)), y).double().cpu()
+            f = outputs(x)
+            if not noise or self.rows.classes:
+                return self.rows.log_prob(f, y).double().cpu()
+            std = (outputs(seen) - known).square().mean((1, 2), keepdim=True).sqrt()
+            return torch.distributions.Normal(f, std).log_prob(y).sum(-1).double().cpu()

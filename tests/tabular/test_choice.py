@@ -109,7 +109,7 @@ def test_a_candidate_without_a_density_never_wins(monkeypatch: pytest.MonkeyPatc
 def test_what_is_given_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"guide": "dropout", "scale": "plain", "noise": "by-input", "width": 7}
     found, tried = rule(monkeypatch, lambda r: 0.0, torch.exp(3 * X), **given)
-    assert tried == [found.recipe] == [Recipe("dropout", 7, noise="by-input")]
+    assert tried == [found.recipe] == [Recipe("dropout", 7, noise="by-input", prior="default")]
     assert found.said == "dropout, plain target, noise by input: chosen on 33 % held back."
 
 

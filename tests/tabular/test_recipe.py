@@ -7,6 +7,7 @@ import torch
 
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from pyro_dropout.guides.ensemble import Ensemble
+from pyro_dropout.tabular.choice import given_recipe
 from pyro_dropout.tabular.recipe import Recipe
 
 X = torch.linspace(-1, 1, 12).reshape(6, 2)
@@ -50,3 +51,13 @@ def test_a_cold_loss_rises_to_its_temperature() -> None:
     found = [float(loss.temperature(torch.tensor(float(step)))) for step in (0, 4, 9)]  # type: ignore[operator]
     assert found == pytest.approx([0.06, 0.3, 0.3])
     assert Recipe("mean-field").how(10) == {"loss": None, "schedule": None}
+
+
+def test_a_guide_by_name_has_the_default_prior_and_old_records_the_papers() -> None:
+    """With the paper's prior a wide network ignores its inputs; a run that was recorded with it stays what it is."""
+    widths = {}
+    for recipe in (given_recipe("dropout"), Recipe.from_json({"guide": "dropout", "width": 50})):
+        model, _ = recipe.build((X, X[:, :1]))
+        widths[recipe.prior] = model.model.prior.tempered
+        assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    assert widths == {"default": True, "fixed": False}

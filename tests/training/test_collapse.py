@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.guides.summary import ignored_inputs
+from pyro_dropout.training import collapse
 from pyro_dropout.training.collapse import learned_from
 
 QUIET: Any = {"progress": False, "seed": 0, "compile": False}
@@ -105,3 +106,34 @@ def test_looking_changes_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
     assert learned_from(lambda x, y: None, guide, x, y) is None
+
+
+def test_a_check_that_fails_says_so_once_and_the_training_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gains(*_: object) -> None:
+        raise LookupError("no variance")  # as the guide or the likelihood of a stranger may
+
+    monkeypatch.setattr(collapse, "_gains", gains)
+    model, (x, y) = wide(), data()
+    guide = pd.AutoMeanField(model)
+    with pytest.warns(UserWarning, match=r"could not be checked \(LookupError: no variance\)") as told:
+        history = pd.fit(model, guide, x, y, steps=2, **QUIET)
+    assert (len(told), history.learned, history.steps) == (1, None, 2)
+    assert "could not be checked" in history.unchecked
+    assert not ignored_inputs(guide)  # predict does not repeat it
+
+    def build(seed: int) -> Any:
+        model = wide()
+        return model, pd.AutoMeanField(model)
+
+    with pytest.warns(UserWarning, match="2 of 2 replicas, number 0: whether .* could not be checked"):
+        pd.Fleet(build, {"seed": [0, 1]}).fit(x, y, steps=2, **QUIET)
+
+
+def test_inputs_in_a_dict_are_asked_too() -> None:
+    """A prior that is too narrow shuts the only layer, so that the network is run on some of the rows."""
+    x, y = data()
+    model = pd.BayesianNet(nn.Linear(4, 2), pd.Prior(length_scale=100.0), pd.Categorical())
+    guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape))
+    found = learned_from(model, guide, {"input": x}, y)
+    assert found is not None
+    assert found.ignores_inputs

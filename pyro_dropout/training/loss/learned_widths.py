@@ -4,7 +4,7 @@ The KL to a prior N(0, σ²) depends on σ only through n log σ + Σ E_q[w²]/(
 best width is σ² = Σ E_q[w²]/n. At its minimum a KL has no slope in σ: the width is a constant of each step, and the
 gradient is still that of the minimised KL.
 
-Where there are more weights than data, T = min(1, N/2P) weighs the KL down, and the data no longer say how wide the
+In a network with more weights than data, T = min(1, N/2P) weighs the KL down, and the data no longer say how wide the
 prior is: a hyper-prior takes over with the weight 1 - T. It counts as (1 - T)·n numbers of the width σ₀ that the
 ``Prior`` gives, so that σ² = (Σ E_q[w²] + (1 - T) n σ₀²)/((2 - T) n).
 """

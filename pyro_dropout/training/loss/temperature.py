@@ -2,7 +2,7 @@
 
 A tempered prior (``Prior(tempered=True)``) keeps a wide network from ignoring its data. A mode has no volume to pay for
 the width of a layer, so a point is penalised as by N(0, l⁻²) in every layer. Elsewhere the KL of P weights, each with a
-mean and a width, weighs at most as much as N data: T = min(1, N/2P).
+mean and a width, weighs at most as much as N data: T = min(1, N/2P). In a model with one weight layer T is 1.
 
 A schedule needs the number of the step, which Pyro's losses are not told. Whoever takes a step announces its number
 here, as a tensor: in a compiled program it is an input, so the factor is computed anew at every step.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
+from pyro_dropout.training.optimisers import cosine_decay
 
 F64 = torch.float64
 QUIET: Any = {"compile": False, "progress": False}
@@ -272,3 +273,16 @@ def test_what_cannot_be_learned_is_refused() -> None:
         with pytest.raises(error):
             plain.set_prior_scales({"bias": 0.5, **scales})
     assert widths(plain) == {"weight": 1.0, "bias": 1.0}  # nothing was set
+
+
+@pytest.mark.parametrize("count", [200, 45])  # also with fewer data than two for each weight
+def test_the_width_of_a_linear_model_has_the_largest_evidence(count: int) -> None:
+    """With XᵀX = N·I the least squares ŵ are N(0, s² + 1/Nτ) each, so the best s² is their mean square less 1/Nτ."""
+    x = torch.linalg.qr(torch.randn(count, 40, dtype=F64)).Q * count**0.5
+    y = x @ (0.3 * torch.randn(40, 1, dtype=F64)) + torch.randn(count, 1, dtype=F64)
+    model = pd.BayesianNet(nn.Linear(40, 1, bias=False).double(), pd.Prior(learn=True))
+    guide = pd.AutoMeanField(model)
+    how: Any = {"schedule": cosine_decay(600), "compile": "traced", "progress": False}
+    pd.fit(model, guide, x, y, steps=600, lr=0.05, seed=0, **how)
+    best = (x.T @ y / count).square().mean() - 1 / count
+    assert float(model.prior_scale("weight")) == pytest.approx(float(best.sqrt()), rel=0.03)
