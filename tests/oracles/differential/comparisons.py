@@ -122,7 +122,7 @@ def chains(dice: Dice) -> str:
     return off(by_svi(pd.AutoFullRank, model, x, y), theirs, 0.3 if kind == "line" else 0.6)
 
 
-# --- tables and loaders ------------------------------------------------------------------------------------------------
+# --- tables and loaders -----------------------------------------------------------------------------------------------
 
 
 def tables(dice: Dice) -> str:
