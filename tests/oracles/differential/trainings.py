@@ -7,13 +7,15 @@ import multiprocessing
 import os
 import tempfile
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import pyro
+import pyro.contrib.gp
+import pyro.distributions as dist
 import torch
 import torch.distributed
 from torch import Tensor
@@ -63,12 +65,17 @@ def fitted(model: Any, guide: Any, x: Any, y: Tensor, settings: dict[str, Any]) 
     return pd.fit(model, guide, x, y, **settings)
 
 
-def made(dice: Dice, kind: str, number: int, ensembles: float = 0.15) -> tuple[Any, Any, Any, Tensor, dict[str, Any]]:
-    """A problem, a guide and settings, the same for the same number."""
+def made(dice: Dice, kind: str, number: int, how: str = "") -> tuple[Any, Any, Any, Tensor, dict[str, Any]]:
+    """A problem, a guide and settings, the same for the same number; of the kind that an engine takes."""
     again = Dice(kind, number)
-    model, x, y = problem(again)
-    guide = ensemble_of(again, model) if again.chance(ensembles) else guide_of(again, model)
+    in_c = how == "plain C"  # which is for the plainest steps
+    model, x, y = problem(again, plain=in_c)
+    alone = again.chance(0.85) or in_c or "svi" in how
+    guide = guide_of(again, model) if alone else ensemble_of(again, model)
     settings = training(again, POINTS)
+    if in_c:
+        optim = "adam" if isinstance(settings["optim"], type) else settings["optim"]
+        settings |= {"optim": optim, "loss": pd.ELBO(), "clip_norm": None, "schedule": None}
     dice.told[1:] = again.told
     return model, guide, x, y, settings
 
@@ -76,7 +83,7 @@ def made(dice: Dice, kind: str, number: int, ensembles: float = 0.15) -> tuple[A
 # --- engines ----------------------------------------------------------------------------------------------------------
 
 
-def by_fit(made: Any, how: str) -> dict[str, Any]:
+def by_fit(made: Any, how: str, told: list[str]) -> dict[str, Any]:
     model, guide, x, y, settings = made
     asked = {"eager": False, "plain C": "plain", "compiled": True}.get(how, "traced")
     settings["compile"] = asked if isinstance(asked, bool) else "auto"
@@ -88,15 +95,17 @@ def by_fit(made: Any, how: str) -> dict[str, Any]:
         stack.enter_context(mock.patch("pyro_dropout.training.fit.decided", decided))
         if how == "recorded":
             stack.enter_context(mock.patch("pyro_dropout.training.runner.taped", return_value=None))
-        losses = fitted(model, guide, x, y, settings).losses
-    return {"losses": losses} | state_of(model, guide)
+        history = fitted(model, guide, x, y, settings)
+    told.append("ran " + ("compiled" if history.compiled else "recorded" if history.traced else "eager"))
+    return {"losses": history.losses} | state_of(model, guide)
 
 
-def by_svi(made: Any, how: str) -> dict[str, Any]:
+def by_svi(made: Any, how: str, told: list[str]) -> dict[str, Any]:
     """Pyro's own SVI for eager steps; ours for the others."""
     model, guide, x, y, settings = made
     optim = pyro.optim.SGD if settings["optim"] == "sgd" else pyro.optim.Adam
     parts = (model, guide, optim({"lr": settings["lr"]}), settings["loss"])
+    told.append(f"by {how}")
     svi = pyro.infer.SVI(*parts) if how == "eager" else pd.SVI(*parts, compile=how == "compiled svi")
     pyro.set_rng_seed(settings["seed"])
     losses = torch.tensor([svi.step(x, y) for _ in range(settings["steps"])], dtype=torch.float64)
@@ -108,15 +117,15 @@ def engines(dice: Dice, drawn: dict[str, int] = ENGINES) -> str:
     how = dice.pick(drawn, drawn.values())
     number = dice.randrange(2**31)
 
-    def run(how: str, train: Callable[[Any, str], dict[str, Any]]) -> tuple[dict[str, Any], str]:
-        parts = made(dice, "engines", number, 0.0 if train is by_svi else 0.15)
+    def run(engine: str) -> tuple[dict[str, Any], str]:
+        train = by_svi if "svi" in how else by_fit
+        parts = made(dice, "engines", number, how)
         try:
-            return train(parts, how), ""
+            return train(parts, engine, dice.told), ""
         except pd.PyroDropoutError as error:
             return {}, f"{type(error).__name__}: {error}"
 
-    train = by_svi if "svi" in how else by_fit
-    (eager, why), (other, reason) = run("eager", train), run(how, train)
+    (eager, why), (other, reason) = run("eager"), run(how)
     if why or reason:
         return "" if why.split(".")[0] == reason.split(".")[0] else f"eager: {why or 'runs'}; {how}: {reason or 'runs'}"
     return differing(eager, other, rounding(eager))
@@ -216,3 +225,58 @@ def fleets(dice: Dice) -> str:
     model, guide = build()
     alone = {"losses": fitted(model, guide, x, y, settings | {"compile": False}).losses} | state_of(model, guide)
     return differing({"losses": losses[:, 1]} | state_of(*fleet[1]), alone, rounding(alone))
+
+
+# --- scripts of Pyro's users ------------------------------------------------------------------------------------------
+
+
+def idiom(dice: Dice) -> tuple[Any, Any, Tensor, Tensor]:
+    """A model and a guide as Pyro's tutorials write them, in which nothing is random, and data."""
+    x, y = torch.randn(POINTS, 2, dtype=torch.float64), torch.randn(POINTS, dtype=torch.float64)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    kind = dice.pick(("module", "attribute", "param", "process"))
+    if kind == "process":
+        kernel = pyro.contrib.gp.kernels.RBF(input_dim=2)
+        process = pyro.contrib.gp.models.SparseGPRegression(x, y, kernel, Xu=x[:5].clone(), jitter=1e-4).double()
+        return process.model, process.guide, x, y
+    scaled, hidden = dice.pick((1.0, 2.0)), dice.pick((False, True))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        f = pyro.module("net", net)(x).squeeze(-1) if kind != "param" else x @ pyro.param("w", torch.ones(2).double())
+        width = pyro.param("width", torch.tensor(1.0).double(), constraint=dist.constraints.positive)
+        shift = pyro.sample("shift", dist.Normal(torch.tensor(0.0).double(), 1.0)) if hidden else 0.0
+        with pyro.poutine.scale(scale=scaled), pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f + shift, width), obs=y)
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        if hidden:
+            pyro.sample("shift", dist.Delta(pyro.param("shift_at", torch.tensor(0.5).double())))
+
+    if kind != "attribute":
+        return model, guide, x, y
+    holder = SimpleNamespace(model=model, guide=guide)
+    return (lambda x, y: holder.model(x, y)), (lambda x, y: holder.guide(x, y)), x, y
+
+
+def idioms(dice: Dice) -> str:
+    """A script in Pyro's own SVI, in ours, and in ``fit``: the same losses, and the same parameters."""
+    number, steps = dice.randrange(2**31), dice.randint(3, 8)
+
+    def run(how: str) -> dict[str, Any]:
+        again = Dice("idioms", number)
+        model, guide, x, y = idiom(again)
+        dice.told[:] = [how, *again.told]
+        args = (x, y) if again.told[0] != "process" else ()
+        if how in ("recorded", "eager"):
+            asked: Any = {"lr": 0.01, "compile": "traced" if how == "recorded" else False, "progress": False}
+            losses = pd.fit(model, guide, *args, steps=steps, **asked).losses.double()
+        else:
+            kind = pyro.infer.SVI if how == "Pyro's" else pd.SVI
+            more: Any = {} if how == "Pyro's" else {"compile": False}
+            svi = kind(model, guide, pyro.optim.Adam({"lr": 0.01}), pyro.infer.Trace_ELBO(), **more)
+            losses = torch.tensor([svi.step(*args) for _ in range(steps)], dtype=torch.float64)
+        losses = losses - losses[0]  # the density of a point is known up to a constant
+        return {"losses": losses} | {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
+
+    theirs = run("Pyro's")
+    return next(filter(None, (differing(run(how), theirs, 1e-6) for how in ("ours", "eager", "recorded"))), "")
