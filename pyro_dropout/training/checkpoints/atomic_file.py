@@ -26,18 +26,26 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     os.close(handle)
     beside = Path(name)
     try:
-        yield beside
-        beside.chmod(_mode(path))  # only its owner can read a temporary file
-        _force(beside)
-        os.replace(beside, path)
-    except OSError as cause:
-        if cause.errno is None or cause.filename not in (None, name, beside):
-            raise
-        raise OSError(cause.errno, cause.strerror, str(path)) from None
+        with naming(path, name, beside):
+            yield beside
+            beside.chmod(_mode(path))  # only its owner can read a temporary file
+            _force(beside)
+            os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         _force(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path, *instead: str | Path) -> Iterator[None]:
+    """Let errors of the disk name ``path`` where they name nothing, as a failed write does, or one of ``instead``."""
+    try:
+        yield
+    except OSError as cause:
+        if cause.errno is None or cause.filename not in (None, *instead):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from None
 
 
 def clear_unfinished(folder: Path, pattern: str) -> None:
