@@ -19,6 +19,7 @@ from pyro_dropout.cli import options as cli_options
 from pyro_dropout.cli import predict as cli_predict
 from pyro_dropout.cli import repository as cli_data
 from pyro_dropout.cli.terminal import PROGRAM, Terminated, complain, terminable
+from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 
 HELP = (
     "Compare posterior approximations of neural networks, fit one, and predict with it."
@@ -42,7 +43,8 @@ class Commands(TyperGroup):
         except OSError as mistake:
             if mistake.errno == errno.EPIPE:
                 raise
-            complain(f"{mistake.filename}: {mistake.strerror}" if mistake.filename else str(mistake))
+            said = f"{mistake.filename}: {mistake.strerror}" if mistake.filename else str(mistake)
+            complain(f"{said}. {MAKE_ROOM}." if mistake.errno in FULL else said)
             raise typer.Exit(2) from None
         except (typer.Exit, typer.Abort):  # these are RuntimeErrors
             raise

@@ -16,7 +16,7 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.judging.diagnostics.inference_data import to_arviz
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished, whole_file
+from pyro_dropout.training.checkpoints.atomic_file import clear_unfinished, naming, whole_file
 from pyro_dropout.training.checkpoints.folder_claim import LOCK, claimed
 from pyro_dropout.training.checkpoints.regular_file import check_no_links
 
@@ -70,15 +70,16 @@ def write_folder(comparison: Comparison, folder: Path, samples: int, seed: int) 
     folder.mkdir(exist_ok=True)
     beside = folder / _UNFINISHED
     try:
-        beside.mkdir()
-        comparison.to_html(beside / PAGE)
-        _write_table(comparison, beside / TABLE)
-        _write_figures(comparison, beside / FIGURES)
-        complaints = _write_posteriors(comparison, beside / POSTERIORS, samples, seed)
-        files = sorted([MARK, *(str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file())])
-        settings = {key: value for key, value in comparison.settings.items() if key not in ("loss", "model")}
-        seconds = round(comparison.seconds, 1)
-        _put(folder, files, {"settings": settings, "seconds": seconds, "scores": scores_of(comparison)})
+        with naming(folder):
+            beside.mkdir()
+            comparison.to_html(beside / PAGE)
+            _write_table(comparison, beside / TABLE)
+            _write_figures(comparison, beside / FIGURES)
+            complaints = _write_posteriors(comparison, beside / POSTERIORS, samples, seed)
+            files = sorted([MARK, *(str(path.relative_to(beside)) for path in beside.rglob("*") if path.is_file())])
+            settings = {key: value for key, value in comparison.settings.items() if key not in ("loss", "model")}
+            seconds = round(comparison.seconds, 1)
+            _put(folder, files, {"settings": settings, "seconds": seconds, "scores": scores_of(comparison)})
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     return files, complaints

@@ -1,5 +1,7 @@
 """A training of an hour: does memory stay, and are files closed? ``python -m tests.benchmarks.soak --minutes 60``.
 
+``--fits 300`` makes so many short trainings in one process instead, and compares memory after a tenth of them with that
+at the end.
 The training has mini-batches, a schedule, early stopping that never stops it, and checkpoints; a thread beside it looks
 at the memory and the open files of the process. Printed: what it saw, and by how much memory grew after the warm-up.
 Ctrl-C ends it early, and tells what was seen until then.
@@ -63,13 +65,35 @@ def train(steps: int, folder: Path | None, compiled: bool) -> pd.History:
     )
 
 
+def many(count: int, compiled: bool) -> dict[str, object]:
+    """Memory after a tenth of so many trainings, and after all of them."""
+    seen = []
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as folder:
+            train(20, Path(folder), compiled)
+        seen.append(resident())
+    early, late = seen[count // 10], seen[-1]
+    return {
+        "fits": count,
+        "compiled": compiled,
+        "megabytes after a tenth": round(early / 1e6, 1),
+        "megabytes at the end": round(late / 1e6, 1),
+        "growth %": round(100 * (late / early - 1), 2),
+        "open files": open_files(),
+    }
+
+
 def main() -> None:
     """Train for as long as asked, and print what the watcher saw as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--fits", type=int, help="so many short trainings instead")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.fits:
+        print(json.dumps(many(args.fits, not args.eager), indent=1))
+        return
     speed = train(2000, None, not args.eager).steps_per_second
     seen: list[tuple[float, int, int]] = []
     over = threading.Event()

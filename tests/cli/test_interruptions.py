@@ -77,7 +77,11 @@ def limited(size: int, *words: object) -> tuple[int, str]:
 def test_files_that_grow_too_large(whole: Path, tmp_path: Path) -> None:
     data, out = whole / "table.csv", tmp_path / "run"
     code, said = limited(500, "fit", data, "--out", out, *FIT)  # not even the record
-    assert (code, "File too large" in said, contents(tmp_path)) == (2, True, {})
+    assert (code, contents(tmp_path)) == (2, {})
+    assert "run.json: File too large. Free some space, or save to another disk." in said
+    code, said = limited(500, "predict", whole / "run", data, "--out", tmp_path / "answers.csv")
+    assert (code, contents(tmp_path)) == (2, {})
+    assert "answers.csv: File too large. Free some space, or save to another disk." in said
     code, said = limited(3000, "fit", data, "--out", out, *FIT)  # the record alone
     assert code == 2
     assert "the checkpoint of step 20 cannot be written: File too large. Training continues" in said

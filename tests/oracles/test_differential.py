@@ -2,11 +2,11 @@
 
 import pytest
 
-from tests.oracles.differential.__main__ import Case, known_cases
+from tests.oracles.differential.cases import Case, known_cases
 
 QUICK = {"dropout": 10, "files": 8, "engines": 3}  # and those that are known
-SLOW = {"ranks": 2, "scripts": 1, "chains": 1}
-KNOWN = list(known_cases())
+SLOW = {"ranks": 2, "fleets": 2, "scripts": 1, "chains": 1, "compiled": 1}
+KNOWN = known_cases()
 
 
 def cases(counts: dict[str, int]) -> list[Case]:

@@ -1,10 +1,14 @@
 """Atomic file writes: a temporary file beside the target is flushed to disk and renamed."""
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+MAKE_ROOM = "Free some space, or save to another disk"
 
 
 @contextlib.contextmanager
@@ -12,7 +16,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` to write to; it is renamed to ``path`` only if no error occurs.
 
     Until then, and after any error, an existing file stays as it was. A symbolic link stays a link: the file that it
-    points to is replaced.
+    points to is replaced. An error of the disk names ``path``, not the temporary file.
 
     Args:
         path: the file; its folder must exist.
@@ -22,14 +26,26 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     os.close(handle)
     beside = Path(name)
     try:
-        yield beside
-        beside.chmod(_mode(path))  # only its owner can read a temporary file
-        _force(beside)
-        os.replace(beside, path)
+        with naming(path, name, beside):
+            yield beside
+            beside.chmod(_mode(path))  # only its owner can read a temporary file
+            _force(beside)
+            os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # some file systems cannot flush a folder
         _force(path.parent)
+
+
+@contextlib.contextmanager
+def naming(path: Path, *instead: str | Path) -> Iterator[None]:
+    """Let errors of the disk name ``path`` where they name nothing, as a failed write does, or one of ``instead``."""
+    try:
+        yield
+    except OSError as cause:
+        if cause.errno is None or cause.filename not in (None, *instead):
+            raise
+        raise OSError(cause.errno, cause.strerror, str(path)) from None
 
 
 def clear_unfinished(folder: Path, pattern: str) -> None:

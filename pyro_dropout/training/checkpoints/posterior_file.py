@@ -17,11 +17,12 @@ from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs, note_training
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
+from pyro_dropout.training.checkpoints.atomic_file import FULL, MAKE_ROOM
 from pyro_dropout.training.checkpoints.fingerprint import told_layers
 from pyro_dropout.training.checkpoints.tensor_file import read_tensors, write_tensors
 
-_SPACE, _RIGHTS = "Free some space, or save to another disk", "Give a file in a folder that you may write to"
-_REMEDIES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _SPACE)
+_RIGHTS = "Give a file in a folder that you may write to"
+_REMEDIES = dict.fromkeys(FULL, MAKE_ROOM)
 _REMEDIES |= dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _RIGHTS)
 _SHOWN = 8  # the most differences that an error lists
 

@@ -1,88 +1,80 @@
-"""Run random cases: ``python -m tests.oracles.differential --cases 1000 --seed 1 [--minutes 60] [--kind dropout]``.
+"""Run random cases: ``python -m tests.oracles.differential --cases 1000 --seed 1 [--log FILE]``.
 
-The cases that were ever found, in ``cases.txt``, are run first. A mismatch is printed as a line for that file.
+The cases that were ever found, in ``cases.txt``, are run first. A mismatch is printed as a line for that file, which
+``--only "KIND NUMBER"`` runs alone. Every finished case is a line of the log: the same command goes on where it stood.
 """
 
 import argparse
-import random
+import multiprocessing
 import sys
 import time
-import traceback
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from functools import partial
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import NamedTuple
 
 from tqdm import tqdm
 
-from tests.oracles.differential.comparisons import COMPARISONS, engines
-from tests.oracles.differential.drawn import Dice
-
-SHARES = {"engines": 30, "dropout": 38, "files": 12, "ranks": 8, "tables": 5, "scripts": 4, "chains": 3}
-CASES = Path(__file__).with_name("cases.txt")
+from tests.oracles.differential.cases import SHARES, Case, known_cases, random_cases, read_cases
 
 
-class Case(NamedTuple):
-    """A comparison and the number that draws it."""
-
-    kind: str
-    number: int
-
-    def run(self, compiled: bool = False) -> tuple[str, str]:
-        """Return how the answers differ, "" if they do not, and what was compared."""
-        compare = partial(engines, compiled=True) if compiled and self.kind == "engines" else COMPARISONS[self.kind]
-        dice = Dice(self.kind, self.number)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+def run_all(cases: list[Case], workers: int, minutes: float, log: Path | None) -> int:
+    """Run cases side by side, print those that differ, and return how many those are."""
+    counts, seconds, wrong, start = Counter[str](), dict.fromkeys(SHARES, 0.0), 0, time.monotonic()
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(case.timed): case for case in cases}
+        for done in (bar := tqdm(as_completed(waiting), total=len(cases), unit="case", mininterval=5.0)):
+            case = waiting[done]
             try:
-                found = compare(dice)
-            except Exception as error:  # what is not refused by name is a mismatch too
-                found = f"{type(error).__name__}: {error} ({traceback.extract_tb(error.__traceback__)[-1]})"
-        return found.replace("\n", " ")[:400], " ".join(filter(None, dice.told))
-
-
-def known_cases() -> Iterator[Case]:
-    """The cases that were ever found."""
-    for line in CASES.read_text("utf-8").splitlines():
-        kind, number = line.split("#")[0].split() or ("", "")
-        if kind:
-            yield Case(kind, int(number))
-
-
-def random_cases(seed: int, count: int, kinds: dict[str, int]) -> Iterator[Case]:
-    dice = random.Random(seed)
-    for k in range(count):
-        yield Case(dice.choices(list(kinds), list(kinds.values()))[0], 1_000_000 * seed + k)
+                found, told, took = done.result()
+            except BrokenProcessPool:
+                left = [f"{other.kind} {other.number}" for future, other in waiting.items() if future.exception()]
+                bar.write(f"a worker has died; one of these is why: {', '.join(left[: workers + 1])}")
+                return wrong + 1
+            counts[case.kind] += 1
+            seconds[case.kind] += took
+            line = f"{case.kind} {case.number}  # {found} [{told}]"
+            if log is not None:
+                with log.open("a", encoding="utf-8") as file:
+                    file.write(line + "\n")
+            if found:
+                wrong += 1
+                bar.write(line)
+            bar.set_postfix(mismatches=wrong, refresh=False)
+            if time.monotonic() - start > 60 * minutes:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    spent = (time.monotonic() - start) / 60
+    each = ", ".join(f"{kind} {n} ({seconds[kind] / n:.1f} s each)" for kind, n in counts.most_common())
+    print(f"{counts.total()} cases in {spent:.1f} minutes, {wrong} mismatches: {each}")
+    return wrong
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.oracles.differential")
     parser.add_argument("--cases", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--minutes", type=float, default=90.0)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kind", choices=sorted(SHARES))
-    parser.add_argument("--compiled", action="store_true", help="also compile some steps, which takes a minute each")
+    parser.add_argument("--compiled", action="store_const", dest="kind", const="compiled", help="--kind compiled")
+    parser.add_argument("--only", help='one case alone, such as "dropout 7000001"')
+    parser.add_argument("--log", type=Path, help="finished cases, a line each; those in it are not run again")
     asked = parser.parse_args()
+    if asked.only:
+        (case,) = read_cases([asked.only])
+        found, told = case.run()
+        print(f"{case.kind} {case.number}  # {found} [{told}]")
+        return 1 if found else 0
     kinds = {asked.kind: 1} if asked.kind else SHARES
-    cases = [*known_cases(), *random_cases(asked.seed, asked.cases, kinds)]
-    counts, seconds, wrong = Counter[str](), Counter[str](), 0
-    start = time.monotonic()
-    for case in (bar := tqdm(cases, unit="case")):
-        before = time.monotonic()
-        if before - start > 60 * asked.minutes:
-            break
-        found, told = case.run(asked.compiled)
-        counts[case.kind] += 1
-        seconds[case.kind] += time.monotonic() - before  # type: ignore[assignment]
-        if found:
-            wrong += 1
-            bar.write(f"{case.kind} {case.number}  # {found} [{told}]")
-        bar.set_postfix(mismatches=wrong)
-    each = ", ".join(f"{kind} {n} ({seconds[kind] / n:.1f} s each)" for kind, n in counts.most_common())
-    print(f"{counts.total()} cases, {wrong} mismatches: {each}")
-    return 1 if wrong else 0
+    cases = [*([] if asked.kind else known_cases()), *random_cases(asked.seed, asked.cases, kinds)]
+    before = asked.log.read_text("utf-8").splitlines() if asked.log is not None and asked.log.exists() else []
+    done = set(read_cases(before))
+    wrong = [line for line in before if "#  [" not in line]
+    for line in wrong:
+        print(line)
+    left = [case for case in cases if case not in done]
+    return 1 if run_all(left, asked.workers, asked.minutes, asked.log) + len(wrong) else 0
 
 
 if __name__ == "__main__":

@@ -5,21 +5,16 @@ errors: a difference beyond ``FAR`` of them is looked at again, with fresh and m
 at most 64 differences, so that it is looked at again with probability 4e-5, and reported with probability 1e-9.
 """
 
-import multiprocessing
-import os
 import tempfile
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas
 import pyro
 import pyro.distributions as dist
 import torch
-import torch.distributed
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from torch import Tensor
@@ -27,67 +22,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyro_dropout as pd
 from tests.networks.agreement import largest_z, predicted, stochastic_passes
-from tests.oracles.differential.drawn import Dice, Net, guide_of, inputs, problem, trained, training
+from tests.oracles.differential.drawn import Dice, Net, inputs
+from tests.oracles.differential.trainings import apart, compiled, differing, engines, files, fleets, idioms, ranks
 
 FAR = 5.0
-
-
-def state_of(*parts: Any) -> dict[str, Tensor]:
-    return {f"{k}.{name}": value for k, part in enumerate(parts) for name, value in part.state_dict().items()}
-
-
-def apart(one: Any, other: Any) -> float:
-    """The largest difference, relative to the largest number."""
-    a, b = (torch.as_tensor(each).detach().double() for each in (one, other))
-    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
-        return float("inf")
-    a, b = a[a.isfinite()], b[b.isfinite()]
-    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) if len(a) else 0.0
-
-
-def differing(one: dict[str, Any], other: dict[str, Any], limit: float) -> str:
-    """Which of two collections of numbers differ, and by how much."""
-    if one.keys() != other.keys():
-        return f"{sorted(one.keys() ^ other.keys())} in one of them only"
-    far = {name: apart(value, other[name]) for name, value in one.items()}
-    return ", ".join(f"{name} by {size:.1e}" for name, size in far.items() if not size <= limit)
-
-
-def fitted(model: Any, guide: Any, x: Tensor, y: Tensor, settings: dict[str, Any]) -> pd.History:
-    if isinstance(settings["optim"], type):
-        guide(x, y)
-        held = settings["optim"](trained(model, guide), lr=settings["lr"])
-        settings = settings | {"optim": held, "lr": 1e-3, "schedule": None, "clip_norm": None}
-    return pd.fit(model, guide, x, y, **settings)
-
-
-# --- engines ----------------------------------------------------------------------------------------------------------
-
-
-def engines(dice: Dice, compiled: bool = False) -> str:
-    """Eager steps, and recorded ones, or those in plain C, or compiled ones."""
-    how = dice.pick(("traced", "plain", True), (5, 3, 1 if compiled else 0))
-    number = dice.randrange(2**31)
-
-    def run(compile: Any) -> tuple[dict[str, Any], str]:
-        again = Dice("engines", number)
-        model, x, y = problem(again)
-        guide = guide_of(again, model)
-        settings = training(again, len(x))
-        dice.told[1:] = again.told
-        settings["compile"] = compile if isinstance(compile, bool) else "auto"
-        try:
-            with mock.patch("pyro_dropout.training.fit.decided", return_value=compile):
-                history = fitted(model, guide, x, y, settings)
-        except pd.PyroDropoutError as error:
-            return {}, f"{type(error).__name__}: {error}"
-        return {"losses": history.losses} | state_of(model, guide), ""
-
-    (eager, why), (other, reason) = run(False), run(how)
-    if why or reason:
-        return "" if why.split(".")[0] == reason.split(".")[0] else f"eager: {why or 'runs'}; {how}: {reason or 'runs'}"
-    single = any(value.dtype == torch.float32 for value in eager.values())
-    return differing(eager, other, 2e-3 if single else 1e-7)
 
 
 # --- dropout ----------------------------------------------------------------------------------------------------------
@@ -184,7 +122,7 @@ def chains(dice: Dice) -> str:
     return off(by_svi(pd.AutoFullRank, model, x, y), theirs, 0.3 if kind == "line" else 0.6)
 
 
-# --- tables, loaders, files, ranks ------------------------------------------------------------------------------------
+# --- tables and loaders -----------------------------------------------------------------------------------------------
 
 
 def tables(dice: Dice) -> str:
@@ -220,73 +158,6 @@ def tables(dice: Dice) -> str:
     return differing({"mean": parts.mean}, {"mean": whole.mean}, 1e-5)
 
 
-def files(dice: Dice) -> str:
-    """A trained pair before it is saved, and after it is loaded into a fresh one."""
-    number = dice.randrange(2**31)
-
-    def made() -> Any:
-        again = Dice("files", number)
-        model, x, y = problem(again)
-        guide = guide_of(again, model)
-        dice.told[:] = again.told
-        return model, guide, x, y, training(again, len(x))
-
-    model, guide, x, y, settings = made()
-    fitted(model, guide, x, y, settings | {"steps": 2, "compile": False})
-    asked: Any = {"samples": 6, "seed": 0, "shared": True}
-    before = pd.predict(model, guide, x, **asked)
-    with tempfile.TemporaryDirectory() as folder:
-        pd.save(Path(folder) / "pair", model, guide)
-        fresh, other, *_ = made()
-        pd.load(Path(folder) / "pair", fresh, other)
-    after = pd.predict(fresh, other, x, **asked)
-    told = differing(state_of(fresh, other), state_of(model, guide), 0.0)
-    return told or differing({"f": after.samples}, {"f": before.samples}, 0.0)
-
-
-def ranks(dice: Dice) -> str:
-    """One process, and two that share the data; nothing is random but the order of the data."""
-    number = dice.randrange(2**31)
-
-    def run(rank: int | None, folder: str) -> dict[str, Any]:
-        again = Dice("ranks", number)
-        model, x, y = problem(again, still=True)  # each rank normalises by its own share
-        settings = training(again, len(x))
-        dice.told[:] = again.told
-        if rank is not None:
-            where = {"rank": rank, "world_size": 2, "init_method": f"file://{folder}/store"}
-            torch.distributed.init_process_group("gloo", **where)
-        guide = pd.AutoDropout(model, keep=1.0)
-        settings |= {"batch_size": settings["batch_size"] and 6, "compile": False, "distributed": rank is not None}
-        losses = fitted(model, guide, x, y, settings).losses
-        return {"losses": losses} | state_of(model, guide)
-
-    def child(rank: int, folder: str) -> None:
-        try:
-            torch.save(run(rank, folder), f"{folder}/{rank}.pt")
-            torch.distributed.destroy_process_group()
-        finally:
-            os._exit(0)  # what the parent has open is its own
-
-    with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("fork")  # imports take longer than the case
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)
-            started = [context.Process(target=child, args=(rank, folder)) for rank in (0, 1)]
-            for process in started:
-                process.start()
-        for process in started:
-            process.join(120)
-            process.terminate()
-        paths = [Path(folder) / f"{rank}.pt" for rank in (0, 1)]
-        if not all(path.exists() for path in paths):
-            return "a rank did not come back"
-        found = [torch.load(path, weights_only=True) for path in paths]
-        alone = run(None, folder)
-    limit = 2e-3 if any(value.dtype == torch.float32 for value in alone.values()) else 1e-7
-    return differing(found[0], alone, limit) or differing(found[1], found[0], 0.0)
-
-
 COMPARISONS: dict[str, Callable[[Dice], str]] = {
-    each.__name__: each for each in (engines, dropout, scripts, chains, tables, files, ranks)
+    each.__name__: each for each in (engines, compiled, dropout, scripts, chains, tables, files, ranks, fleets, idioms)
 }

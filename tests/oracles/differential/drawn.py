@@ -94,7 +94,7 @@ def computed(dice: Dice, layer: nn.Module) -> nn.Module:
 class Net(nn.Module):
     """A front for rows, images or sequences, then blocks on rows."""
 
-    def __init__(self, dice: Dice, shape: tuple[int, ...], outputs: int, dropout: bool) -> None:
+    def __init__(self, dice: Dice, shape: tuple[int, ...], outputs: int, dropout: bool, plain: bool = False) -> None:
         super().__init__()
         width, p = dice.pick((4, 6, 8)), dice.pick((0.1, 0.3, 0.5))
         self.front: nn.Module
@@ -111,12 +111,15 @@ class Net(nn.Module):
             self.front = nn.Linear(shape[0], width)
         parts: list[nn.Module] = []
         for _ in range(dice.pick((1, 2))):
-            norm = dice.pick((nn.Identity, nn.LayerNorm, nn.BatchNorm1d), (3, 1, 1))
+            norm = dice.pick((nn.Identity, nn.LayerNorm, nn.BatchNorm1d), (3, 0, 0) if plain else (3, 1, 1))
             parts += [norm(width)] if norm is not nn.Identity else []
             if dropout:
                 parts.append(Block(dice, width, dice.pick(BLOCKS), p))
             else:
-                parts += [dice.pick(ACTIVATIONS)(), nn.Linear(width, width, bias=dice.chance(0.8))]
+                parts += [
+                    dice.pick(ACTIVATIONS[:2] if plain else ACTIVATIONS)(),
+                    nn.Linear(width, width, bias=dice.chance(0.8)),
+                ]
         self.body, self.head = nn.Sequential(*parts, nn.Tanh()), nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -124,6 +127,18 @@ class Net(nn.Module):
         return self.head(self.body(h[0][:, -1] if isinstance(h, tuple) else h))
 
 
+class Fields(nn.Module):
+    """A network whose inputs are in parts: the fields of a dict, or a tuple."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.net(left - right)  # type: ignore[no-any-return]
+
+
+POINTS = 23
 SHAPES = ((3,), (1,), (5,), (2, 6, 6), (4, 3))
 
 
@@ -131,27 +146,38 @@ class Problem(NamedTuple):
     """A model with data for it."""
 
     model: Any
-    x: Tensor
+    x: Any
     y: Tensor
 
 
-def inputs(dice: Dice, points: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(points, *dice.pick(SHAPES, (4, 1, 2, 1, 1)), dtype=dtype)
+def inputs(dice: Dice, points: int, dtype: torch.dtype, weights: tuple[int, ...] = (4, 1, 2, 1, 1)) -> Tensor:
+    return torch.randn(points, *dice.pick(SHAPES[: len(weights)], weights), dtype=dtype)
 
 
-def problem(dice: Dice, points: int = 23, still: bool = False) -> Problem:
-    """A random network with a random prior and likelihood, and data; ``still``: its statistics do not move."""
+def problem(dice: Dice, points: int = POINTS, still: bool = False, plain: bool = False) -> Problem:
+    """A random network with a random prior and likelihood, and data.
+
+    Args:
+        dice: draws it.
+        points: how many data.
+        still: whether its statistics do not move.
+        plain: whether its operations are those that can be written as plain C.
+    """
     dtype = dice.pick((torch.float64, torch.float32), (3, 1))
-    x = inputs(dice, points, dtype)
+    x = inputs(dice, points, dtype, (4, 1, 2) if plain else (4, 1, 2, 1, 1))
     likelihood, outputs, y = observed(dice, points, dtype)
     prior = dice.pick((None, "paper", "narrow", "plain"))
     made = {"paper": pd.Prior(), "narrow": pd.Prior(length_scale=3.0), "plain": pd.Prior(width_scaled=False)}
-    net = Net(dice, tuple(x.shape[1:]), outputs, dropout=False).to(dtype)
+    net: nn.Module = Net(dice, tuple(x.shape[1:]), outputs, dropout=False, plain=plain).to(dtype)
+    given: Any = x
+    if (form := dice.pick(("tensor", "dict", "tuple"), (6, 1, 1))) != "tensor":
+        parts = {"left": x, "right": torch.randn_like(x)}
+        net, given = Fields(net), parts if form == "dict" else tuple(parts.values())
     statistics = "all" if still else True
     model: Any = pd.BayesianNet(net, made.get(prior), likelihood, frozen_statistics=statistics).to(dtype)
-    if isinstance(likelihood, pd.Gaussian) and x.dim() == 2 and dice.pick((False, True), (5, 1)):
+    if isinstance(likelihood, pd.Gaussian) and form == "tensor" and x.dim() == 2 and dice.pick((False, True), (5, 1)):
         model = pd.Standardised(model, x, y)
-    return Problem(model, x, y)
+    return Problem(model, given, y)
 
 
 def observed(dice: Dice, points: int, dtype: torch.dtype) -> tuple[Any, int, Tensor]:
@@ -178,6 +204,13 @@ def trained(model: Any, guide: Any) -> list[Tensor]:
 
 def guide_of(dice: Dice, model: Any) -> Any:
     return GUIDES[dice.pick(sorted(GUIDES))](model)
+
+
+def ensemble_of(dice: Dice, model: Any) -> pd.Ensemble:
+    member = dice.pick((None, pd.AutoDropout, pd.AutoMeanField))
+    return pd.Ensemble(
+        model, member, members=3, start=dice.pick(("fresh", "module")), group=dice.pick((None, 2)), seed=1
+    )
 
 
 def training(dice: Dice, points: int) -> dict[str, Any]:

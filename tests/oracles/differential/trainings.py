@@ -1,0 +1,282 @@
+"""Trainings that must end alike: eager and by every engine, in one process and two, saved and loaded, in a fleet.
+
+Each comparison returns how two results differ, "" if they do not. What one way refuses, the other refuses as well.
+"""
+
+import multiprocessing
+import os
+import tempfile
+import warnings
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pyro
+import pyro.contrib.gp
+import pyro.distributions as dist
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+import pyro_dropout as pd
+from tests.oracles.differential.drawn import POINTS, Dice, ensemble_of, guide_of, problem, trained, training
+
+ENGINES = {"tape": 5, "recorded": 3, "plain C": 4, "svi": 3}  # and how often each is drawn
+COMPILED = {"compiled": 2, "compiled svi": 1}
+
+
+def state_of(*parts: Any) -> dict[str, Tensor]:
+    return {f"{k}.{name}": value for k, part in enumerate(parts) for name, value in part.state_dict().items()}
+
+
+def apart(one: Any, other: Any) -> float:
+    """The largest difference, relative to the largest number."""
+    a, b = (torch.as_tensor(each).detach().double() for each in (one, other))
+    if a.shape != b.shape or not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    a, b = a[a.isfinite()], b[b.isfinite()]
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-3)) if len(a) else 0.0
+
+
+def differing(one: dict[str, Any], other: dict[str, Any], limit: float) -> str:
+    """Which of two collections of numbers differ, and by how much."""
+    if one.keys() != other.keys():
+        return f"{sorted(one.keys() ^ other.keys())} in one of them only"
+    far = {name: apart(value, other[name]) for name, value in one.items()}
+    return ", ".join(f"{name} by {size:.1e}" for name, size in far.items() if not size <= limit)
+
+
+def rounding(found: dict[str, Any]) -> float:
+    """How far two orders of the same sums may end apart."""
+    return 2e-3 if any(value.dtype == torch.float32 for value in found.values()) else 1e-7
+
+
+def fitted(model: Any, guide: Any, x: Any, y: Tensor, settings: dict[str, Any]) -> pd.History:
+    if isinstance(settings["optim"], type):
+        if isinstance(guide, pd.Ensemble):  # whose members need an update of the package
+            return pd.fit(model, guide, x, y, **settings | {"optim": "adam"})
+        guide(x, y)
+        held = settings["optim"](trained(model, guide), lr=settings["lr"])
+        settings = settings | {"optim": held, "lr": 1e-3, "schedule": None, "clip_norm": None}
+    return pd.fit(model, guide, x, y, **settings)
+
+
+def made(dice: Dice, kind: str, number: int, how: str = "") -> tuple[Any, Any, Any, Tensor, dict[str, Any]]:
+    """A problem, a guide and settings, the same for the same number; of the kind that an engine takes."""
+    again = Dice(kind, number)
+    in_c = how == "plain C"  # which is for the plainest steps
+    model, x, y = problem(again, plain=in_c)
+    alone = again.chance(0.85) or in_c or "svi" in how
+    guide = guide_of(again, model) if alone else ensemble_of(again, model)
+    settings = training(again, POINTS)
+    if in_c:
+        optim = "adam" if isinstance(settings["optim"], type) else settings["optim"]
+        settings |= {"optim": optim, "loss": pd.ELBO(), "clip_norm": None, "schedule": None}
+    dice.told[1:] = again.told
+    return model, guide, x, y, settings
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def by_fit(made: Any, how: str, told: list[str]) -> dict[str, Any]:
+    model, guide, x, y, settings = made
+    asked = {"eager": False, "plain C": "plain", "compiled": True}.get(how, "traced")
+    settings["compile"] = asked if isinstance(asked, bool) else "auto"
+
+    def decided(*_: Any, plain: bool = False) -> Any:
+        return "traced" if asked == "plain" and not plain else asked
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch("pyro_dropout.training.fit.decided", decided))
+        if how == "recorded":
+            stack.enter_context(mock.patch("pyro_dropout.training.runner.taped", return_value=None))
+        history = fitted(model, guide, x, y, settings)
+    told.append("ran " + ("compiled" if history.compiled else "recorded" if history.traced else "eager"))
+    return {"losses": history.losses} | state_of(model, guide)
+
+
+def by_svi(made: Any, how: str, told: list[str]) -> dict[str, Any]:
+    """Pyro's own SVI for eager steps; ours for the others."""
+    model, guide, x, y, settings = made
+    optim = pyro.optim.SGD if settings["optim"] == "sgd" else pyro.optim.Adam
+    parts = (model, guide, optim({"lr": settings["lr"]}), settings["loss"])
+    told.append(f"by {how}")
+    svi = pyro.infer.SVI(*parts) if how == "eager" else pd.SVI(*parts, compile=how == "compiled svi")
+    pyro.set_rng_seed(settings["seed"])
+    losses = torch.tensor([svi.step(x, y) for _ in range(settings["steps"])], dtype=torch.float64)
+    return {"losses": losses} | state_of(model, guide)
+
+
+def engines(dice: Dice, drawn: dict[str, int] = ENGINES) -> str:
+    """Eager steps, and those of an engine."""
+    how = dice.pick(drawn, drawn.values())
+    number = dice.randrange(2**31)
+
+    def run(engine: str) -> tuple[dict[str, Any], str]:
+        train = by_svi if "svi" in how else by_fit
+        parts = made(dice, "engines", number, how)
+        try:
+            return train(parts, engine, dice.told), ""
+        except pd.PyroDropoutError as error:
+            return {}, f"{type(error).__name__}: {error}"
+
+    (eager, why), (other, reason) = run("eager"), run(how)
+    if why or reason:
+        return "" if why.split(".")[0] == reason.split(".")[0] else f"eager: {why or 'runs'}; {how}: {reason or 'runs'}"
+    return differing(eager, other, rounding(eager))
+
+
+def compiled(dice: Dice) -> str:
+    """Eager steps, and those that torch compiles, which takes a while."""
+    return engines(dice, COMPILED)
+
+
+# --- files, ranks, fleets ---------------------------------------------------------------------------------------------
+
+
+def files(dice: Dice) -> str:
+    """A trained pair before it is saved, and after it is loaded into a fresh one; the data at once, and in batches."""
+    number, size = dice.randrange(2**31), dice.randint(1, POINTS)
+    model, guide, x, y, settings = made(dice, "files", number)
+    with suppress(pd.PyroDropoutError):  # what cannot be trained can be saved
+        fitted(model, guide, x, y, settings | {"steps": 2, "compile": False})
+    asked: Any = {"samples": 6, "seed": 0, "shared": True}
+    before = pd.predict(model, guide, x, **asked)
+    with tempfile.TemporaryDirectory() as folder:
+        pd.save(Path(folder) / "pair", model, guide)
+        fresh, other, *_ = made(dice, "files", number)
+        pd.load(Path(folder) / "pair", fresh, other)
+    after = pd.predict(fresh, other, x, **asked)
+    told = differing(state_of(fresh, other), state_of(model, guide), 0.0)
+    told = told or differing({"f": after.samples}, {"f": before.samples}, 0.0)
+    rows: Any = [tree_map(lambda part, k=k: part[k], x) for k in range(POINTS)]
+    rows = [(row,) for row in rows] if isinstance(x, tuple) else rows  # else they could be inputs and targets
+    parts = pd.predict(model, guide, DataLoader(rows, batch_size=size), **asked)
+    return told or differing({"f": parts.samples}, {"f": before.samples}, 1e-5)
+
+
+def ranks(dice: Dice) -> str:
+    """One process, and two that share the data; nothing is random but the order of the data."""
+    number = dice.randrange(2**31)
+
+    def run(rank: int | None, folder: str) -> dict[str, Any]:
+        again = Dice("ranks", number)
+        model, x, y = problem(again, still=True)  # each rank normalises by its own share
+        settings = training(again, POINTS)
+        dice.told[:] = again.told
+        if rank is not None:
+            where = {"rank": rank, "world_size": 2, "init_method": f"file://{folder}/store"}
+            torch.distributed.init_process_group("gloo", **where)
+        ensemble = again.chance(0.2)
+        guide = pd.Ensemble(model, members=3, seed=1) if ensemble else pd.AutoDropout(model, keep=1.0)
+        settings |= {"batch_size": settings["batch_size"] and 6, "compile": False, "distributed": rank is not None}
+        losses = fitted(model, guide, x, y, settings).losses
+        return {"losses": losses} | state_of(model, guide)
+
+    def child(rank: int, folder: str) -> None:
+        try:
+            torch.save(run(rank, folder), f"{folder}/{rank}.pt")
+            torch.distributed.destroy_process_group()
+        except Exception as error:
+            Path(folder, f"{rank}.txt").write_text(f"{type(error).__name__}: {error}", "utf-8")
+        finally:
+            os._exit(0)  # what the parent has open is its own
+
+    with tempfile.TemporaryDirectory() as folder:
+        context = multiprocessing.get_context("fork")  # imports take longer than the case
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            started = [context.Process(target=child, args=(rank, folder)) for rank in (0, 1)]
+            for process in started:
+                process.start()
+        for process in started:
+            process.join(120)
+            process.terminate()
+        paths = [Path(folder) / f"{rank}.pt" for rank in (0, 1)]
+        if not all(path.exists() for path in paths):
+            said = [path.read_text("utf-8") for path in Path(folder).glob("*.txt")]
+            return f"a rank did not come back: {said}"
+        found = [torch.load(path, weights_only=True) for path in paths]
+        alone = run(None, folder)
+    return differing(found[0], alone, rounding(alone)) or differing(found[1], found[0], 0.0)
+
+
+def fleets(dice: Dice) -> str:
+    """A replica of a fleet, and the same training alone; nothing is random."""
+    number = dice.randrange(2**31)
+
+    def build(keep: float = 1.0) -> tuple[Any, Any]:
+        model, *_ = problem(Dice("fleets", number), still=True)
+        return model, pd.AutoDropout(model, keep=keep)
+
+    again = Dice("fleets", number)
+    _, x, y = problem(again, still=True)
+    settings = training(again, POINTS) | {"batch_size": None, "compile": dice.pick((False, "traced"))}
+    dice.told += again.told
+    if isinstance(settings["optim"], type):
+        settings["optim"] = "adam"
+    fleet = pd.Fleet(build, {"keep": [1.0, 1.0]})
+    losses = fleet.fit(x, y, **settings).losses
+    model, guide = build()
+    alone = {"losses": fitted(model, guide, x, y, settings | {"compile": False}).losses} | state_of(model, guide)
+    return differing({"losses": losses[:, 1]} | state_of(*fleet[1]), alone, rounding(alone))
+
+
+# --- scripts of Pyro's users ------------------------------------------------------------------------------------------
+
+
+def idiom(dice: Dice) -> tuple[Any, Any, Tensor, Tensor]:
+    """A model and a guide as Pyro's tutorials write them, in which nothing is random, and data."""
+    x, y = torch.randn(POINTS, 2, dtype=torch.float64), torch.randn(POINTS, dtype=torch.float64)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1)).double()
+    kind = dice.pick(("module", "attribute", "param", "process"))
+    if kind == "process":
+        kernel = pyro.contrib.gp.kernels.RBF(input_dim=2)
+        process = pyro.contrib.gp.models.SparseGPRegression(x, y, kernel, Xu=x[:5].clone(), jitter=1e-4).double()
+        return process.model, process.guide, x, y
+    scaled, hidden = dice.pick((1.0, 2.0)), dice.pick((False, True))
+
+    def model(x: Tensor, y: Tensor) -> None:
+        f = pyro.module("net", net)(x).squeeze(-1) if kind != "param" else x @ pyro.param("w", torch.ones(2).double())
+        width = pyro.param("width", torch.tensor(1.0).double(), constraint=dist.constraints.positive)
+        shift = pyro.sample("shift", dist.Normal(torch.tensor(0.0).double(), 1.0)) if hidden else 0.0
+        with pyro.poutine.scale(scale=scaled), pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(f + shift, width), obs=y)
+
+    def guide(x: Tensor, y: Tensor) -> None:
+        if hidden:
+            pyro.sample("shift", dist.Delta(pyro.param("shift_at", torch.tensor(0.5).double())))
+
+    if kind != "attribute":
+        return model, guide, x, y
+    holder = SimpleNamespace(model=model, guide=guide)
+    return (lambda x, y: holder.model(x, y)), (lambda x, y: holder.guide(x, y)), x, y
+
+
+def idioms(dice: Dice) -> str:
+    """A script in Pyro's own SVI, in ours, and in ``fit``: the same losses, and the same parameters."""
+    number, steps = dice.randrange(2**31), dice.randint(3, 8)
+
+    def run(how: str) -> dict[str, Any]:
+        again = Dice("idioms", number)
+        model, guide, x, y = idiom(again)
+        dice.told[:] = [how, *again.told]
+        args = (x, y) if again.told[0] != "process" else ()
+        if how in ("recorded", "eager"):
+            asked: Any = {"lr": 0.01, "compile": "traced" if how == "recorded" else False, "progress": False}
+            losses = pd.fit(model, guide, *args, steps=steps, **asked).losses.double()
+        else:
+            kind = pyro.infer.SVI if how == "Pyro's" else pd.SVI
+            more: Any = {} if how == "Pyro's" else {"compile": False}
+            svi = kind(model, guide, pyro.optim.Adam({"lr": 0.01}), pyro.infer.Trace_ELBO(), **more)
+            losses = torch.tensor([svi.step(*args) for _ in range(steps)], dtype=torch.float64)
+        losses = losses - losses[0]  # the density of a point is known up to a constant
+        return {"losses": losses} | {name: value.detach().clone() for name, value in pyro.get_param_store().items()}
+
+    theirs = run("Pyro's")
+    return next(filter(None, (differing(run(how), theirs, 1e-6) for how in ("ours", "eager", "recorded"))), "")
