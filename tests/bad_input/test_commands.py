@@ -200,7 +200,7 @@ def test_a_disk_that_takes_nothing(code: int, fitted: Path, tmp_path: Path, monk
         "predict", fitted / "houses", tmp_path / "new.csv", "--out", tmp_path / "p.csv", "--samples", 3, "--quiet"
     )
     assert done.exit_code == 2
-    assert one_line(done.stderr).endswith(os.strerror(code))
+    assert os.strerror(code) in one_line(done.stderr)
     assert contents(tmp_path) == before
 
 

@@ -94,7 +94,7 @@ def computed(dice: Dice, layer: nn.Module) -> nn.Module:
 class Net(nn.Module):
     """A front for rows, images or sequences, then blocks on rows."""
 
-    def __init__(self, dice: Dice, shape: tuple[int, ...], outputs: int, dropout: bool, plain: bool = False) -> None:
+    def __init__(self, dice: Dice, shape: tuple[int, ...], outputs: int, dropout: bool) -> None:
         super().__init__()
         width, p = dice.pick((4, 6, 8)), dice.pick((0.1, 0.3, 0.5))
         self.front: nn.Module
@@ -111,13 +111,13 @@ class Net(nn.Module):
             self.front = nn.Linear(shape[0], width)
         parts: list[nn.Module] = []
         for _ in range(dice.pick((1, 2))):
-            norm = dice.pick((nn.Identity, nn.LayerNorm, nn.BatchNorm1d), (3, 0, 0) if plain else (3, 1, 1))
+            norm = dice.pick((nn.Identity, nn.LayerNorm, nn.BatchNorm1d), (3, 1, 1))
             parts += [norm(width)] if norm is not nn.Identity else []
             if dropout:
                 parts.append(Block(dice, width, dice.pick(BLOCKS), p))
             else:
                 parts += [
-                    dice.pick(ACTIVATIONS[:2] if plain else ACTIVATIONS)(),
+                    dice.pick(ACTIVATIONS)(),
                     nn.Linear(width, width, bias=dice.chance(0.8)),
                 ]
         self.body, self.head = nn.Sequential(*parts, nn.Tanh()), nn.Linear(width, outputs)
@@ -150,25 +150,24 @@ class Problem(NamedTuple):
     y: Tensor
 
 
-def inputs(dice: Dice, points: int, dtype: torch.dtype, weights: tuple[int, ...] = (4, 1, 2, 1, 1)) -> Tensor:
-    return torch.randn(points, *dice.pick(SHAPES[: len(weights)], weights), dtype=dtype)
+def inputs(dice: Dice, points: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(points, *dice.pick(SHAPES, (4, 1, 2, 1, 1)), dtype=dtype)
 
 
-def problem(dice: Dice, points: int = POINTS, still: bool = False, plain: bool = False) -> Problem:
+def problem(dice: Dice, points: int = POINTS, still: bool = False) -> Problem:
     """A random network with a random prior and likelihood, and data.
 
     Args:
         dice: draws it.
         points: how many data.
         still: whether its statistics do not move.
-        plain: whether its operations are those that can be written as plain C.
     """
     dtype = dice.pick((torch.float64, torch.float32), (3, 1))
-    x = inputs(dice, points, dtype, (4, 1, 2) if plain else (4, 1, 2, 1, 1))
+    x = inputs(dice, points, dtype)
     likelihood, outputs, y = observed(dice, points, dtype)
     prior = dice.pick((None, "paper", "narrow", "plain"))
     made = {"paper": pd.Prior(), "narrow": pd.Prior(length_scale=3.0), "plain": pd.Prior(width_scaled=False)}
-    net: nn.Module = Net(dice, tuple(x.shape[1:]), outputs, dropout=False, plain=plain).to(dtype)
+    net: nn.Module = Net(dice, tuple(x.shape[1:]), outputs, dropout=False).to(dtype)
     given: Any = x
     if (form := dice.pick(("tensor", "dict", "tuple"), (6, 1, 1))) != "tensor":
         parts = {"left": x, "right": torch.randn_like(x)}

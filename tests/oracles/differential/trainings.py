@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import pyro_dropout as pd
 from tests.oracles.differential.drawn import POINTS, Dice, ensemble_of, guide_of, problem, trained, training
 
-ENGINES = {"tape": 5, "recorded": 3, "plain C": 4, "svi": 3}  # and how often each is drawn
+ENGINES = {"tape": 5, "recorded": 3, "C": 6, "svi": 3}  # and how often each is drawn
 COMPILED = {"compiled": 2, "compiled svi": 1}
 
 
@@ -68,14 +68,12 @@ def fitted(model: Any, guide: Any, x: Any, y: Tensor, settings: dict[str, Any]) 
 def made(dice: Dice, kind: str, number: int, how: str = "") -> tuple[Any, Any, Any, Tensor, dict[str, Any]]:
     """A problem, a guide and settings, the same for the same number; of the kind that an engine takes."""
     again = Dice(kind, number)
-    in_c = how == "plain C"  # which is for the plainest steps
-    model, x, y = problem(again, plain=in_c)
-    alone = again.chance(0.85) or in_c or "svi" in how
+    model, x, y = problem(again)
+    alone = again.chance(0.85) or "svi" in how
     guide = guide_of(again, model) if alone else ensemble_of(again, model)
     settings = training(again, POINTS)
-    if in_c:
-        optim = "adam" if isinstance(settings["optim"], type) else settings["optim"]
-        settings |= {"optim": optim, "loss": pd.ELBO(), "clip_norm": None, "schedule": None}
+    if how == "C" and isinstance(settings["optim"], type):  # those of torch run beside a step
+        settings |= {"optim": "adam"}
     dice.told[1:] = again.told
     return model, guide, x, y, settings
 
@@ -85,7 +83,7 @@ def made(dice: Dice, kind: str, number: int, how: str = "") -> tuple[Any, Any, A
 
 def by_fit(made: Any, how: str, told: list[str]) -> dict[str, Any]:
     model, guide, x, y, settings = made
-    asked = {"eager": False, "plain C": "plain", "compiled": True}.get(how, "traced")
+    asked = {"eager": False, "C": "plain", "compiled": True}.get(how, "traced")
     settings["compile"] = asked if isinstance(asked, bool) else "auto"
 
     def decided(*_: Any, plain: bool = False) -> Any:
@@ -96,7 +94,7 @@ def by_fit(made: Any, how: str, told: list[str]) -> dict[str, Any]:
         if how == "recorded":
             stack.enter_context(mock.patch("pyro_dropout.training.runner.taped", return_value=None))
         history = fitted(model, guide, x, y, settings)
-    told.append("ran " + ("compiled" if history.compiled else "recorded" if history.traced else "eager"))
+    told.append(f"ran {history.engine}")
     return {"losses": history.losses} | state_of(model, guide)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pyro_dropout.training.compile.plain_c.formulas import C_TYPES, written
+from pyro_dropout.training.compile.plain_c.formulas import C_TYPES, literal, written
 
 
 class NotPlainError(RuntimeError):
@@ -104,3 +104,24 @@ class Call:
     def writes(self) -> list[Place]:
         """Where its results go."""
         return [place for _, place in self.more] if self.more else [self.write]
+
+
+def expanded(total: Tensor, kept: Sequence[int], size: Sequence[int]) -> Tensor:
+    """Return a view of sums with a stride of zero along what is summed."""
+    return total.view(list(kept)).expand(list(size))
+
+
+def together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of what two shapes give element by element; torch's own function loads its symbolic algebra."""
+    wide = max(len(left), len(right))
+    pairs = zip((1,) * (wide - len(left)) + left, (1,) * (wide - len(right)) + right, strict=True)
+    return tuple(b if a == 1 else a for a, b in pairs)
+
+
+def number(value: object, c_type: str) -> str:
+    """Return a number as it is written in C, in a type."""
+    if c_type in ("float", "double") and isinstance(value, int | float) and not isinstance(value, bool):
+        return literal(value, c_type)
+    if c_type in ("int", "long long") and isinstance(value, int):
+        return f"({c_type}){int(value)}LL"
+    raise NotPlainError(f"{value!r} as {c_type or 'a number'}")

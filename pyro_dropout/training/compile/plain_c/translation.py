@@ -25,7 +25,16 @@ from pyro_dropout.training.compile.plain_c.formulas import (
     literal,
 )
 from pyro_dropout.training.compile.plain_c.operations import ANY, DRAWS, FILLS, PRODUCTS, SUMS, VALUES, VIEWS
-from pyro_dropout.training.compile.plain_c.statement import Call, Memory, NotPlainError, Place, Statement
+from pyro_dropout.training.compile.plain_c.statement import (
+    Call,
+    Memory,
+    NotPlainError,
+    Place,
+    Statement,
+    expanded,
+    number,
+    together,
+)
 
 aten = torch.ops.aten
 
@@ -116,7 +125,7 @@ class Translation:
             size, dtype = tuple(val.shape), val.dtype
         elif node.target in (aten.mul.Tensor, aten.add.Tensor):  # written into the graph after recording
             views = [self._view(each) for each in node.args]
-            size, dtype = _together(*(tuple(each.shape) for each in views)), torch.result_type(*views)
+            size, dtype = together(*(tuple(each.shape) for each in views)), torch.result_type(*views)
         else:
             raise NotPlainError(f"{node} without a shape")
         self._views[node] = made = self._new(size, None, dtype)
@@ -221,7 +230,7 @@ class Translation:
         if operation in COMPARISONS:
             both: list[Any] = [self._view(each) if isinstance(each, fx.Node) else each for each in args]
             c_type = C_TYPES.get(torch.result_type(*both), "")
-        operands = [each if isinstance(each, fx.Node) else self._number(each, c_type) for each in args]
+        operands = [each if isinstance(each, fx.Node) else number(each, c_type) for each in args]
         casts = []
         for k, each in enumerate(args):
             own = C_TYPES[self._view(each).dtype] if isinstance(each, fx.Node) else c_type
@@ -230,14 +239,6 @@ class Translation:
             if operation in COPIES and c_type in ("int", "long long") and own in ("float", "double"):
                 raise NotPlainError(str(operation))  # C leaves open what becomes of a number that is too large
         self._state(formula, operands, result, casts=casts)
-
-    @staticmethod
-    def _number(value: object, c_type: str) -> str:
-        if c_type in ("float", "double") and isinstance(value, int | float) and not isinstance(value, bool):
-            return literal(value, c_type)
-        if c_type in ("int", "long long") and isinstance(value, int):
-            return f"({c_type}){int(value)}LL"
-        raise NotPlainError(f"{value!r} as {c_type or 'a number'}")
 
     def _sum(self, node: fx.Node) -> None:
         source, *rest = list[Any](node.args)
@@ -256,7 +257,7 @@ class Translation:
             raise NotPlainError("a sum of so many terms")
         mean = node.target in (aten.mean.default, aten.mean.dim)
         total = self._new(result.shape, None, result.dtype) if mean else result
-        self._state("{0}", [source], _expanded(total, kept, view.shape), adds=True)
+        self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
         if mean:
             place = Place(self._memory(total), tuple(total.shape), total.stride(), 0)
             self._state("{0} / {1}", [place, literal(terms, C_TYPES[result.dtype])], result)
@@ -272,7 +273,7 @@ class Translation:
         result = self._result(node)
         count = self._new(result.shape, None, torch.int32)
         kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
-        self._state("{0}", [source], _expanded(count, kept, view.shape), adds=True)
+        self._state("{0}", [source], expanded(count, kept, view.shape), adds=True)
         place = Place(self._memory(count), tuple(count.shape), count.stride(), 0)
         self._state("{0} != 0", [place], result)
 
@@ -382,18 +383,6 @@ class Translation:
         self._state("{0}", [node.args[1]], view, last=True, casts=casts)
         self._over.add(number)
         self._views[node] = None
-
-
-def _expanded(total: Tensor, kept: Sequence[int], size: Sequence[int]) -> Tensor:
-    """Return a view of sums with a stride of zero along what is summed."""
-    return total.view(list(kept)).expand(list(size))
-
-
-def _together(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of what two shapes give element by element; torch's own function loads its symbolic algebra."""
-    wide = max(len(left), len(right))
-    pairs = zip((1,) * (wide - len(left)) + left, (1,) * (wide - len(right)) + right, strict=True)
-    return tuple(b if a == 1 else a for a, b in pairs)
 
 
 _SPECIAL: dict[Any, Callable[[Translation, fx.Node], None]] = {
