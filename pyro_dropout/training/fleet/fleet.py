@@ -53,7 +53,7 @@ from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
 from pyro_dropout.training.one_kernel.fused_run import fused_fleet
-from pyro_dropout.training.optimisers import Schedule, Update, chosen
+from pyro_dropout.training.optimisers import Schedule, Update, chosen, clock
 from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
@@ -305,7 +305,7 @@ class Fleet:
         self.to(place)
         data = ModelCall(None, (x, y)).trainable().to(place)
         x, y = data.args
-        rows, rate = rows.to(place), rate.to(place)
+        rows = rows.to(place)
         points = rows.shape[1]
         batch = points if batch_size is None else min(batch_size, points)
         loss = ELBO() if loss is None else loss
@@ -322,6 +322,7 @@ class Fleet:
                     set_best_widths(*self[k], (x[rows[k, :1]], y[rows[k, :1]], points))
 
         values = self.values(parameters)
+        rate = rate.to(clock(update, values, 1)[1])
         batches = None if batch == points else Batches(batch, rows)
         problem = {} if anchors is None else anchored(self[0], anchors, len(self), (x, y, points), batch)
         extras, spec = tree_flatten(problem)
@@ -389,7 +390,7 @@ class Fleet:
     def rates(self, lr: Rate) -> Tensor:
         """Return the learning rate of each replica, (E,); raise if they are not valid."""
         check_positive("lr", torch.as_tensor(lr) if isinstance(lr, list | tuple) else lr)
-        rates = torch.as_tensor(lr, dtype=torch.float32)
+        rates = torch.as_tensor(lr, dtype=torch.float64)
         if rates.dim() > 1 or (rates.dim() == 1 and len(rates) != len(self)):
             raise ShapeError(f"lr must be a number, or one for each of {len(self)} replicas; got {tuple(rates.shape)}.")
         return rates.expand(len(self)).contiguous()

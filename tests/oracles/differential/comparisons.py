@@ -82,8 +82,8 @@ def by_svi(make: Any, model: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     guide = make(model)
     # Not TraceMeanField_ELBO: it leaves out the Jacobian of AutoNormal's constrained sites.
     loss = Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1)
-    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.01 ** (1 / 300)}), loss)
-    for _ in range(300):
+    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.01 ** (1 / 900)}), loss)
+    for _ in range(900):
         svi.step(x, y)
     with torch.no_grad(), pyro.plate("draws", 4000, dim=-2):
         return {name: value.double().reshape(4000, -1) for name, value in guide(x, y).items() if name in ("w", "width")}
