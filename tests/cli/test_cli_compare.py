@@ -223,6 +223,7 @@ def test_one_comparison_at_a_time_and_no_links(tmp_path: Path) -> None:
     assert sorted(contents(tmp_path / "out")) == ["comparison.json", "figures"]
 
 
+@pytest.mark.deep
 def test_the_command_to_fit_has_the_options_given_and_a_new_folder(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     data = written(tmp_path, houses())

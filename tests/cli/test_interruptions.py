@@ -37,6 +37,7 @@ def answers(whole: Path) -> bytes:
     return (whole / "predictions.csv").read_bytes()
 
 
+@pytest.mark.deep
 def test_two_kills_of_fit(tmp_path: Path) -> None:
     assert fits(tmp_path, 2, random.Random(0)) >= 1
 

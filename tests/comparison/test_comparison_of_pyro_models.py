@@ -40,6 +40,7 @@ def test_a_line_is_judged_by_its_site() -> None:
     plt.close(found.plot())
 
 
+@pytest.mark.deep
 def test_every_seed_keeps_parameters_of_its_own() -> None:
     """Guides of Pyro's share names in the store; each must answer with what its own training found."""
     pyro.param("mine", torch.ones(()))
@@ -53,6 +54,7 @@ def test_every_seed_keeps_parameters_of_its_own() -> None:
     assert list(pyro.get_param_store().keys()) == ["mine"]
 
 
+@pytest.mark.deep
 def test_parameters_of_a_model_are_trained_for_each_row() -> None:
     def learned(x: Tensor, y: Tensor | None = None) -> None:
         scale = pyro.param("scale", torch.tensor(3.0), constraint=dist.constraints.positive)

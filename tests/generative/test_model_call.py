@@ -127,6 +127,7 @@ def test_it_is_pyros_svi() -> None:
     torch.testing.assert_close(medians[0], medians[1], rtol=0.1, atol=0.1)
 
 
+@pytest.mark.deep
 def test_mini_batches_of_a_model_that_takes_num_data() -> None:
     """Batches are scaled up: the trained slope is that of all data, not a fourth of the way from the prior."""
     y, inputs = Y.unsqueeze(-1), torch.stack([X, torch.ones_like(X)], -1)

@@ -66,6 +66,7 @@ def test_rows_like_the_training_rows_are_flagged_as_rarely_as_promised() -> None
         assert rate < 0.1 or share > 0.05
 
 
+@pytest.mark.deep
 def test_few_rows_flag_few_others() -> None:
     shares = []
     for seed in range(20):

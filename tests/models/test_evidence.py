@@ -28,6 +28,7 @@ def build(x: torch.Tensor, y: torch.Tensor, decay: float) -> tuple[Any, Any]:
     return model, pd.AutoDropout(model, keep=1.0)
 
 
+@pytest.mark.deep
 def test_answers_equal_those_of_the_library_one_by_one() -> None:
     torch.manual_seed(0)
     rows, asked = [torch.arange(0, 60, 2)] * 2, torch.arange(1, 60, 2).expand(2, -1)

@@ -154,6 +154,7 @@ def test_actions_are_random_in_the_burn_in_and_then_thompson_s_own(learners: Any
     assert all(abs(count - 384) < 20 for count in best[2:])
 
 
+@pytest.mark.deep
 def test_thompson_sampling_chooses_as_the_posterior_does(learners: Any) -> None:
     learners.run.publish()
     model, guide = learners.fleet[0]

@@ -76,6 +76,7 @@ def test_when_memory_runs_out_the_blocks_are_halved(monkeypatch: pytest.MonkeyPa
         pd.predict(model, guide, x, **options)
 
 
+@pytest.mark.deep
 def test_memory_does_not_grow_with_the_draws() -> None:
     model, guide, _ = problem(pd.Categorical(), out=3)
     x = torch.randn(100, 2)

@@ -248,6 +248,7 @@ def test_a_short_warmup_is_no_mistake(warmup: int) -> None:
     assert np.isfinite(chain.draws).all()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")
 def test_shorter_steps_are_accepted_more_often() -> None:
     steps = [run_chains(energies, CENTRE[None], Plan(1, 60, a, 5), 0)[0].step for a in (0.6, 0.8, 0.99)]

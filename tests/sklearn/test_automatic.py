@@ -52,6 +52,7 @@ def test_a_chosen_estimator_travels(fitted: Any) -> None:
     assert fitted.tau_ is None  # it is that of log y, and not in units of y
 
 
+@pytest.mark.deep
 def test_classes_are_chosen_for_too() -> None:
     X, _ = prices()
     y = np.where(X[:, 0] > 0, "right", "left")

@@ -67,6 +67,7 @@ def test_a_prior_that_wins_is_named(name: str, tmp_path: Path) -> None:
     assert "best constant" in ignored_inputs(guide)
 
 
+@pytest.mark.deep
 def test_a_fleet_and_a_comparison_say_it_too() -> None:
     x, y = data()
 
@@ -82,6 +83,7 @@ def test_a_fleet_and_a_comparison_say_it_too() -> None:
     assert "ignores its inputs" in found.rows[0].note
 
 
+@pytest.mark.deep
 def test_a_small_model_of_noise_is_left_alone() -> None:
     """That y does not depend on x is no fault of the prior: it asks for a fraction of a nat."""
     x = torch.randn(200, 1)

@@ -106,6 +106,7 @@ def test_a_small_network_returns_to_the_last_good_parameters(compile: Any) -> No
     assert all(torch.equal(a, b) for a, b in zip(before, guide.parameters(), strict=True))
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("compile", [False, *RECORDED_OR_COMPILED])
 def test_a_training_holds_at_most_a_quarter_more_than_plain_dropout(
     compile: Any, monkeypatch: pytest.MonkeyPatch

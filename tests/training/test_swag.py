@@ -51,6 +51,7 @@ def test_the_guide_has_the_moments_of_the_trajectory() -> None:
     assert torch.allclose(covariance(guide), wanted, rtol=1e-8)
 
 
+@pytest.mark.deep
 def test_it_can_be_asked_and_trained_on() -> None:
     model, exact, x, y = line()
     guide = pd.swag(model, exact, x, y, rank=3, steps=30, lr=1e-3, batch_size=10, **QUIET)
@@ -72,6 +73,7 @@ def test_ordinary_parameters_end_at_their_mean() -> None:
     assert net[1].weight.requires_grad
 
 
+@pytest.mark.deep
 def test_it_starts_from_a_network_as_it_is() -> None:
     model, exact, x, y = line()
     how: Any = {"rank": 3, "steps": 200, "lr": 1e-4, "batch_size": 10, "seed": 0, **QUIET}

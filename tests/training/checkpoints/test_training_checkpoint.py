@@ -75,6 +75,7 @@ def test_a_longer_training_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
     assert torch.equal(longer, whole)
 
 
+@pytest.mark.deep
 def test_a_finished_training_is_not_trained_again(tmp_path: Path) -> None:
     first = train(tmp_path, False, 0)
     with mock.patch.object(resumption.TrainingRun, "advance", side_effect=AssertionError):

@@ -270,6 +270,7 @@ def test_it_is_saved_and_loaded(tmp_path: Any) -> None:
     assert fresh.prior_scale("0.weight").item() == pytest.approx(1 / found.length_scales["0.weight"])
 
 
+@pytest.mark.deep
 def test_a_slow_climb_is_no_end() -> None:
     """The bias of standardised data has its best width at zero; each round gains less than the tolerance."""
     torch.manual_seed(0)

@@ -96,6 +96,7 @@ def test_low_rank_reaches_the_exact_posterior() -> None:
     assert left < 1e-3
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("unchecked_shapes")  # 400 steps
 def test_mean_field_reaches_its_optimum() -> None:
     problem = Conjugate()

@@ -194,6 +194,7 @@ def test_a_standardised_model_learns_them_too() -> None:
     assert widths(model)["0.weight"] == pytest.approx(0.7)
 
 
+@pytest.mark.deep
 def test_learned_widths_shrink_to_what_the_data_need() -> None:
     """A network of noise: with learned widths its layers are as narrow as the posterior, and the KL is far less."""
     x, y = data()
