@@ -161,8 +161,9 @@ class Program:
         calls, results = self._found
 
         def run() -> list[Tensor]:
-            for function, args, named in calls:
-                function(*args, **named)
+            with torch.no_grad():
+                for function, args, named in calls:
+                    function(*args, **named)
             return results
 
         return run

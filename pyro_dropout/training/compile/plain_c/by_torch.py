@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from pyro_dropout.training.compile.plain_c.operations import VIEWS
+
 MOST = 40  # in one step: each takes some five microseconds
 _NOT_BY_VALUES = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
@@ -26,6 +28,17 @@ def can_be_called(operation: OpOverload) -> bool:
     makes = not schema.is_mutable and all(each.alias_info is None for each in schema.returns)
     known = operation.namespace == "aten" and "empty" not in operation.name()
     return makes and known and _NOT_BY_VALUES.isdisjoint(operation.tags)
+
+
+def elsewhere(node: fx.Node, operation: OpOverload) -> OpOverload:
+    """Return an operation; where it writes into a tensor that nothing else reads, its form that makes a new one."""
+    name, _, overload = operation.name().removeprefix("aten::").partition(".")
+    target = node.args[0] if node.args else None
+    if not name.endswith("_") or not isinstance(target, fx.Node) or target.target in VIEWS:
+        return operation
+    if target.op != "call_function" or list(target.users) != [node]:
+        return operation
+    return getattr(getattr(torch.ops.aten, name[:-1], operation), overload or "default", operation)
 
 
 def told(args: Any, number_of: Callable[[fx.Node], int]) -> Any:
@@ -67,8 +80,7 @@ def bound_call(name: str, given: Any, tensors: Sequence[Tensor], outs: Sequence[
     args, named = _filled(given["args"], tensors), _filled(given["named"], tensors)
 
     def run() -> None:
-        with torch.no_grad():
-            found = operation(*args, **named)
+        found = operation(*args, **named)
         results = found if isinstance(found, list | tuple) else [found]
         for number, out in outs:
             out.copy_(results[number])

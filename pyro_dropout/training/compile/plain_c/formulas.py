@@ -84,6 +84,7 @@ FORMULAS: dict[OpOverload, str] = {
     aten.mse_loss.default: "({0} - {1}) * ({0} - {1})",
     aten.mse_loss_backward.default: "2 * ({1} - {2}) * {0}",
     aten.where.self: "{0} ? {1} : {2}",
+    aten.masked_fill.Scalar: "{1} ? {2} : {0}",
     aten.lgamma.default: "lgamma_({0})",
     aten.xlogy.Tensor: "{1} != {1} ? {1} : {0} == 0 ? 0 : {0} * log_({1})",
     aten.binary_cross_entropy_with_logits.default: "(1 - {1}) * {0} - log_sigmoid_({0})",
@@ -109,6 +110,7 @@ _DEFAULTS: dict[OpOverload, tuple[float, ...]] = {
     aten.softplus.default: (1.0, 20.0),
     aten.hardtanh.default: (-1.0, 1.0),
 }
+CONDITIONS = {aten.where.self: 0, aten.masked_fill.Scalar: 1}  # the argument that is asked whether it is zero
 # How many of the first arguments are tensors or numbers; those that follow must have these values.
 RESTS: dict[OpOverload, tuple[int, tuple[object, ...]]] = {
     aten.mse_loss.default: (2, (0,)),

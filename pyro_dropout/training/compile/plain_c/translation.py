@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from pyro_dropout.training.compile.plain_c.by_torch import MOST, can_be_called, told
+from pyro_dropout.training.compile.plain_c.by_torch import MOST, can_be_called, elsewhere, told
 from pyro_dropout.training.compile.plain_c.formulas import (
     C_TYPES,
     COMPARISONS,
+    CONDITIONS,
     COPIES,
     RESTS,
     SLOW,
@@ -138,7 +139,7 @@ class Translation:
             return
         if not isinstance(operation, OpOverload):
             raise NotPlainError(str(operation))
-        operation = self._elsewhere(node, operation)
+        operation = elsewhere(node, operation)
         if operation in VIEWS:
             self._show(node, operation)
         elif operation in FILLS or operation in VALUES:
@@ -165,16 +166,6 @@ class Translation:
             if len(self.order) > before:
                 raise
             self._by_torch(node, operation)
-
-    def _elsewhere(self, node: fx.Node, operation: OpOverload) -> OpOverload:
-        """Return an operation; where it writes into a tensor that nothing else reads, its form that makes a new one."""
-        name, _, overload = operation.name().removeprefix("aten::").partition(".")
-        target = node.args[0] if node.args else None
-        if not name.endswith("_") or not isinstance(target, fx.Node) or target.target in VIEWS:
-            return operation
-        if target.op != "call_function" or list(target.users) != [node]:
-            return operation
-        return getattr(getattr(aten, name[:-1], operation), overload or "default", operation)
 
     def _show(self, node: fx.Node, operation: OpOverload) -> None:
         """Note a view, which torch makes of a tensor without values."""
@@ -234,7 +225,7 @@ class Translation:
         casts = []
         for k, each in enumerate(args):
             own = C_TYPES[self._view(each).dtype] if isinstance(each, fx.Node) else c_type
-            asked = formula in TRUTHS or (operation is aten.where.self and k == 0)
+            asked = formula in TRUTHS or CONDITIONS.get(operation) == k
             casts.append("" if own == c_type or asked else c_type)
             if operation in COPIES and c_type in ("int", "long long") and own in ("float", "double"):
                 raise NotPlainError(str(operation))  # C leaves open what becomes of a number that is too large
@@ -298,6 +289,18 @@ class Translation:
         view = aten.select.int if node.target is aten.select_backward.default else aten.slice.Tensor
         self._state("{0}", [literal(0.0, C_TYPES[result.dtype])], result)
         self._state("{0}", [slope], view(result, *where))
+
+    def _pad(self, node: fx.Node) -> None:
+        """Add a tensor with a number around another one."""
+        source, pads, *value = list[Any](node.args)
+        result, view = self._result(node), self._view(source)
+        if min(pads) < 0 or not result.dtype.is_floating_point:
+            raise NotPlainError(str(node.target))
+        inner = result
+        for k, start in enumerate(pads[::2]):
+            inner = inner.narrow(-1 - k, start, view.shape[-1 - k])
+        self._state("{0}", [number(value[0] if value else 0.0, C_TYPES[result.dtype])], result)
+        self._state("{0}", [source], inner)
 
     def _diagonal(self, node: fx.Node) -> None:
         """Add a matrix that is zero beside its diagonal."""
@@ -392,5 +395,6 @@ _SPECIAL: dict[Any, Callable[[Translation, fx.Node], None]] = {
     **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), Translation._part_of_zeros),
     **dict.fromkeys((aten.eye.default, aten.diag_embed.default), Translation._diagonal),
     aten.index.Tensor: Translation._rows,
+    aten.constant_pad_nd.default: Translation._pad,
     **dict.fromkeys(ANY, Translation._any),
 }

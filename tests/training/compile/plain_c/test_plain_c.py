@@ -251,6 +251,8 @@ def written_twice(x: Tensor) -> list[Tensor]:
             [torch.randn(4, 3)],
         ),
         (lambda x: [(x + 1).add_(2).mul_(x).relu_()], [torch.randn(3)]),
+        (lambda x: [F.pad(x, (0, 2)), F.pad(x, (1, 0, 2, 3), value=4.0), F.pad(x, (-1, 1))], [torch.randn(4, 3)]),
+        (lambda x: [x.masked_fill(x > 0, -3.0), x.t().masked_fill(x.t() > 0, 1.0) * 2], [torch.randn(4, 3)]),
     ],
 )
 def test_whatever_makes_new_tensors_is_computed_or_called(
