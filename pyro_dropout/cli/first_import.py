@@ -7,7 +7,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
-_ROWS = "\n".join(f"{k},{'ab'[k % 2]},{k * k % 7 + 0.5}" for k in range(40))
+_ROWS = "\n".join(f"{k * 7 % 23 + 0.5},{'ab'[k % 2]},{3 * (k * 7 % 23) + k % 2}" for k in range(40))
 
 
 def first_import() -> list[str]:

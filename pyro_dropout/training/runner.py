@@ -177,6 +177,7 @@ class TrainingRun:
             inputs = (*inputs[: len(inputs) - len(index)], *self._index)
         program = Program(counting(self._step), *inputs, writes=count + 1, kept=small, plain=self._plain)
         self._in_c = program.in_plain_c()
+        self.why += [f"C: {program.why}"] if program.why else []
         return program
 
     def _on_own_leaves(self, rest: tuple[Tree, ...], index: list[Tensor]) -> Program:

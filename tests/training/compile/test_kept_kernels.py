@@ -209,6 +209,18 @@ def test_another_program_machine_or_flag_is_another_key(folder: Path, monkeypatc
     assert len(set(keys)) == len(keys)
 
 
+def test_where_the_program_itself_fails_nothing_is_compared(folder: Path) -> None:
+    def inverted(x: Tensor) -> list[Tensor]:
+        found = torch.linalg.cholesky_ex(x, check_errors=True).L  # which exists at the start, and not far away
+        x.copy_(x * 0.9)
+        return [found.sum()]
+
+    graph = record(inverted, [torch.eye(3)])
+    assert graph is not None
+    kept = KeptKernels(graph, [torch.eye(3)])
+    assert kept.compile() is not None, kept.why
+
+
 def step_with_a_branch(x: Tensor) -> list[Tensor]:
     """A step that does something else far from where it starts."""
     loss = torch.where(x > 0.5, 3 * x, x).sum()
