@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # importing torch takes seconds
 # The subpackages, in the order in which they may import: each from itself and from those before it.
 FLOORS = (
     "mathematics",
+    "engines",
     "generative",
     "guides",
     "training",

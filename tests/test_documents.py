@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pyro_dropout
-from pyro_dropout.training.compile import program
+from pyro_dropout.engines import program
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pyro_dropout"

@@ -88,6 +88,14 @@ def test_imports_go_downward() -> None:
     assert misplaced_imports(PACKAGE) == []
 
 
+def test_engines_know_nothing_of_pyro() -> None:
+    found = {
+        path.name: [name for _, name in imported_names(ast.parse(path.read_text("utf-8")), []) if "pyro." in f"{name}."]
+        for path in (PACKAGE / "engines").rglob("*.py")
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -21,7 +21,7 @@ def trained(make: Any = pd.AutoMeanField, likelihood: Any = None, y: Any = X) ->
 
 def test_a_guide_says_what_it_is_and_how_it_was_trained() -> None:
     model, guide, history = trained()
-    assert repr(guide) == f"AutoMeanField(sites: 2, parameters: 4, trained: {history.told})"
+    assert repr(guide) == f"AutoMeanField(sites: 2, parameters: 4, trained: {history.summary})"
     assert "<th>parameters</th><td>4</td>" in guide._repr_html_()
     fresh = pd.AutoMeanField(model)
     assert repr(fresh) == "AutoMeanField(sites: 2, parameters: 4)"
@@ -43,7 +43,7 @@ def test_a_guide_forgets_its_training_when_its_parameters_change(change: str) ->
 def test_an_ensemble_says_what_its_members_are() -> None:
     _, guide, history = trained(lambda model: pd.Ensemble(model, members=2))
     assert repr(guide).startswith("Ensemble(members: 2 anchored, points, parameters: ")
-    assert history.told in guide._repr_html_()
+    assert history.summary in guide._repr_html_()
 
 
 def test_predictions_are_a_table_with_a_picture() -> None:

@@ -21,10 +21,11 @@ from pyro_dropout.comparison.scores import Exam, bounds_of
 from pyro_dropout.comparison.site_exam import SiteExam
 from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
+from pyro_dropout.engines.decision import Compile
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.mathematics.checks import (
     check_choice,
@@ -38,7 +39,6 @@ from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.registry import guide_names
-from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.optimisers import Schedule
 from pyro_dropout.training.svi import check_compile

@@ -15,11 +15,11 @@ from typing import Any
 import pyro
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.decision import decided
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.training.compile.decision import decided
 from pyro_dropout.training.fit import fit, place_of, training_size
 from pyro_dropout.training.loop import sharing_bar
 

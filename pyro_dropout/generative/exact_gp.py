@@ -15,7 +15,7 @@ from pyro.nn import PyroModule
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.generative.turns import RUNNING
+from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_non_negative, check_positive
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.distributions import Independent
 
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import Distribution, Message, Trace, Weights

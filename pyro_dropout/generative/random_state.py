@@ -11,7 +11,7 @@ import torch
 from pyro.util import get_rng_state, set_rng_state
 from torch import Tensor
 
-from pyro_dropout.generative.turns import RUNNING
+from pyro_dropout.generative.process_lock import RUNNING
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -19,8 +19,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.mathematics.whole_sums import is_traced
 
 # What a run that computes shapes alone raises where it would have to know values, or does not know an operation.

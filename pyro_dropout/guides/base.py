@@ -24,9 +24,9 @@ from pyro_dropout.generative.fixed_supports import check_supports
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.registration import note_names, tell_pyro
 from pyro_dropout.generative.trial_run import calls_noted, owner_of
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.marginals import Marginals
 from pyro_dropout.guides.pyro_distribution import Image, check_distribution, pyro_distribution
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site

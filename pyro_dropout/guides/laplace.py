@@ -10,7 +10,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive

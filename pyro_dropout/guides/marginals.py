@@ -13,8 +13,8 @@ from pyro.infer.autoguide import AutoGuide
 from torch import Tensor
 from torch.distributions import TransformedDistribution
 
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.moments import check_rows, site_root
 from pyro_dropout.guides.sites import GuideSite
 from pyro_dropout.mathematics.base_distribution import base_distribution

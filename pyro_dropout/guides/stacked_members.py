@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.registration import forget, tell_pyro
-from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.member_starts import Make, Start, all_equal, at_anchors, check_alike, started
 from pyro_dropout.guides.points import Points

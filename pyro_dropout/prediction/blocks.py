@@ -17,18 +17,18 @@ from pyro import poutine
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.inputs import AnyInputs, copies, leaves_of, takes_all
 from pyro_dropout.generative.precision import precision_now, products_in
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seeded, set_random_state
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.draws.weight_draws import WeightDraws
 from pyro_dropout.prediction.forward_memory import bytes_per_row, has_small_rows
 from pyro_dropout.prediction.snapshot import fingerprint
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.compile.functional import Parameters, unvalidated
-from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.out_of_memory import is_out_of_memory, unless_out_of_memory
 
 Result = TypeVar("Result")

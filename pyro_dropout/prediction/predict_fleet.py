@@ -9,11 +9,12 @@ from pyro import poutine
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, takes_all
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating, quietly
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.mathematics.checks import check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.prediction.blocks import Block, cuts, run_blocks
@@ -23,7 +24,6 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.snapshot import frozen
 from pyro_dropout.protocols import Distribution, Likelihood
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
-from pyro_dropout.training.compile.program import Program
 from pyro_dropout.training.fleet.fleet import Fleet
 from pyro_dropout.training.fleet.replicas import over_replicas
 

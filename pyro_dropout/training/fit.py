@@ -11,14 +11,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from pyro_dropout.engines.decision import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.program import recording
+from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, check_keywords, is_network, takes
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import owner_of
-from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
@@ -28,12 +31,11 @@ from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
-from pyro_dropout.training.compile.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.training.compile.functional import Loss
-from pyro_dropout.training.compile.program import recording
+from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.distributed.process_group import ALONE, join
 from pyro_dropout.training.distributed.torchrun import local_device
-from pyro_dropout.training.ensemble.roster import Roster, check_members
+from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining, check_members
 from pyro_dropout.training.history import History
 from pyro_dropout.training.laplace.after_training import as_points, finish_on
 from pyro_dropout.training.loader import loader_of
@@ -55,7 +57,6 @@ from pyro_dropout.training.preflight import (
     check_shared,
     check_validation,
 )
-from pyro_dropout.training.threads import enough_threads
 from pyro_dropout.training.torch_optimisers import from_optimiser, trainable
 from pyro_dropout.training.training_task import TrainingTask
 
@@ -222,7 +223,7 @@ def fit(
         if ranks is not None:
             seen = None if held_out is None else [*map(digest, held_out.leaves()), patience, check_every]
             ranks.check_same(task.facts() | facts | {"steps": total, "validation": seen, "checkpoint": str(where)})
-        with recording(model, guide, loss, update):
+        with recording(once=is_known(model, guide, loss, update)):
             run = task.start(update, batch, how, seed, ranks)
         watch = None if held_out is None else task.watch(held_out, run, patience, every, seed, group)
         keeper = None
@@ -275,17 +276,17 @@ def fit(
                 finish_on(guide, call, loader, target, batch_size)
             return _noted(model, guide, call, history)
         ranks = group if distributed else None
-        roster = Roster(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
-        facts |= roster.facts()
-        bars = progress_bar(total * roster.turns, progress and group.first) if roster.turns > 1 else nullcontext()
+        ensemble = EnsembleTraining(guide, call, batch, loss, clip_norm, checkpoint, ranks, seed, total)
+        facts |= ensemble.facts()
+        bars = progress_bar(total * ensemble.turns, progress and group.first) if ensemble.turns > 1 else nullcontext()
         with bars as bar:
-            history = roster.train(lambda members: attempt(members, members.checkpoint, bar))
+            history = ensemble.train(lambda members: attempt(members, members.checkpoint, bar))
         return _noted(model, guide, call, history)
 
 
 def _noted(model: PyroModel, guide: PyroModel, call: ModelCall, history: History) -> History:
     """Let a guide remember its training, and warn if it has learned nothing from its inputs."""
-    note_training(guide, history.told)
+    note_training(guide, history.summary)
     history.learned, told = note_learned(model, guide, call)
     history.unchecked = told if history.learned is None else ""
     if told:

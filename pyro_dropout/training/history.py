@@ -94,7 +94,7 @@ class History:
         return card("History", facts, self.plot if len(self.losses) > 1 else None)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """How long the training was, in words."""
         best = "" if self.best_step is None else f", the best after {self.best_step} kept"
         return f"{self.steps:,} steps in {self.seconds:.3g} s{best}"

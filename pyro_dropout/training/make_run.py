@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.decision import HowCompiled
+from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Source
-from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Gradients, Parameters, StepInPlace, make_step
-from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, plain
 from pyro_dropout.training.runner import TrainingRun, copy_into

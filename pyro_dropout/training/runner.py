@@ -15,22 +15,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from pyro_dropout.engines.chain import Chain
+from pyro_dropout.engines.decision import HowCompiled
+from pyro_dropout.engines.malloc_threshold import keep_freed_memory
+from pyro_dropout.engines.program import NeedsCompilerError, Program, Step, apart_in_memory, counting
+from pyro_dropout.engines.taped_steps import TapedSteps, taped
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import CHAIN, Batches, Source
-from pyro_dropout.training.compile.chain import Chain
-from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import (
     Gradients,
-    Step,
     StepInPlace,
     UntrainedError,
     numbered,
 )
-from pyro_dropout.training.compile.program import NeedsCompilerError, Program, apart_in_memory, counting
-from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
-from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.optimisers import Update, clock
 from pyro_dropout.training.svi import warn_uncompiled
 

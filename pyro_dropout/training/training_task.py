@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.decision import HowCompiled
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
@@ -13,7 +14,6 @@ from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.training.batches import Batches, Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.tensor_file import digest
-from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import (
     Buffers,
     Loss,

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import _Run
 from pyro_dropout.references.nuts.energy import Energy
-from pyro_dropout.training.compile.program import Program
 from tests.oracles import recursive_nuts
 
 ASKED = 4.0  # times as many effective samples a second

@@ -14,10 +14,10 @@ import pyro
 import torch
 
 import pyro_dropout as pd
+from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
-from pyro_dropout.training.threads import enough_threads
 from tests.benchmarks.ours import LEARNING_RATE, dropout
 from tests.benchmarks.sizes import SIZES, Size
 

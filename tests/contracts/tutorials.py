@@ -21,7 +21,7 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile import program as compiled
+from pyro_dropout.engines import program as compiled
 
 SEEDS, STEPS = range(20), 600
 ALLOWED = 4.0  # standard errors

@@ -10,9 +10,9 @@ from pyro import poutine
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.references.nuts.energy import Energy
-from pyro_dropout.training.compile.program import Program
 
 F64 = torch.float64
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines.malloc_threshold import keep_freed_memory
+from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training import optimisers, runner
-from pyro_dropout.training.compile.program import Program
-from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.training_task import TrainingTask
 from tests.oracles.memory import peak_allocated

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile import program as compiled
+from pyro_dropout.engines import program as compiled
+from pyro_dropout.engines.program import Program
 from pyro_dropout.training.compile.functional import Parameters, loss_and_gradients
-from pyro_dropout.training.compile.program import Program
 
 F64 = torch.float64
 GUIDES: dict[str, Callable[[Any], Any]] = {

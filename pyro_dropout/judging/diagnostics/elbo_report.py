@@ -12,9 +12,9 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.diagnostics.inference_data import asked

@@ -16,9 +16,9 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.inputs import check_inputs, takes_all
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked, seed_generators
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.judging.diagnostics.rank_band import band, cumulative_counts, uniformity_pvalue

@@ -12,9 +12,9 @@ from torch import Tensor
 from pyro_dropout.generative.inputs import check_inputs, check_pairs
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.mathematics.checks import check_count, check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError

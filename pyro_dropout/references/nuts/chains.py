@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_dropout.engines.decision import Compile
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
 from pyro_dropout.references.nuts.no_u_turn import Array, planted
 from pyro_dropout.references.nuts.randoms import Randoms
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
-from pyro_dropout.training.compile.decision import Compile
 
 if TYPE_CHECKING:  # loaded where a GPU is used
     from pyro_dropout.references.nuts.kernel.chains_on_gpu import ChainsOnGpu

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.decision import Compile
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_of
+from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.generative.turns import modules_stay, one_at_a_time
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
 from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.prediction.draws.joint_draws import checked_call
@@ -22,7 +23,6 @@ from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.references.nuts.adaptation import Plan
 from pyro_dropout.references.nuts.chains import ChainResult, run_chains
 from pyro_dropout.references.nuts.energy import Energy
-from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.fit import place_of
 from pyro_dropout.training.preflight import check_gradients
 from pyro_dropout.training.svi import check_compile

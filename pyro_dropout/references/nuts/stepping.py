@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.program import Program
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, turned
 from pyro_dropout.references.nuts.no_u_turn import Array, Tree, grown, halfway, kit
 from pyro_dropout.training.compile.functional import unvalidated
-from pyro_dropout.training.compile.program import Program
 
 # Positions (C, d) -> energies (C,) and their gradients (C, d).
 Energies = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.registration import met_by
 from pyro_dropout.generative.trial_run import holders_of, owner_of
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.summary import ignored_inputs, note_training
 from pyro_dropout.mathematics.errors import PyroDropoutError

@@ -7,11 +7,13 @@ from pyro import poutine
 from pyro.optim.optim import PyroOptim
 from torch import Tensor
 
+from pyro_dropout.engines.chain import Chain
+from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Tree
 from pyro_dropout.training.compile.arguments import Arguments
-from pyro_dropout.training.compile.chain import Chain
+from pyro_dropout.training.compile.captured_state import CapturedState, Place
 from pyro_dropout.training.compile.functional import (
     Buffers,
     Gradients,
@@ -21,8 +23,6 @@ from pyro_dropout.training.compile.functional import (
     make_step,
 )
 from pyro_dropout.training.compile.optimiser_state import OptimiserState
-from pyro_dropout.training.compile.program import Program
-from pyro_dropout.training.compile.surroundings import Place, Surroundings
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update, clock
@@ -59,7 +59,7 @@ class CompiledStep:
         trained, values = list(self.parameters.by_name.values()), self.parameters.values
         self._dtype = clock(_NO_UPDATE, values, 0)[0].dtype
         inputs = self._inputs(given)
-        outside = Surroundings([model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors])
+        outside = CapturedState([model, guide, loss, *given.objects], [*trained, *self.buffers.values, *given.tensors])
         if outside.unwatched:
             raise PyroDropoutError(outside.unwatched)
         state = OptimiserState(optim, trained)
@@ -72,13 +72,13 @@ class CompiledStep:
             self._check_floats(model, guide, loss, inputs)
         with quietly(model, guide):
             if self._update is None:
-                self.program = Program(gradients_of, values, buffers, *inputs, outside=outside)
+                self.program = Program(gradients_of, values, buffers, *inputs, outside=outside.tensors)
             else:
                 step = make_step(gradients_of, self.parameters, self._update)
                 self.t, self.lr = clock(self._update, values, 0)
                 self._slots = state.read(self._update)
                 tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
-                self.program = Program(step, *tensors, outside=outside, like=like, captured=self.t.is_cuda)
+                self.program = Program(step, *tensors, outside=outside.tensors, like=like, captured=self.t.is_cuda)
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])

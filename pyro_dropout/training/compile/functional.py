@@ -14,6 +14,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from pyro_dropout.engines.program import Step
 from pyro_dropout.generative.layers import recordable
 from pyro_dropout.generative.registration import is_told, note_names, tell_again
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
@@ -25,7 +26,6 @@ from pyro_dropout.training.loss.temperature import at_step
 from pyro_dropout.training.optimisers import Update
 
 Gradients = Callable[..., tuple[Tensor, list[Tensor]]]  # (values, buffers, *inputs) -> (loss, gradients)
-Step = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]  # ... -> (values, state, loss)
 Call = Callable[..., tuple[Sequence[object], Mapping[str, object]]]  # a step's inputs -> the model's (args, kwargs)
 _Holder = tuple[dict[str, Any], str]  # where a module holds a tensor: its own dictionary, and the key there
 

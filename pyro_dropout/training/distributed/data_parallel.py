@@ -14,12 +14,12 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pyro_dropout.engines.decision import HowCompiled
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.batches import Batches
-from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, unvalidated
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.make_run import make_run

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.decision import HowCompiled
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly
@@ -15,7 +16,6 @@ from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Source
 from pyro_dropout.training.checkpoints.fingerprint import told_loss
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint
-from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Parameters, make_step
 from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.ensemble.early_stopping import EnsembleWatch

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.decision import HowCompiled
+from pyro_dropout.engines.program import Step
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.compile.decision import HowCompiled
-from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.ensemble.member_loss import EnsembleLoss
 from pyro_dropout.training.ensemble.share import Share
 from pyro_dropout.training.optimisers import Update

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from pyro_dropout.engines.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
+from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked, generators_stay, random_state
-from pyro_dropout.generative.turns import RUNNING
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
@@ -30,7 +31,6 @@ from pyro_dropout.training.checkpoints.posterior_file import tensors_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import warn_of_replicas
-from pyro_dropout.training.compile.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.training.compile.functional import Buffers, Loss, Parameters, loss_and_gradients, make_step
 from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
@@ -170,7 +170,7 @@ class Fleet:
             history = finished(train(x, y, progress, checkpoint, options))
         for (_, guide), bad in zip(self, history.diverged.tolist(), strict=True):
             if not bad:
-                note_training(guide, f"{history.told}, in a fleet")
+                note_training(guide, f"{history.summary}, in a fleet")
         good = [k for k, bad in enumerate(history.diverged.tolist()) if not bad]
         rows = self.rows(inputs_of(x), options.get("indices")).to(y.device)
         warn_of_replicas(list(self), good, lambda k: (inputs_of(x)[rows[k]], y[rows[k]]))

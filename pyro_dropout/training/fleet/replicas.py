@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.program import traced
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.random_state import forked
@@ -20,7 +21,6 @@ from pyro_dropout.protocols import Tree
 from pyro_dropout.training.checkpoints.posterior_file import settings_of
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.compile.functional import Buffers
-from pyro_dropout.training.compile.program import traced
 
 Replica = tuple[Any, Any]  # a model and its guide, both modules
 

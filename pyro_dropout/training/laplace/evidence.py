@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_dropout.engines.decision import Compile
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.networks import BayesianNet
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.generative.turns import one_at_a_time
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.evidence import NOISE
 from pyro_dropout.protocols import Weights
-from pyro_dropout.training.compile.decision import Compile
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.laplace.evidence_slope import evidence_slope, uphill
 from pyro_dropout.training.laplace.laplace import batches_of, laplace, network_in, weights_at

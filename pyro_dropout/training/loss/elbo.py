@@ -18,15 +18,15 @@ from pyro import poutine
 from pyro.util import warn_if_nan
 from torch import Tensor
 
-from pyro_dropout.generative.turns import one_at_a_time
+from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.mathematics.checks import check_choice, check_count
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import PyroModel, Trace
 from pyro_dropout.training.loss.attempt import Attempt, untraced
+from pyro_dropout.training.loss.check_data_axis import check_data_axis
 from pyro_dropout.training.loss.operations import Args, Kwargs
-from pyro_dropout.training.loss.other_points import check_other_points
 from pyro_dropout.training.loss.particle import Particle
 from pyro_dropout.training.loss.per_example import per_example as draw_per_example
 from pyro_dropout.training.loss.score import score
@@ -139,7 +139,7 @@ class ELBO(pyro.infer.ELBO):
             particle = Particle(guide_trace, self.kl, self.kl_samples, None if points is None else points.orders)
             particle.run(model, args, kwargs)
         if points is not None:
-            check_other_points(model, guide, args, kwargs)
+            check_data_axis(model, guide, args, kwargs)
         particle.add_up()
         return particle
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.decision import HowCompiled
 from pyro_dropout.generative.precision import precision_now
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import CHAIN, Batches
-from pyro_dropout.training.compile.decision import HowCompiled
 from pyro_dropout.training.compile.functional import Buffers, Parameters
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, NotTakenError
 from pyro_dropout.training.one_kernel.fused_steps import FusedSteps

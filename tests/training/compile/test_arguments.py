@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile import program as compiled
+from pyro_dropout.engines import program as compiled
 from pyro_dropout.training.compile.arguments import Arguments
 
 F64 = torch.float64

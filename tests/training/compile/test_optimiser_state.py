@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile import program as compiled
+from pyro_dropout.engines import program as compiled
 
 F64 = torch.float64
 OPTIMISERS: dict[str, Callable[[], Any]] = {

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import pyro_dropout as pd
-from pyro_dropout.training.compile.program import Program
+from pyro_dropout.engines.program import Program
 from pyro_dropout.training.ensemble import member_loss
 from pyro_dropout.training.ensemble.member_loss import EnsembleLoss
 from pyro_dropout.training.out_of_memory import OutOfMemoryError
-from tests.training.ensemble.test_roster import line, trained, values
+from tests.training.ensemble.test_ensemble_training import line, trained, values
 
 
 def short_of_memory(monkeypatch: pytest.MonkeyPatch, most: int, after: int = 0) -> list[int]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.ensemble.ensemble_training import EnsembleTraining
 from pyro_dropout.training.ensemble.members import Members
-from pyro_dropout.training.ensemble.roster import Roster
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 GUIDES: dict[str, Any] = {
@@ -46,7 +46,7 @@ def data(points: int = 24) -> tuple[Tensor, Tensor]:
 
 
 def enlisted(ensemble: pd.Ensemble, call: ModelCall, batch: int, **options: Any) -> Members:
-    return Roster(ensemble, call, batch, **options).members()
+    return EnsembleTraining(ensemble, call, batch, **options).members()
 
 
 @pytest.mark.deep

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from pyro_dropout.engines.program import traced
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
 from pyro_dropout.references.nuts.kernel.calls import Constants
 from pyro_dropout.references.nuts.kernel.loops import Loops
 from pyro_dropout.references.nuts.kernel.operations import Lowering
 from pyro_dropout.references.nuts.kernel.values import UnsupportedError, Value, c_type, flat_index
 from pyro_dropout.references.nuts.no_u_turn import Array, Tree
-from pyro_dropout.training.compile.program import traced
 
 _FIELDS = (*Tree._fields, *Tuning._fields)
 _WORD = 8  # bytes

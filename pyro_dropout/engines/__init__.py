@@ -1,0 +1,1 @@
+"""Ways to take a step: tensors and graphs in, a fast loop out."""

@@ -1,0 +1,400 @@
+"""A recorded step as statements in C: each computes one operation of torch for all elements.
+
+Views are not computed: a statement reads memory by strides, as torch does. Where they lie is asked of torch itself, by
+the same views of tensors without values.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from pyro_dropout.engines.generated.by_torch import MOST, can_be_called, elsewhere, told
+from pyro_dropout.engines.generated.formulas import (
+    C_TYPES,
+    COMPARISONS,
+    CONDITIONS,
+    COPIES,
+    RESTS,
+    SLOW,
+    TRUTHS,
+    formula_of,
+    literal,
+)
+from pyro_dropout.engines.generated.operations import ANY, DRAWS, FILLS, PRODUCTS, SUMS, VALUES, VIEWS
+from pyro_dropout.engines.generated.statement import (
+    Call,
+    Memory,
+    NotPlainError,
+    Place,
+    Statement,
+    expanded,
+    number,
+    together,
+)
+
+aten = torch.ops.aten
+
+_MOST = 2**18  # elements: with more, several threads of torch may be faster
+_SLOW_ELEMENTS = 2**14  # for which functions may be computed that have no vector form: some 0.1 ms
+_TERMS = 2**13  # of a sum that is added up one by one
+
+
+class Translation:
+    """The statements and calls of a graph, in order.
+
+    Args:
+        graph: a recorded step, which writes over inputs after all else.
+        given: its inputs and its constants, in this order.
+
+    Raises:
+        NotPlainError: an operation, a type or a size has no plain form.
+    """
+
+    def __init__(self, graph: fx.GraphModule, given: Sequence[Tensor]) -> None:
+        self.order: list[Statement | Call] = []
+        self.results: list[Place] = []
+        self.bounds: list[tuple[Place, int]] = []  # numbers of rows, and how many rows there are
+        self._slow, self._torch = 0, 0
+        self._views: dict[fx.Node, Any] = {}  # tensors without values, whose storage tells the memory
+        self._memories: dict[int, Memory] = {}
+        self._over: set[int] = set()  # inputs that were written over
+        owners = [each.untyped_storage().data_ptr() for each in given]
+        self._single = [owners.count(each) == 1 for each in owners]
+        self._given = iter(enumerate(given))
+        known: dict[object, Tensor] = {}
+        for node in graph.graph.nodes:
+            if node.op == "placeholder":
+                self._views[node] = self._input()
+            elif node.op == "get_attr":
+                known[node.target] = known[node.target] if node.target in known else self._input()
+                self._views[node] = known[node.target]
+            elif node.op == "output":
+                self.results = [self._realised(each) for each in node.args[0]]
+            else:
+                self._add(node)
+
+    def _input(self) -> Tensor:
+        number, tensor = next(self._given)
+        return self._new(tensor.shape, tensor.stride(), tensor.dtype, number)
+
+    def _new(
+        self, size: Sequence[int], stride: Sequence[int] | None, dtype: torch.dtype, given: int | None = None
+    ) -> Tensor:
+        """Return a tensor without values that stands for new memory."""
+        if dtype not in C_TYPES or (given is None and math.prod(size) > _MOST):
+            raise NotPlainError(f"a tensor of shape {tuple(size)} and {dtype} is too large, or not of a type of C")
+        made = torch.empty(size, dtype=dtype, device="meta")
+        made = made if stride is None else torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        self._memories[made.untyped_storage()._cdata] = Memory(made, given)
+        return made
+
+    def _memory(self, view: Tensor) -> Memory:
+        return self._memories[view.untyped_storage()._cdata]
+
+    def _place(self, node: object) -> Place:
+        view = self._view(node)
+        memory = self._memory(view)
+        if memory.given in self._over:
+            raise NotPlainError("an input is read after it was written over")
+        return Place(memory, tuple(view.shape), view.stride(), int(view.storage_offset()))
+
+    def _view(self, node: object) -> Tensor:
+        view = self._views.get(node) if isinstance(node, fx.Node) else None
+        if not isinstance(view, Tensor):
+            raise NotPlainError(f"{node} is no tensor")
+        return view
+
+    def _realised(self, node: object) -> Place:
+        """Return where a tensor lies, with memory of its own if it was a constant."""
+        place = self._place(node)
+        if place.memory.constant is not None:
+            whole = place.memory.shape
+            value = literal(place.memory.constant, place.memory.c_type)
+            place.memory.constant = None
+            self._state("{0}", [value], whole)
+        return place
+
+    def _result(self, node: fx.Node) -> Tensor:
+        """Return new memory for the result of an operation."""
+        val = node.meta.get("val")
+        if isinstance(val, Tensor):
+            size, dtype = tuple(val.shape), val.dtype
+        elif node.target in (aten.mul.Tensor, aten.add.Tensor):  # written into the graph after recording
+            views = [self._view(each) for each in node.args]
+            size, dtype = together(*(tuple(each.shape) for each in views)), torch.result_type(*views)
+        else:
+            raise NotPlainError(f"{node} without a shape")
+        self._views[node] = made = self._new(size, None, dtype)
+        return made
+
+    def _add(self, node: fx.Node) -> None:
+        operation = node.target
+        if operation is operator.getitem:
+            self._views[node] = self._views[node.args[0]][node.args[1]]  # type: ignore[index]
+            return
+        if not isinstance(operation, OpOverload):
+            raise NotPlainError(str(operation))
+        operation = elsewhere(node, operation)
+        if operation in VIEWS:
+            self._show(node, operation)
+        elif operation in FILLS or operation in VALUES:
+            value = FILLS[operation] if operation in FILLS else node.args[VALUES[operation]]
+            if not isinstance(value, int | float):
+                raise NotPlainError(str(operation))
+            self._memory(self._result(node)).constant = float(value)
+        elif operation is aten.copy_.default:
+            self._write_over(node)
+        elif operation in DRAWS:
+            self._draw(node)
+        else:
+            self._compute_or_call(node, operation)
+
+    def _compute_or_call(self, node: fx.Node, operation: OpOverload) -> None:
+        """Add an operation as statements or a product or, where it has no such form, as a call of torch."""
+        before = len(self.order)
+        try:
+            if operation in _SPECIAL:
+                _SPECIAL[operation](self, node)
+            else:
+                self._compute(node, operation)
+        except NotPlainError:
+            if len(self.order) > before:
+                raise
+            self._by_torch(node, operation)
+
+    def _show(self, node: fx.Node, operation: OpOverload) -> None:
+        """Note a view, which torch makes of a tensor without values."""
+        source = self._view(node.args[0])
+        try:
+            made = operation(source, *node.args[1:], **node.kwargs)
+        except RuntimeError as cause:  # torch's own result lies in memory in another order
+            raise NotPlainError(str(node.target)) from cause
+        for each in made if isinstance(made, list | tuple) else [made]:
+            if each.untyped_storage()._cdata != source.untyped_storage()._cdata:
+                raise NotPlainError(str(node.target))
+        self._views[node] = made
+
+    def _state(self, formula: str, operands: Sequence[object], target: Tensor, **how: Any) -> None:
+        """Add a statement that writes all of a view; operands are nodes, places and literals."""
+        write = Place(self._memory(target), tuple(target.shape), target.stride(), int(target.storage_offset()))
+        statement = Statement(formula, [], write, c_type=write.memory.c_type, **how)
+        statement.casts = statement.casts or [""] * len(operands)
+        for operand in operands:
+            place = operand if isinstance(operand, Place | str) else self._place(operand)
+            if isinstance(place, Place) and place.memory.constant is not None:
+                place = literal(place.memory.constant, place.memory.c_type)
+            if isinstance(place, str):
+                statement.operands.append(place)
+                continue
+            statement.operands.append(len(statement.reads))
+            statement.reads.append(place if place.size == write.size else place.broadcast(write.size))
+        if any(name in formula for name in SLOW) or (statement.c_type == "double" and "_(" in formula):
+            self._slow += math.prod(write.size)
+            if self._slow > _SLOW_ELEMENTS:
+                raise NotPlainError("too many elements for functions without a vector form")
+        self._append(statement)
+
+    def _append(self, made: "Statement | Call") -> None:
+        for place in made.writes if isinstance(made, Call) else [made.write]:
+            place.memory.written.append(made)
+        self.order.append(made)
+
+    def _compute(self, node: fx.Node, operation: OpOverload) -> None:
+        """Add an operation that computes element by element."""
+        count, rest = RESTS.get(operation, (len(node.args), ()))
+        args, more = list(node.args[:count]), node.args[count:]
+        device = node.kwargs.get("device")
+        known = operation in COPIES or set(node.kwargs.items()) <= {("alpha", 1)}
+        known = known and (device is None or torch.device(device).type == "cpu")  # type: ignore[arg-type]
+        if tuple(more) != rest or not known:
+            raise NotPlainError(str(operation))
+        result = self._result(node)
+        formula, args = formula_of(operation, args, result.dtype)
+        if formula is None:
+            raise NotPlainError(f"{operation} of {result.dtype}")
+        c_type = C_TYPES[result.dtype]
+        if operation in COMPARISONS:
+            both: list[Any] = [self._view(each) if isinstance(each, fx.Node) else each for each in args]
+            c_type = C_TYPES.get(torch.result_type(*both), "")
+        operands = [each if isinstance(each, fx.Node) else number(each, c_type) for each in args]
+        casts = []
+        for k, each in enumerate(args):
+            own = C_TYPES[self._view(each).dtype] if isinstance(each, fx.Node) else c_type
+            asked = formula in TRUTHS or CONDITIONS.get(operation) == k
+            casts.append("" if own == c_type or asked else c_type)
+            if operation in COPIES and c_type in ("int", "long long") and own in ("float", "double"):
+                raise NotPlainError(str(operation))  # C leaves open what becomes of a number that is too large
+        self._state(formula, operands, result, casts=casts)
+
+    def _sum(self, node: fx.Node) -> None:
+        source, *rest = list[Any](node.args)
+        if set(node.kwargs) - {"dtype"} or node.kwargs.get("dtype") is not None or len(rest) > 2:
+            raise NotPlainError(str(node.target))
+        view = self._view(source)
+        dims = list(rest[0]) if rest and rest[0] else list(range(view.dim()))
+        dims = [dim % max(view.dim(), 1) for dim in dims]
+        result = self._result(node)
+        counts = view.dtype == torch.bool and result.dtype == torch.int64
+        if not counts and (not result.dtype.is_floating_point or view.dtype != result.dtype):
+            raise NotPlainError(f"a sum of {view.dtype}")
+        kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
+        terms = math.prod(view.shape[dim] for dim in dims)
+        if view.numel() == 0 or terms > _TERMS:
+            raise NotPlainError("a sum of so many terms")
+        mean = node.target in (aten.mean.default, aten.mean.dim)
+        total = self._new(result.shape, None, result.dtype) if mean else result
+        self._state("{0}", [source], expanded(total, kept, view.shape), adds=True)
+        if mean:
+            place = Place(self._memory(total), tuple(total.shape), total.stride(), 0)
+            self._state("{0} / {1}", [place, literal(terms, C_TYPES[result.dtype])], result)
+
+    def _any(self, node: fx.Node) -> None:
+        """Add whether any element is true: how many are, and whether that is none."""
+        source, *rest = list[Any](node.args)
+        view = self._view(source)
+        dims = range(view.dim()) if not rest else [rest[0]] if isinstance(rest[0], int) else rest[0]
+        dims = [dim % max(view.dim(), 1) for dim in dims]
+        if view.dtype != torch.bool or node.kwargs or view.numel() == 0:
+            raise NotPlainError(str(node.target))
+        result = self._result(node)
+        count = self._new(result.shape, None, torch.int32)
+        kept = [1 if dim in dims else size for dim, size in enumerate(view.shape)]
+        self._state("{0}", [source], expanded(count, kept, view.shape), adds=True)
+        place = Place(self._memory(count), tuple(count.shape), count.stride(), 0)
+        self._state("{0} != 0", [place], result)
+
+    def _join(self, node: fx.Node) -> None:
+        """Add a stack or a concatenation: each tensor is copied into its part."""
+        parts, dim = list(node.args[0]), node.args[1] if len(node.args) > 1 else 0  # type: ignore[arg-type]
+        parts = [part for part in parts if node.target is aten.stack.default or self._view(part).shape != (0,)]
+        result = self._result(node)
+        if any(self._view(part).dtype != result.dtype for part in parts) or not isinstance(dim, int):
+            raise NotPlainError(str(node.target))
+        if node.target is aten.stack.default:
+            targets = list(result.unbind(dim))
+        else:
+            targets = list(result.split([self._view(part).shape[dim] for part in parts], dim))
+        for part, target in zip(parts, targets, strict=True):
+            self._state("{0}", [part], target, apart=True)
+
+    def _part_of_zeros(self, node: fx.Node) -> None:
+        """Add the gradient of a slice: zeros, and the slice's gradient in its place."""
+        slope, _, *where = node.args
+        result = self._result(node)
+        view = aten.select.int if node.target is aten.select_backward.default else aten.slice.Tensor
+        self._state("{0}", [literal(0.0, C_TYPES[result.dtype])], result)
+        self._state("{0}", [slope], view(result, *where))
+
+    def _pad(self, node: fx.Node) -> None:
+        """Add a tensor with a number around another one."""
+        source, pads, *value = list[Any](node.args)
+        result, view = self._result(node), self._view(source)
+        if min(pads) < 0 or not result.dtype.is_floating_point:
+            raise NotPlainError(str(node.target))
+        inner = result
+        for k, start in enumerate(pads[::2]):
+            inner = inner.narrow(-1 - k, start, view.shape[-1 - k])
+        self._state("{0}", [number(value[0] if value else 0.0, C_TYPES[result.dtype])], result)
+        self._state("{0}", [source], inner)
+
+    def _diagonal(self, node: fx.Node) -> None:
+        """Add a matrix that is zero beside its diagonal."""
+        result = self._result(node)
+        made = node.target is aten.eye.default
+        if len(node.args) > 1 or result.dim() < 2:
+            raise NotPlainError(str(node.target))
+        c_type = C_TYPES[result.dtype]
+        self._state("{0}", [literal(0.0, c_type)], result)
+        self._state("{0}", [literal(1.0, c_type) if made else node.args[0]], result.diagonal(0, -2, -1))
+
+    def _rows(self, node: fx.Node) -> None:
+        """Add the choice of rows by their numbers."""
+        source, index = node.args
+        chosen = list(index)  # type: ignore[arg-type]
+        if len(chosen) != 1 or self._view(chosen[0]).dtype != torch.int64 or self._view(chosen[0]).dim() != 1:
+            raise NotPlainError(str(node.target))
+        result, whole, rows = self._result(node), self._place(source), self._place(chosen[0])
+        if rows.memory.given is None or whole.memory.constant is not None or result.dim() != len(whole.size):
+            raise NotPlainError(str(node.target))
+        aside = (0,) * (result.dim() - 1)
+        rows = Place(rows.memory, tuple(result.shape), (rows.stride[0], *aside), rows.offset)
+        stride = (0, *whole.stride[1:])
+        chosen_place = Place(
+            whole.memory, tuple(result.shape), stride, whole.offset, rows, whole.stride[0], whole.size[0]
+        )
+        self.bounds.append((rows, whole.size[0]))
+        self._state("{0}", [chosen_place], result)
+
+    def _draw(self, node: fx.Node) -> None:
+        result = self._result(node)
+        val = node.meta.get("val")
+        if not isinstance(val, Tensor) or not val.is_contiguous() or node.kwargs.get("generator") is not None:
+            raise NotPlainError(str(node.target))
+        whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
+        self._append(Call("draw", DRAWS[node.target], [], whole))  # type: ignore[index]
+
+    def _multiply(self, node: fx.Node) -> None:
+        if set(node.kwargs) - {"alpha", "beta"}:
+            raise NotPlainError(str(node.target))
+        reads = [self._realised(each) for each in node.args]
+        result = self._result(node)
+        whole = Place(self._memory(result), tuple(result.shape), result.stride(), 0)
+        self._append(Call("product", PRODUCTS[node.target], reads, whole, dict(node.kwargs)))  # type: ignore[index]
+
+    def _by_torch(self, node: fx.Node, operation: OpOverload) -> None:
+        """Add an operation that stays torch's own."""
+        reads: list[Place] = []
+
+        def number(tensor: fx.Node) -> int:
+            reads.append(self._realised(tensor))
+            return len(reads) - 1
+
+        self._torch += 1
+        if not can_be_called(operation):
+            raise NotPlainError(f"{operation} changes a tensor, draws random numbers or returns a view")
+        if self._torch > MOST:
+            raise NotPlainError(f"more than {MOST} operations have no form in C, of which the last is {operation}")
+        try:
+            args = {"args": told(node.args, number), "named": told(node.kwargs, number)}
+        except TypeError as cause:
+            raise NotPlainError(f"{operation}: {cause}") from cause
+        if isinstance(node.meta.get("val"), Tensor):
+            results = {0: self._result(node)}
+        else:
+            used = [(each.args[1], each) for each in node.users if each.target is operator.getitem]
+            results = {k: self._result(each) for k, each in used if isinstance(k, int)}
+            self._views[node] = results
+        more = [(k, Place(self._memory(each), tuple(each.shape), each.stride(), 0)) for k, each in results.items()]
+        if not more:
+            raise NotPlainError(f"{node.target} for nothing")
+        self._append(Call("torch", str(operation), reads, more[0][1], args, more))
+
+    def _write_over(self, node: fx.Node) -> None:
+        """Add the copy of a result over an input; no later statement reads that input."""
+        place = self._place(node.args[0])
+        number = place.memory.given
+        view = self._view(node.args[0])
+        if number is None or view is not place.memory.shape or not self._single[number] or len(node.args) > 2:
+            raise NotPlainError("something else than a whole input is written over")
+        value = self._view(node.args[1])
+        casts = ["" if value.dtype == view.dtype else place.memory.c_type]
+        self._state("{0}", [node.args[1]], view, last=True, casts=casts)
+        self._over.add(number)
+        self._views[node] = None
+
+
+_SPECIAL: dict[Any, Callable[[Translation, fx.Node], None]] = {
+    **dict.fromkeys(SUMS, Translation._sum),
+    **dict.fromkeys(PRODUCTS, Translation._multiply),
+    **dict.fromkeys((aten.stack.default, aten.cat.default), Translation._join),
+    **dict.fromkeys((aten.select_backward.default, aten.slice_backward.default), Translation._part_of_zeros),
+    **dict.fromkeys((aten.eye.default, aten.diag_embed.default), Translation._diagonal),
+    aten.index.Tensor: Translation._rows,
+    aten.constant_pad_nd.default: Translation._pad,
+    **dict.fromkeys(ANY, Translation._any),
+}

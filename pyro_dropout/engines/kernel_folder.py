@@ -1,0 +1,126 @@
+"""Where compiled kernels are kept between processes: a file for each program, in a folder that others cannot change.
+
+What is kept runs as code. So nobody but this user and root may be able to change the folder or any folder above it,
+or put another in its place; /tmp is such a folder, because its sticky bit lets nobody move what belongs to others.
+Anywhere else nothing is kept and nothing is read. A file is read once, and those bytes are checked and loaded.
+"""
+
+import base64
+import contextlib
+import hashlib
+import json
+import os
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyro_dropout.mathematics.errors import PyroDropoutError
+
+_OPEN = stat.S_IWGRP | stat.S_IWOTH
+_MOST = 64  # programs; those that were written first give way
+_DEFAULT = "torchinductor_"  # starts the name of torch's own folder, unless another one is chosen
+_OFF = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
+
+
+def place() -> Path | None:
+    """Return the folder for all programs; None where nothing is to be kept.
+
+    Example:
+        >>> from pyro_dropout.engines.kernel_folder import place
+        >>> place() is None or place().name.startswith("pyro_dropout")
+        True
+    """
+    off = any(os.environ.get(name) == value for name, value in _OFF.items())
+    config: Any = sys.modules.get("torch._inductor.config")
+    off = off or bool(config is not None and (config.force_disable_caches or not config.fx_graph_cache))
+    if off or not hasattr(os, "geteuid"):
+        return None
+    given = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _DEFAULT)  # which torch itself sets later
+    own = given.name.startswith(_DEFAULT)
+    folder = Path(tempfile.gettempdir(), f"pyro_dropout_{os.geteuid()}") if own else given / "pyro_dropout"
+    return folder.resolve()
+
+
+def check_compiler_folder() -> None:
+    """Raise if torch's compiler would load code from a folder that another user has put where torch's own should be."""
+    from torch._inductor.codecache import cache_dir  # type: ignore[attr-defined]
+
+    folder = Path(cache_dir())
+    if folder.name.startswith(_DEFAULT) and hasattr(os, "geteuid") and folder.stat().st_uid not in (0, os.geteuid()):
+        raise PyroDropoutError(
+            f"{folder}, where torch keeps compiled code, belongs to another user, who could run code as you. Set"
+            " TORCHINDUCTOR_CACHE_DIR to a folder of your own."
+        )
+
+
+def trusted(path: Path) -> bool:
+    """Whether nobody but this user and root can change a file or folder, or put another in its place.
+
+    Args:
+        path: without links.
+    """
+    if not hasattr(os, "geteuid"):
+        return True  # where temporary folders belong to one user
+    try:
+        it, *above = [os.lstat(each) for each in (path, *path.parents)]  # the mode of a link is open to all
+    except OSError:
+        return False
+    me = os.geteuid()
+    return (
+        it.st_uid == me
+        and not it.st_mode & _OPEN
+        and all(each.st_uid in (0, me) and (not each.st_mode & _OPEN or each.st_mode & stat.S_ISVTX) for each in above)
+    )
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """Within this context there is an empty folder that nobody else can change."""
+    with tempfile.TemporaryDirectory(prefix="pyro_dropout-") as made:
+        folder = Path(made).resolve()
+        if not trusted(folder):
+            raise PermissionError(f"others can change {folder.parent}")
+        yield folder
+
+
+def read(key: str) -> tuple[dict[str, Any], dict[str, bytes]] | None:
+    """Return what was kept under a key: facts, and libraries by their names; None if it is absent or damaged."""
+    folder = place()
+    if folder is None or not trusted(folder / key):
+        return None
+    try:
+        digest, _, text = (folder / key).read_bytes().partition(b"\n")
+        if digest != _digest(text):
+            return None
+        facts, libraries = json.loads(text)
+        return facts, {name: base64.b64decode(code) for name, code in libraries.items()}
+    except (OSError, ValueError):
+        return None
+
+
+def write(key: str, facts: Mapping[str, Any], libraries: Mapping[str, bytes]) -> None:
+    """Keep facts and libraries under a key; nothing happens where that is not possible."""
+    folder = place()
+    if folder is None:
+        return
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not trusted(folder):
+            return
+        text = json.dumps([facts, {name: base64.b64encode(code).decode() for name, code in libraries.items()}]).encode()
+        handle, made = tempfile.mkstemp(prefix=".unfinished-", dir=folder)
+        try:
+            with open(handle, "wb") as file:
+                file.write(_digest(text) + b"\n" + text)
+            os.replace(made, folder / key)
+        finally:
+            Path(made).unlink(missing_ok=True)
+        for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)[:-_MOST]:
+            path.unlink()
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()

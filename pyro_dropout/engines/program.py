@@ -1,0 +1,390 @@
+"""A step, traced through Pyro once and replayed compiled: on a CPU call by call, on CUDA many steps in one graph.
+
+make_fx turns the whole step, including Pyro's handlers, the gradient and the optimiser, into a graph of plain tensor
+operations; inductor fuses that graph. On a GPU a ``Chain`` captures several steps in one CUDA graph.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
+
+from pyro_dropout.engines.carried_casts import carry_casts, cast
+from pyro_dropout.engines.combined_kernels import alike_together
+from pyro_dropout.engines.constants import Found, alike, lift_constants
+from pyro_dropout.engines.fast_dispatch import fast_dispatch
+from pyro_dropout.engines.kept_kernels import KeptKernels
+from pyro_dropout.engines.kernel_folder import check_compiler_folder
+from pyro_dropout.engines.recorded_masks import RecordedMasks
+from pyro_dropout.engines.recorder import as_torch_compiles, reads_values, record
+from pyro_dropout.engines.simplify_graph import owner, simplify_graph
+from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
+from pyro_dropout.engines.updates_apart import updates_apart
+from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.protocols import Tree
+
+Compiled = Callable[..., Sequence[Tensor]]
+Step = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]  # ... -> (values, state, loss)
+
+_GRAIN = 2**15  # the size from which torch's own operations use a second thread on a CPU
+
+
+class NeedsCompilerError(Exception):
+    """A program cannot be written as plain C, and needs the compiler of torch; the message says why."""
+
+
+class Program:
+    """A function of tensors, traced and compiled for inputs of fixed shapes.
+
+    Args:
+        function: its inputs and outputs are trees of tensors.
+        inputs: an example of its inputs.
+        outside: the tensors that the program may use besides its inputs, to be read at every call; without them, the
+            program holds what it uses as it is.
+        like: programs that may equal this one, which is then not compiled again.
+        compile: whether it is compiled; otherwise its tensor operations are replayed one by one.
+        carries: how many of its first inputs are parameters, which its first outputs replace, and whose copies in half
+            precision a chain of calls hands on.
+        writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
+            inputs may share memory then. If it is compiled, either all of them are or none.
+        fake: whether it is traced without computing anything where that is possible, which takes no memory.
+        kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
+        plain: whether ``NeedsCompilerError`` is raised where torch's compiler would be needed.
+        bits: whether large masks on a GPU are drawn as bits, with other random numbers.
+        captured: whether its calls are captured in a CUDA graph, where kernels of our own cost the host nothing.
+
+    Attributes:
+        carried: which parameters have such copies, and of which type.
+        why: why it is not plain C, where that was tried.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tree],
+        *inputs: Tree,
+        outside: Sequence[Found] | None = None,
+        like: Sequence["Program"] = (),
+        compile: bool = True,
+        carries: int = 0,
+        writes: int = 0,
+        fake: bool = False,
+        kept: bool = False,
+        plain: bool = False,
+        bits: bool = False,
+        captured: bool = False,
+    ) -> None:
+        flat, self._inputs = tree_flatten(inputs)
+        outputs: list[TreeSpec] = []
+
+        def flat_function(*leaves: Tensor) -> list[Tensor]:
+            result, spec = tree_flatten(function(*tree_unflatten(leaves, self._inputs)))
+            outputs.append(spec)
+            return result
+
+        self.graph = traced(flat_function, flat, fake=fake)
+        self._outputs = outputs[-1]
+        self.lifted = [] if outside is None else lift_constants(self.graph, outside)
+        self.carried = carry_casts(self.graph.graph, carries) if carries else []
+        self.writes = writes if not compile or plain or _can_write_over(self.graph.graph, flat[:writes]) else 0
+        on_gpu = compile and any(each.is_cuda for each in flat)
+        if on_gpu:
+            sum_products_with_vectors(self.graph.graph)
+        if on_gpu and captured and not self.writes:  # one after the other they need less memory
+            from pyro_dropout.engines.paired_products import pair_products  # takes a while
+
+            pair_products(self.graph.graph)
+        if self.writes:
+            _write_over(self.graph.graph, self.writes)
+        drawn = 0
+        if compile and bits:
+            from pyro_dropout.engines.mask_bits import draw_bits  # takes a while
+
+            drawn = draw_bits(self.graph.graph)
+        if self.carried or self.writes or on_gpu or drawn:
+            self.graph.recompile()
+        self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
+        whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
+        self._compiled: Compiled | None = None
+        self._kept = None
+        if compile and kept and self.writes:
+            self._kept = KeptKernels(self.graph, flat)
+        self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
+        self.why = "" if self._kept is None else self._kept.why
+        if plain and self._found is None:
+            raise NeedsCompilerError(self.why)
+        if compile and self._found is None:
+            self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+
+    def __call__(
+        self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
+    ) -> Tree:
+        """Run the compiled function.
+
+        Args:
+            inputs: its inputs.
+            lifted: replaces the tensors that it would read itself.
+            casts: the copies that the call before has left here, and that this call replaces by its own.
+        """
+        return tree_unflatten(self.flat(tree_leaves(inputs), lifted, casts), self._outputs)
+
+    def flat(
+        self, inputs: list[Tensor], lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
+    ) -> list[Tensor]:
+        """Run the compiled function on the leaves of its inputs, and return the leaves of its output."""
+        with torch.no_grad():
+            own = self.casts(inputs) if casts is None else casts
+            if self._compiled is None:
+                self._compiled = fast_dispatch(self.graph)
+            found = list(self._compiled(*inputs, *(self.outside() if lifted is None else lifted), *own))
+        count = len(found) - len(self.carried)
+        if casts is not None:
+            casts[:] = found[count:]
+        return [*inputs[: self.writes], *found[:count]]
+
+    def in_plain_c(self) -> Callable[[], list[Tensor]] | None:
+        """Return what runs this program on its very inputs, and returns the outputs that are not written over them.
+
+        The next call writes over these outputs. None if the program is not plain C.
+        """
+        if self._found is None:
+            return None
+        calls, results = self._found
+
+        def run() -> list[Tensor]:
+            with torch.no_grad():
+                for function, args, named in calls:
+                    function(*args, **named)
+            return results
+
+        return run
+
+    @property
+    def shapes(self) -> list[Tensor]:
+        """What it computes, in order, without values."""
+        return [node.meta["val"] for node in self.graph.graph.nodes if isinstance(node.meta.get("val"), Tensor)]
+
+    def casts(self, inputs: list[Tensor]) -> list[Tensor]:
+        """Return the copies that a first call needs, of the leaves of its inputs."""
+        return cast(inputs, self.carried)
+
+    def outside(self) -> list[Tensor]:
+        """Return the tensors that it reads besides its inputs, as they are now."""
+        return [place.read() for place, _ in self.lifted]
+
+    def fits(self) -> bool:
+        """Whether the tensors that it reads besides its inputs have the shapes and types that it was compiled for."""
+        return all(alike(place.read(), tensor) for place, tensor in self.lifted)
+
+
+def apart_in_memory(tensors: Sequence[Tensor], count: int) -> bool:
+    """Whether the first ``count`` tensors can be written over: each fills its own memory, which no other one shares.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.engines.program import apart_in_memory
+        >>> x = torch.zeros(3)
+        >>> apart_in_memory([x, torch.zeros(3)], 1), apart_in_memory([x, x[:2]], 1)
+        (True, False)
+    """
+    owners = [tensor.untyped_storage().data_ptr() for tensor in tensors if tensor.numel()]
+    own = [tensor.untyped_storage().data_ptr() for tensor in tensors[:count] if tensor.numel()]
+    dense = all(torch.empty_like(each, device="meta").stride() == each.stride() for each in tensors[:count])
+    return dense and all(owners.count(each) == 1 for each in own)
+
+
+def counting(step: Step) -> Callable[..., Tree]:
+    """Return the same step with the number of the next one among its results."""
+
+    def counted(values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree) -> Tree:
+        new_values, new_state, loss = step(values, state, t, lr, *inputs)
+        return new_values, new_state, t + 1, loss
+
+    return counted
+
+
+_once: ContextVar[bool] = ContextVar("whether to record once", default=False)
+
+
+@contextmanager
+def recording(*, once: bool) -> Iterator[None]:
+    """Within this context steps are recorded once: they run no code of a user, so they do the same every time."""
+    before = _once.set(once)
+    try:
+        yield
+    finally:
+        _once.reset(before)
+
+
+def traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], *, fake: bool = False) -> torch.fx.GraphModule:
+    """Return a function of tensors as a graph of tensor operations; tracing it twice must give the same graph."""
+    try:
+        return _traced(function, inputs, fake)
+    except Exception as cause:
+        if not reads_values(cause):
+            raise
+        try:
+            with as_torch_compiles():
+                return _traced(function, inputs, fake)
+        except Exception as again:
+            raise (again if reads_values(again) else cause) from None
+
+
+def _traced(function: Callable[..., list[Tensor]], inputs: list[Tensor], fake: bool) -> torch.fx.GraphModule:
+    if fake:
+        try:
+            graph = _trace(function, inputs, "fake")
+        except Exception:  # a model that reads the values of its own tensors; it is traced with them
+            fake, graph = False, _trace(function, inputs)
+    else:
+        graph = _trace(function, inputs)
+    if not _once.get() and not _same(graph, _trace(function, inputs, "fake" if fake else "real")):
+        raise PyroDropoutError(
+            "it was traced twice and gave two different programs, so something outside torch changes between calls"
+            " (Python's or numpy's random numbers, a counter), which a compiled step would hold fixed"
+        )
+    simplify_graph(graph.graph)
+    graph.recompile()
+    return graph
+
+
+def _trace(
+    function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"] = "real"
+) -> torch.fx.GraphModule:
+    def with_masks(*leaves: Tensor) -> list[Tensor]:
+        with RecordedMasks():  # type: ignore[no-untyped-call]
+            return function(*leaves)
+
+    graph = None
+    if mode == "real" and not any(each.is_cuda for each in inputs):
+        with torch.no_grad():
+            graph = record(with_masks, inputs)
+    if graph is None:
+        graph = _made(with_masks, inputs, mode)
+    rewrite_skinny_products(graph.graph)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph
+
+
+def _made(
+    function: Callable[..., list[Tensor]], inputs: list[Tensor], mode: Literal["real", "fake"]
+) -> torch.fx.GraphModule:
+    # make_fx notes the shape of every value with a mode of its own for each; to find one here takes a third less time.
+    # What is traced without values meets tensors that have some: data, and a network's own parameters.
+    mixed = mode == "fake" and any(each.is_cuda for each in inputs)
+    shapes = TracingContext(FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=mixed))
+    with torch.no_grad(), tracing(shapes):
+        graph: torch.fx.GraphModule = make_fx(function, tracing_mode=mode)(*inputs)
+    return graph
+
+
+def _can_write_over(graph: torch.fx.Graph, inputs: list[Tensor]) -> bool:
+    """Whether inductor writes the first outputs over these inputs as it should."""
+    # Inductor may leave out the copy of what shows an input, and then reads what is written over it. On a GPU a kernel
+    # that reads an input by slices would write elsewhere first, which takes half as long again.
+    on_gpu = any(each.is_cuda for each in inputs)
+    return not _shows_inputs(graph, len(inputs)) and not (on_gpu and _read_by_slices(graph, len(inputs)))
+
+
+def _read_by_slices(graph: torch.fx.Graph, count: int) -> bool:
+    """Whether one of the first inputs is read in slices."""
+    places = [node for node in graph.nodes if node.op == "placeholder"][:count]
+    slices = graph.find_nodes(op="call_function", target=torch.ops.aten.slice.Tensor)
+    return any(owner(node) in places for node in slices)
+
+
+def _shows_inputs(graph: torch.fx.Graph, count: int) -> bool:
+    """Whether an output is, or is a view of, one of the first inputs other than the one that it replaces."""
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    written = set(places[:count])
+    return any(
+        owner(result) in written and (k >= count or result is not places[k]) for k, result in enumerate(end.args[0])
+    )
+
+
+def _write_over(graph: torch.fx.Graph, count: int) -> None:
+    """Let a graph write its first outputs over its first inputs, after all else, and return the others."""
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    (end,) = (node for node in graph.nodes if node.op == "output")
+    results = list(end.args[0])
+    written = set(places[:count])
+    with graph.inserting_before(end):
+        for k, result in enumerate(results):  # what shows an input would show what is written over it
+            if owner(result) in written and (k >= count or result is not places[k]):
+                results[k] = graph.call_function(torch.ops.aten.clone.default, (result,))
+                results[k].meta = dict(result.meta)
+        for place, result in zip(places, results[:count], strict=False):
+            if result is not place:
+                graph.call_function(torch.ops.aten.copy_.default, (place, result)).meta = dict(place.meta)
+    end.args = (results[count:],)
+
+
+def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
+    # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
+    # warnings are about torch's own internals.
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import torch._inductor.config as inductor
+        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+        on_gpu = any(tensor.is_cuda for tensor in inputs)
+        settings = _settings(on_gpu)
+        if on_gpu and graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
+            # Kernels that are launched together need all that they read at once; what is changed in place on a GPU is
+            # too large for that.
+            with updates_apart():
+                return _by_inductor(graph, inputs, settings | {"combo_kernels": False})
+        if on_gpu:
+            with alike_together():
+                return _by_inductor(graph, inputs, settings)
+        if inductor.cpp.vec_isa_ok is not None:
+            return _by_inductor(graph, inputs, settings)
+        # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
+        # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
+        try:
+            return _by_inductor(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
+        except Exception as cause:
+            if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
+                raise
+        valid_vec_isa_list.cache_clear()
+        return _by_inductor(graph, inputs, settings)
+
+
+def _settings(on_gpu: bool) -> dict[str, Any]:
+    """Return how inductor is to compile."""
+    # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
+    return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
+
+
+def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
+    import torch._inductor.config as inductor
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    check_compiler_folder()
+    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
+    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+    with tracing(shapes), inductor.patch(settings):
+        return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
+
+
+def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:
+    """Whether two graphs compute the same with the same constants."""
+    if left.code != right.code:
+        return False
+    names = [node.target for node in left.graph.nodes if node.op == "get_attr"]
+    return all(_equal(getattr(left, name), getattr(right, name)) for name in names)
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    """Whether two constants have the same values; NaN equals NaN here."""
+    return left is right or (left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True))

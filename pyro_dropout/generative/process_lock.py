@@ -1,0 +1,130 @@
+"""Threads take turns: the random generators, Pyro's handlers and its parameter store belong to the whole process.
+
+So do the modes and the buffers of a network. Whatever runs a model takes ``RUNNING``, for as long as it changes any of
+these.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
+from torch import nn
+from torch._C import _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+class Turn:
+    """A lock that a thread may take again while it has it, and takes back only after a thread that waits for it.
+
+    With ``threading.RLock`` alone, a thread that predicts in a loop would take the lock back before any other wakes up.
+
+    Example:
+        >>> from pyro_dropout.generative.process_lock import Turn
+        >>> turn = Turn()
+        >>> with turn, turn:
+        ...     print(turn.take_if_free())
+        False
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._next = threading.RLock(), threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._alone)
+
+    def _alone(self) -> None:
+        """Forget the other threads in a child process, which has none that could give the lock back."""
+        self._next = threading.Lock()
+        if not self.taken_here():
+            self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if self.taken_here():
+            self._lock.acquire()
+            return
+        with self._next:  # held by the thread that is next, until it has the lock
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def take_if_free(self) -> bool:
+        """Take the lock if no thread has it, nor this one; return whether it did."""
+        return not self.taken_here() and self._lock.acquire(blocking=False)
+
+    def taken_here(self) -> bool:
+        """Return whether this thread has the lock."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]
+
+    def give_back(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
+
+RUNNING = Turn()
+
+
+def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function that runs a model wait until no other thread does, and leave nothing behind when it fails.
+
+    Ctrl-C raises between any two instructions, also after ``torch.no_grad()`` has switched gradients off and before its
+    ``with`` block begins; nothing would switch them on again. The same holds of Pyro's handlers and plates, of torch's
+    modes, and of this lock. A mode that torch has put aside for a moment may be missing as well: leaving it then fails,
+    and the interruption is raised instead of that.
+    """
+
+    @functools.wraps(run)
+    def alone(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        handlers, plates = len(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
+        gradients, had = torch.is_grad_enabled(), RUNNING.taken_here()
+        modes = _get_current_function_mode_stack()
+        try:
+            with RUNNING:
+                return run(*args, **kwargs)
+        except BaseException as error:
+            torch.set_grad_enabled(gradients)
+            if _get_current_function_mode_stack() != modes:
+                _set_modes(modes)
+            del _PYRO_STACK[handlers:]
+            _DIM_ALLOCATOR._stack[:] = plates
+            while RUNNING.taken_here() and not had:
+                RUNNING.give_back()
+            if "mode stack" in str(error) and isinstance(error.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from None
+            raise
+
+    return alone
+
+
+def _set_modes(modes: list[TorchFunctionMode]) -> None:
+    """Put torch's modes back as they were."""
+    while _len_torch_function_stack():
+        _pop_mode()
+    for mode in modes:
+        _push_mode(mode)
+
+
+def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Let a function of modules leave them with their own parameters, also if Ctrl-C ends it.
+
+    A network runs with drawn weights in the place of its parameters, and torch puts them back one by one.
+    """
+
+    @functools.wraps(run)
+    def whole(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        parts = {id(each): each for part in args if isinstance(part, nn.Module) for each in part.modules()}
+        own = [(each._parameters, dict(each._parameters)) for each in parts.values()]
+        try:
+            return run(*args, **kwargs)
+        except BaseException:
+            for now, before in own:
+                now.update({k: v for k, v in before.items() if not isinstance(now.get(k), nn.Parameter)})
+            raise
+
+    return whole

@@ -1,0 +1,230 @@
+"""What a model reads besides its arguments: variables of enclosing functions, globals, attributes of objects.
+
+A compiled step holds fixed what it read while it was traced. Tensors that can be found again are passed to it at every
+step; numbers, flags and the rest are compared with what they were, and a step whose surroundings have changed is
+recompiled. What is out of reach here (the body of an imported package, a file) is not watched.
+"""
+
+import functools
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+_DEPTH = 12  # how far from the model to search
+_MOST = 50_000  # at most so many places are watched
+_LARGE = 2**20  # the largest numpy array that is compared at every step
+_PRIMITIVES = (bool, int, float, complex, str, bytes, type(None))
+_SKIPPED = ("torch", "pyro", "numpy", "scipy", "builtins", "pandas", "matplotlib", "tqdm", "pyro_dropout")
+_CELL, _ATTRIBUTE, _ITEM = "cell", "attribute", "item"
+
+
+class Place:
+    """Where a value is found: a variable, an attribute, or an item of a container."""
+
+    __slots__ = ("holder", "key", "kind", "name")
+
+    def __init__(self, kind: str, holder: Any, key: Any, name: str) -> None:
+        self.kind, self.holder, self.key, self.name = kind, holder, key, name
+
+    def read(self) -> Any:
+        """Return the value that is there now; ``Place`` itself if there is none any more."""
+        try:
+            if self.kind is _ITEM:
+                return self.holder[self.key]
+            return self.holder.cell_contents if self.kind is _CELL else getattr(self.holder, self.key)
+        except (AttributeError, KeyError, IndexError, ValueError):
+            return Place
+
+
+class CapturedState:
+    """Everything that can be reached from a model, a guide and a loss without running them.
+
+    Args:
+        roots: functions, modules and other objects to start from.
+        known: parameters, buffers and arguments, which a step receives anyway.
+
+    Attributes:
+        tensors: the tensors that were found, with a place for each.
+    """
+
+    def __init__(self, roots: Iterable[object], known: Iterable[Tensor]) -> None:
+        self._known = {id(tensor) for tensor in known}
+        self._met: dict[int, object] = {}
+        self._primitives: list[tuple[Place, object]] = []
+        self._same: list[tuple[Place, object, int]] = []  # containers and objects, with their lengths
+        self._arrays: list[tuple[Place, npt.NDArray[np.generic]]] = []
+        self.tensors: list[tuple[Place, Tensor]] = []
+        self._versions: list[tuple[Place, Tensor, int]] = []
+        self.unwatched = ""
+        for root in roots:
+            self._look(root, 0, "")
+
+    def _meet(self, place: Place, depth: int) -> None:
+        value = place.read()
+        if value is Place or len(self._met) > _MOST:
+            return
+        if isinstance(value, Tensor):
+            if id(value) not in self._known:
+                self.tensors.append((place, value))
+        elif isinstance(value, _PRIMITIVES):
+            self._primitives.append((place, value))
+        elif isinstance(value, np.ndarray):
+            if value.size > _LARGE and not self.unwatched:
+                self.unwatched = f"{place.name} is a numpy array of {value.size} numbers; use a tensor"
+            self._arrays.append((place, value.copy()))
+        elif not isinstance(value, type | types.ModuleType) or not _is_library(value):
+            self._same.append((place, value, _length(value)))
+            self._look(value, depth + 1, place.name)
+
+    def _look(self, value: object, depth: int, name: str) -> None:
+        """Visit everything that a value holds, or that a function reads."""
+        if id(value) in self._met or depth > _DEPTH:
+            return
+        self._met[id(value)] = value
+        for place in _places(value, name, depth):
+            self._meet(place, depth)
+
+    def watch(self, lifted: Iterable[Tensor]) -> None:
+        """Watch all tensors except those that a step receives from now on."""
+        given = {id(tensor) for tensor in lifted}
+        self._versions = [(p, t, t._version) for p, t in self.tensors if id(t) not in given and not t.is_inference()]
+
+    def changed(self) -> Place | None:
+        """Return a place that has changed; None if none has."""
+        for place, before in self._primitives:
+            now = place.read()
+            same = now is before or (type(now) is type(before) and now == before)
+            if not same and (before == before or now == now):  # a NaN equals a NaN here
+                return place
+        for place, held, length in self._same:
+            if place.read() is not held or _length(held) != length:
+                return place
+        for place, tensor, version in self._versions:
+            if place.read() is not tensor or tensor._version != version:
+                return place
+        for place, array in self._arrays:
+            now = place.read()
+            if not isinstance(now, np.ndarray) or not np.array_equal(now, array):
+                return place
+        return None
+
+    def forget(self, places: Iterable[Place]) -> None:
+        """Stop watching these places: changes there have not changed the program."""
+        gone = {(id(place.holder), place.key) for place in places}
+
+        def stays(place: Place) -> bool:
+            return (id(place.holder), place.key) not in gone
+
+        self._primitives = [row for row in self._primitives if stays(row[0])]
+        self._same = [row for row in self._same if stays(row[0])]
+        self._versions = [row for row in self._versions if stays(row[0])]
+        self._arrays = [row for row in self._arrays if stays(row[0])]
+
+
+def _length(value: object) -> int:
+    return len(value) if isinstance(value, dict | list | set) else -1
+
+
+def _is_library(value: object) -> bool:
+    """Whether a function, class or module belongs to Python or to an installed package, not to the user's script."""
+    name = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None)
+    root = str(name or "builtins").split(".")[0]
+    if root in _SKIPPED or root in sys.stdlib_module_names:
+        return root != "__main__"
+    file = getattr(sys.modules.get(str(name)), "__file__", None) or ""
+    return "site-packages" in file
+
+
+def _places(value: object, name: str, depth: int) -> Iterator[Place]:
+    """Yield the places in a value."""
+    at = f"{name}." if name else ""
+    if isinstance(value, types.MethodType):
+        yield Place(_ATTRIBUTE, value, "__self__", f"{at}self")
+        yield Place(_ATTRIBUTE, value, "__func__", name)
+    elif isinstance(value, types.FunctionType):
+        if depth == 0 or not _is_library(value):
+            yield from _read_by(value, at)
+        else:
+            yield from _variables(value, at)
+    elif isinstance(value, functools.partial):
+        for part in ("func", "args", "keywords"):
+            yield Place(_ATTRIBUTE, value, part, name)
+    elif isinstance(value, dict):
+        for key in value:
+            yield Place(_ITEM, value, key, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index in range(len(value)):
+            yield Place(_ITEM, value, index, f"{name}[{index}]")
+    elif isinstance(value, type):
+        yield from _methods(value, at)
+    elif isinstance(value, nn.Module):
+        yield from _of_module(value, at)
+    elif hasattr(value, "__dict__") and not isinstance(value, types.ModuleType | torch.Generator):
+        for key in vars(value):
+            yield Place(_ATTRIBUTE, value, key, f"{at}{key}")
+        yield from _class_of(value, at)
+
+
+def _of_module(module: nn.Module, at: str) -> Iterator[Place]:
+    """Yield what a module holds besides its buffers: its attributes, its submodules, its parameters, its methods."""
+    ours = type(module).__module__.startswith(("pyro_dropout.", "pyro.infer.autoguide"))
+    for key, value in vars(module).items():
+        if key in ("_buffers", "_pyro_context") or "_hook" in key or key.startswith("_non_persistent"):
+            continue
+        if key in ("_modules", "_parameters"):  # only parameters that are not trained
+            for child in value:
+                yield Place(_ITEM, value, child, f"{at}{child}")
+        # A guide's internal state does not change; its settings may be changed by a user.
+        elif not ours or (not key.startswith("_") and isinstance(value, _PRIMITIVES)):
+            yield Place(_ATTRIBUTE, module, key, f"{at}{key}")
+    yield from _class_of(module, at)
+
+
+def _class_of(value: object, at: str) -> Iterator[Place]:
+    if not _is_library(type(value)):
+        yield Place(_ATTRIBUTE, value, "__class__", f"{at}{type(value).__name__}")
+
+
+def _methods(kind: type, at: str) -> Iterator[Place]:
+    """Yield the attributes of a user's class: numbers, and functions that read other things."""
+    for key, value in vars(kind).items():
+        if isinstance(value, (types.FunctionType, *_PRIMITIVES, Tensor)) and not key.startswith("__"):
+            yield Place(_ATTRIBUTE, kind, key, f"{at}{key}")
+
+
+def _variables(function: types.FunctionType, at: str) -> Iterator[Place]:
+    """Yield the variables of enclosing functions, and the default values of arguments."""
+    for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        yield Place(_CELL, cell, key, f"{at}{key}")
+    for part in ("__defaults__", "__kwdefaults__", "__wrapped__"):
+        if getattr(function, part, None) is not None:
+            yield Place(_ATTRIBUTE, function, part, f"{at}{function.__name__}")
+    for key in vars(function):
+        yield Place(_ATTRIBUTE, function, key, f"{at}{key}")
+
+
+def _read_by(function: types.FunctionType, at: str) -> Iterator[Place]:
+    """Yield the places that the code of a function names: variables, globals, and attributes of modules."""
+    yield from _variables(function, at)
+    names = set(_names(function.__code__))
+    for key in sorted(names & function.__globals__.keys()):
+        value = function.__globals__[key]
+        if isinstance(value, types.ModuleType):
+            if not _is_library(value):
+                for inner in sorted(names & vars(value).keys()):
+                    yield Place(_ATTRIBUTE, value, inner, f"{key}.{inner}")
+        elif not (isinstance(value, type | types.FunctionType | types.BuiltinFunctionType) and _is_library(value)):
+            yield Place(_ITEM, function.__globals__, key, key)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield from _names(inner)

@@ -1,0 +1,198 @@
+"""How steps are taken: eagerly, recorded or compiled; and recorded ones are the eager ones."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pyro_dropout as pd
+from pyro_dropout.engines import decision, program
+from pyro_dropout.engines.decision import decided, step_size
+from pyro_dropout.engines.generated import library
+from pyro_dropout.training import runner
+
+CPU = torch.device("cpu")
+X = torch.linspace(-1, 1, 24).unsqueeze(-1)
+GUIDES = {
+    "dropout": pd.AutoDropout,
+    "mean field": pd.AutoMeanField,
+    "low rank": lambda model: pd.AutoLowRank(model, rank=2),
+    "row mixture": pd.AutoRowMixture,
+    "ensemble": lambda model: pd.Ensemble(model, members=3, seed=0),
+}
+
+
+def network(prior: pd.Prior | None = None) -> pd.BayesianNet:
+    net = nn.Sequential(nn.Linear(1, 6), nn.Tanh(), nn.Linear(6, 1))
+    return pd.BayesianNet(net, prior or pd.Prior(), pd.Gaussian(tau=10.0, learn=True))
+
+
+def trained(make: Any, compile: Any, steps: int = 12, prior: pd.Prior | None = None, **options: Any) -> pd.History:
+    torch.manual_seed(0)
+    model = network(prior)
+    return pd.fit(model, make(model), X, X**2, steps=steps, lr=0.02, seed=1, compile=compile, progress=False, **options)
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("batch_size", [None, 7])
+@pytest.mark.parametrize("name", GUIDES)
+def test_recorded_steps_are_the_eager_ones(name: str, batch_size: int | None) -> None:
+    decay = {"schedule": lambda t: 1 - t / 20, "batch_size": batch_size}
+    eager, traced = (trained(GUIDES[name], how, **decay) for how in (False, "traced"))
+    assert traced.traced
+    assert not traced.compiled
+    assert "recorded" in repr(traced)
+    torch.testing.assert_close(traced.losses, eager.losses, rtol=1e-4, atol=1e-4)
+
+
+def test_learned_priors_and_a_rising_temperature_are_recorded_too() -> None:
+    how = {"prior": pd.Prior(learn=True), "loss": pd.ELBO(temperature=lambda done: done / 12)}
+    eager, traced = (trained(pd.AutoMeanField, compile, **how) for compile in (False, "traced"))
+    assert traced.traced
+    torch.testing.assert_close(traced.losses, eager.losses, rtol=1e-4, atol=1e-4)
+
+
+def test_a_fleet_records_its_steps() -> None:
+    def fleet(compile: Any) -> Any:
+        torch.manual_seed(0)
+        made = pd.Fleet(lambda seed: (model := network(), pd.AutoDropout(model)), {"seed": [0, 1]})
+        return made.fit(X, X**2, steps=10, lr=0.02, seed=1, compile=compile, progress=False)
+
+    eager, traced = fleet(False), fleet("traced")
+    assert traced.traced
+    torch.testing.assert_close(traced.losses, eager.losses, rtol=1e-4, atol=1e-4)
+
+
+def test_the_decision_depends_on_steps_and_sizes_alone() -> None:
+    small, large = (step_size(nn.Linear(50, outputs).parameters(), 64) for outputs in (1, 100_000))
+    assert [decided("auto", steps, small, CPU) for steps in (10, 10_000, 100_000)] == [False, "traced", "auto"]
+    assert [decided("auto", steps, large, CPU) for steps in (10, 1_000)] == [False, "auto"]
+    asked = (100, 2_000, 3_000, 20_000, 30_000)
+    found = [decided("auto", steps, small, CPU, plain=True) for steps in asked]
+    assert found == [False, "traced", "plain", "plain", "auto"]
+    assert decided("traced", 10_000, small, CPU, plain=True) == "traced"
+    assert decided("auto", 1, small, torch.device("cuda")) == "auto"
+    assert [decided(asked, 1_000, small, CPU) for asked in (False, "traced", True)] == [False, "traced", True]
+    assert step_size(nn.Linear(50, 100).parameters(), 64) == 5_000 + 100 * 65
+
+
+def test_a_short_training_is_eager_a_longer_one_is_recorded_and_neither_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(program, "_compile", never)
+    assert not trained(pd.AutoDropout, "auto", 3).traced
+    assert trained(pd.AutoDropout, "auto", 200).traced
+    assert trained(lambda model: pd.Ensemble(model, members=2), "auto", 200).traced
+
+
+@pytest.fixture
+def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Trainings of 10 steps are long enough for plain C, and torch's compiler is never asked."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("compiled by torch")
+
+    monkeypatch.setattr(program, "_compile", never)
+    monkeypatch.setattr(decision, "_RECORDING", 5)
+    monkeypatch.setattr(decision, "_IN_PLAIN_C", 0.005)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_a_training_of_medium_length_is_plain_c(batch_size: int | None) -> None:
+    found, recorded = (trained(pd.AutoMeanField, how, batch_size=batch_size) for how in ("auto", "traced"))
+    assert found.compiled
+    assert not found.traced
+    torch.testing.assert_close(found.losses, recorded.losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_what_does_not_fit_in_plain_c_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(pd.AutoDropout, "traced")
+    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
+    found = trained(pd.AutoDropout, "auto")
+    assert found.traced
+    assert torch.equal(found.losses, expected.losses)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_a_large_network_and_an_optimiser_of_torch_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network()
+    guide = pd.AutoDropout(model)
+    how: Any = {"optim": torch.optim.RMSprop(guide.parameters(), 0.01), "steps": 12, "progress": False}
+    assert pd.fit(model, guide, X, X**2, **how).traced
+    monkeypatch.setattr(runner, "_SMALL", 0)
+    found = trained(pd.AutoDropout, "auto")
+    assert found.engine == "recorded"
+    assert "too many parameters" in found.why
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("make", [lambda model: pd.Ensemble(model, members=2), pd.AutoFullRank])
+def test_ensembles_and_full_covariances_are_plain_c(make: Any) -> None:
+    how: Any = {"clip_norm": 0.5, "schedule": lambda t: 1 - t / 20, "loss": pd.ELBO(temperature=0.5), "batch_size": 7}
+    found, recorded = (trained(make, compile, **how) for compile in ("auto", "traced"))
+    assert (found.engine, recorded.engine) == ("C", "recorded")
+    torch.testing.assert_close(found.losses, recorded.losses, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("batch_size", [None, 7])
+def test_classes_are_plain_c_too(batch_size: int | None) -> None:
+    found = []
+    for how in ("auto", "traced"):
+        torch.manual_seed(0)
+        model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 5), nn.ReLU(), nn.Linear(5, 3)), likelihood=pd.Categorical())
+        options: Any = {"steps": 12, "seed": 1, "batch_size": batch_size, "compile": how, "progress": False}
+        labels = (X[:, 0] > -0.5).long() + (X[:, 0] > 0.3).long()
+        found.append(pd.fit(model, pd.AutoDropout(model, keep=0.8), X, labels, **options))
+    assert [each.compiled for each in found] == [True, False]
+    torch.testing.assert_close(found[0].losses, found[1].losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+@pytest.mark.parametrize("batch_size", [None, 4])
+@pytest.mark.parametrize("biased", [True, False])
+def test_convolutions_are_calls_of_torch_in_plain_c(biased: bool, batch_size: int | None) -> None:
+    """The gradient of a first layer has nothing for its inputs, and without a bias nothing for that either."""
+    x, found = torch.randn(9, 1, 6), []
+    for how in ("auto", "traced", False):
+        torch.manual_seed(0)
+        layers = [nn.Conv1d(1, 2, 3, bias=biased), nn.ReLU(), nn.Conv1d(2, 2, 2, bias=biased), nn.Flatten()]
+        model = pd.BayesianNet(nn.Sequential(*layers, nn.Linear(6, 1)), likelihood=pd.Gaussian(4.0))
+        options: Any = {"steps": 12, "seed": 1, "batch_size": batch_size, "compile": how, "progress": False}
+        found.append(pd.fit(model, pd.AutoDropout(model), x, x[:, 0, :1], **options))
+    assert [each.engine for each in found] == ["C", "recorded", "eager"]
+    torch.testing.assert_close(found[0].losses, found[2].losses, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found[1].losses, found[2].losses, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.usefixtures("by_c_or_recorded")
+def test_a_step_that_cannot_be_recorded_warns_as_ever_and_runs_eagerly() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(x.sum().abs() > -1)
+
+    told = []
+    options: Any = {"loss": pd.ELBO(per_example=False), "steps": 12, "progress": False}
+    for options["compile"] in ("auto", "traced"):
+        net = nn.Sequential(nn.Linear(1, 3), Reads(), nn.Linear(3, 1))
+        model = pd.BayesianNet(net, likelihood=pd.Gaussian(4.0))
+        with pytest.warns(UserWarning, match="cannot be compiled, and runs eagerly") as seen:
+            history = pd.fit(model, pd.AutoDropout(model), X, X, **options)
+        told.append([str(each.message) for each in seen])
+        assert not history.traced
+        assert not history.compiled
+    assert told[0] == told[1]
+    assert len(told[0]) == 1
+
+
+def test_another_word_is_refused() -> None:
+    with pytest.raises(pd.PyroDropoutError, match="compile must be 'auto', 'traced', True or False"):
+        trained(pd.AutoDropout, "inductor")

@@ -1,0 +1,307 @@
+"""Kernels that are kept on disk give the same steps, and are never trusted blindly."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pyro
+import pytest
+import torch
+from torch import Tensor, nn
+
+import pyro_dropout as pd
+from pyro_dropout.engines import kept_kernels, kernel_folder, program
+from pyro_dropout.engines.generated import formulas, library
+from pyro_dropout.engines.kept_kernels import KeptKernels
+from pyro_dropout.engines.recorder import record
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    return tmp_path / "torch" / "pyro_dropout"
+
+
+# --- the folder -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def entry(folder: Path) -> Path:
+    kernel_folder.write("key", {"calls": [1]}, {"0.so": b"kernel"})
+    assert kernel_folder.read("key") == ({"calls": [1]}, {"0.so": b"kernel"})
+    return folder / "key"
+
+
+def test_what_is_damaged_is_absent_until_it_is_written_again(entry: Path) -> None:
+    whole = entry.read_bytes()
+    for damaged in (whole[:-1], whole[1:], whole.replace(b"[1]", b"[3]"), b""):
+        entry.write_bytes(damaged)
+        assert kernel_folder.read("key") is None
+        kernel_folder.write("key", {"calls": [2]}, {"0.so": b"kernel"})
+        assert kernel_folder.read("key") is not None
+
+
+@pytest.mark.parametrize("mode", [0o020, 0o002])
+@pytest.mark.parametrize("above", [0, 1, 2, 3])
+def test_what_others_can_write_to_is_not_used(entry: Path, mode: int, above: int) -> None:
+    path = [entry, *entry.parents][above]
+    path.chmod(path.stat().st_mode | mode)
+    assert kernel_folder.read("key") is None
+    if above:
+        kernel_folder.write("other", {}, {})
+        assert not (entry.parent / "other").exists()
+
+
+@pytest.mark.parametrize("sticky", [0, 0o1000])
+def test_a_temporary_folder_of_all_users_needs_the_sticky_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sticky: int
+) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o777 | sticky)
+    kernel_folder.write("key", {}, {})
+    assert (kernel_folder.read("key") is not None) == bool(sticky)
+    assert (library.compiled("int segment0(void *const *p) { return 0; }") is not None) == bool(sticky)
+
+
+def test_a_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tmp_path.chmod(0o1777)
+    mine, others = kernel_folder.place(), os.lstat
+    assert mine is not None
+    mine.mkdir(mode=0o755)
+
+    def lstat(path: Any) -> Any:  # as if another user had made it; only root could in fact
+        found = others(path)
+        return os.stat_result((*found[:4], os.geteuid() + 1, *found[5:])) if path == mine else found
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    kernel_folder.write("key", {}, {})
+    assert not list(mine.iterdir())
+
+
+def test_torchs_own_folder_made_by_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    theirs = tmp_path / "torchinductor_me"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(theirs))
+    kernel_folder.check_compiler_folder()
+    me = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    if me == 0:
+        os.chown(theirs, 2, 2)  # what belongs to root is trusted
+    with pytest.raises(pd.PyroDropoutError, match="belongs to another user"):
+        kernel_folder.check_compiler_folder()
+
+
+def test_a_folder_that_is_exchanged_after_the_check_runs_nothing_of_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = (library.compiled(f"int segment0(void *const *p) {{ return {k}; }}") for k in (0, 1))
+    assert good is not None
+    assert bad is not None
+    kernel_folder.write("key", {}, {"0.so": bad})
+    folder.rename(tmp_path / "theirs")
+    kernel_folder.write("key", {}, {"0.so": good})
+    found = kernel_folder.read("key")
+    folder.rename(tmp_path / "mine")
+    (tmp_path / "theirs").rename(folder)
+    assert found is not None
+    library.bound(found[1]["0.so"], 0, [])()  # the other one would raise IndexError
+
+
+def test_links_are_not_followed(entry: Path) -> None:
+    entry.rename(entry.parent / "other")
+    entry.symlink_to(entry.parent / "other")
+    assert kernel_folder.read("key") is None
+
+
+def test_old_programs_give_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_folder, "_MOST", 2)
+    for k in range(4):
+        kernel_folder.write(f"key{k}", {}, {"0.so": b"kernel"})
+        os.utime(folder / f"key{k}", (k, k))
+    assert sorted(path.name for path in folder.iterdir()) == ["key2", "key3"]
+
+
+@pytest.mark.parametrize("name", ["TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCHINDUCTOR_FX_GRAPH_CACHE"])
+def test_nothing_is_kept_where_torch_keeps_nothing(entry: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1" if "DISABLE" in name else "0")
+    assert kernel_folder.place() is None
+    assert kernel_folder.read("key") is None
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").write_text("a file")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    kernel_folder.write("key", {}, {})
+    assert kernel_folder.read("key") is None
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+def step(x: Tensor, y: Tensor) -> list[Tensor]:
+    """What the calls below do: noise is drawn, multiplied, and written over x."""
+    product = torch.mm(torch.randn(3, 3), y)
+    x.copy_(product)
+    return [product]
+
+
+def kept_for(x: Tensor, y: Tensor) -> KeptKernels:
+    graph = record(step, [x.clone(), y.clone()])
+    assert graph is not None
+    return KeptKernels(graph, [x, y])
+
+
+def test_calls_are_read_back_for_other_tensors(folder: Path) -> None:
+    kept = kept_for(torch.zeros(3, 3), torch.randn(3, 3))
+    assert kept.read() is None
+    assert kept.compile() is not None
+    others = torch.zeros(9).view(3, 3), torch.randn(3, 3)
+    found = kept_for(*others).read()
+    assert found is not None
+    torch.manual_seed(0)
+    for function, args, named in found[0]:
+        function(*args, **named)
+    torch.manual_seed(0)
+    expected = torch.randn(3, 3) @ others[1]
+    torch.testing.assert_close(found[1][0], expected)
+    torch.testing.assert_close(others[0], expected)
+
+
+def test_they_are_read_where_there_is_no_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    assert kept_for(x, y).compile() is not None
+    monkeypatch.setattr(library, "compiler", lambda: ())
+    assert kept_for(x, y).read() is not None
+
+
+def test_calls_that_do_something_else_are_refused(folder: Path) -> None:
+    kept = kept_for(torch.zeros(3, 3), torch.randn(3, 3))
+    assert kept.compile() is not None
+    facts, libraries = kernel_folder.read(kept._key)  # type: ignore[misc]
+    draw = next(call for call in facts["calls"] if call[0] == "draw")
+    kernel_folder.write(kept._key, {**facts, "calls": [draw, *facts["calls"]]}, libraries)
+    assert kept.read() is None
+    (product,) = (call for call in facts["calls"] if call[0] == "product")
+    for other in (
+        ["product", "system", *product[2:]],
+        ["torch", "aten.add_.Tensor", [], {"args": [], "named": {}}, []],
+    ):
+        kernel_folder.write(kept._key, {**facts, "calls": [*facts["calls"], other]}, libraries)
+        assert kept.read() is None
+    kernel_folder.write(kept._key, facts, libraries)
+    assert kept.read() is not None
+
+
+def test_another_program_machine_or_flag_is_another_key(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.zeros(3, 3), torch.randn(3, 3)
+    other = record(lambda x, y: [x.copy_(y), x + 1], [x.clone(), y.clone()])
+    assert other is not None
+    keys = [kept_for(x, y)._key, KeptKernels(other, [x, y])._key, kept_for(x.t(), y)._key]
+    for place, name, value in (
+        (kept_kernels, "_processor", lambda: "another one"),
+        (library, "FLAGS", ("-O0",)),
+        (torch, "__version__", "9.9"),
+    ):
+        monkeypatch.setattr(place, name, value)
+        keys.append(kept_for(x, y)._key)
+    assert len(set(keys)) == len(keys)
+
+
+def test_where_the_program_itself_fails_nothing_is_compared(folder: Path) -> None:
+    def inverted(x: Tensor) -> list[Tensor]:
+        found = torch.linalg.cholesky_ex(x, check_errors=True).L  # which exists at the start, and not far away
+        x.copy_(x * 0.9)
+        return [found.sum()]
+
+    graph = record(inverted, [torch.eye(3)])
+    assert graph is not None
+    kept = KeptKernels(graph, [torch.eye(3)])
+    assert kept.compile() is not None, kept.why
+
+
+def step_with_a_branch(x: Tensor) -> list[Tensor]:
+    """A step that does something else far from where it starts."""
+    loss = torch.where(x > 0.5, 3 * x, x).sum()
+    x.copy_(x * 0.9)
+    return [loss]
+
+
+def test_a_branch_that_is_off_at_the_start_is_compared_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = record(step_with_a_branch, [torch.zeros(5)])
+    assert graph is not None
+    assert KeptKernels(graph, [torch.zeros(5)]).compile() is not None
+    monkeypatch.setitem(formulas.FORMULAS, torch.ops.aten.where.self, "{2}")
+    other = KeptKernels(graph, [torch.zeros(5)])
+    with pytest.warns(UserWarning, match="does not compute what the recorded one does"):
+        assert other.compile() is None
+    assert "does not compute" in other.why
+
+
+# --- trainings --------------------------------------------------------------------------------------------------------
+
+
+def trained(batch_size: int | None = None, compile: Any = True) -> list[Tensor]:
+    pyro.clear_param_store()
+    torch.manual_seed(0)
+    model = pd.BayesianNet(nn.Sequential(nn.Linear(1, 8), nn.ReLU(), nn.Linear(8, 1)))
+    guide = pd.AutoDropout(model, keep=0.8)
+    x = torch.linspace(-1, 1, 30).unsqueeze(-1)
+    how: dict[str, Any] = {"steps": 7, "batch_size": batch_size, "compile": compile, "progress": False, "seed": 0}
+    history = pd.fit(model, guide, x, x**2, **how)
+    assert history.compiled == (compile is True)
+    return [history.losses, *(value.detach() for value in guide.parameters())]
+
+
+def _counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return a list that grows by one name whenever something is compiled."""
+    count: list[str] = []
+    real, plain = program._compile, library.compiled
+    monkeypatch.setattr(program, "_compile", lambda *given: (count.append("torch"), real(*given))[1])
+    monkeypatch.setattr(library, "compiled", lambda source: (count.append("C"), plain(source))[1])
+    return count
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_a_second_training_takes_the_same_steps_without_a_compiler(
+    folder: Path, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = _counted(monkeypatch)
+    first = trained(batch_size)
+    assert count == ["C"]
+    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
+    assert count == ["C"]
+    (entry,) = folder.iterdir()
+    entry.write_bytes(entry.read_bytes()[:-8])
+    torch.testing.assert_close(trained(batch_size), first, rtol=0, atol=0)
+    assert count == ["C", "C"], "a damaged library is made anew"
+
+
+@pytest.mark.parametrize("batch_size", [None, 10])
+def test_steps_in_plain_c_are_those_of_torch(
+    folder: Path, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = _counted(monkeypatch)
+    found, expected = trained(batch_size), trained(batch_size, compile="traced")
+    assert count == ["C"]
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.deep
+def test_plain_c_that_computes_something_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = trained(compile="traced")
+    monkeypatch.setitem(formulas.FORMULAS, torch.ops.aten.relu.default, "{0}")
+    count = _counted(monkeypatch)
+    with pytest.warns(UserWarning, match="does not compute what the recorded one does"):
+        torch.testing.assert_close(trained(), expected, rtol=1e-5, atol=1e-5)
+    assert count == ["C", "torch"]
+
+
+@pytest.mark.deep
+def test_without_a_c_compiler_torch_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "compiler", lambda: ("no-such-compiler",))
+    count = _counted(monkeypatch)
+    trained()
+    assert count == ["C", "torch"]

@@ -1,0 +1,167 @@
+"""What is recorded as it runs is what ``make_fx`` records."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import pyro_dropout as pd
+from pyro_dropout.engines import program
+from pyro_dropout.engines.recorder import record
+from pyro_dropout.registry import guide_names
+from pyro_dropout.tabular.recipe import Recipe
+from pyro_dropout.training.fit import fit
+
+Function = Callable[..., list[Tensor]]
+
+
+class Masked(torch.nn.Module):
+    """Skips a mask of ones, as transformers does, unless torch compiles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = torch.nn.Embedding(9, 6), torch.nn.Linear(6, 1)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        h = self.words(ids)
+        if not torch.compiler.is_compiling() and mask.all():
+            return self.out(h.mean(1))  # type: ignore[no-any-return]
+        return self.out((h * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True))  # type: ignore[no-any-return]
+
+
+def test_a_network_that_asks_whether_torch_compiles_is_recorded_without_values() -> None:
+    x = {"ids": torch.arange(24).view(8, 3) % 9, "mask": (torch.arange(24).view(8, 3) % 4 > 0).float()}
+    y, losses = torch.linspace(-1, 1, 8).unsqueeze(-1), []
+    for compile in (False, "traced"):
+        torch.manual_seed(0)
+        model = pd.BayesianNet(Masked())
+        history = fit(model, pd.AutoDropout(model, keep=1.0), x, y, steps=5, compile=compile, progress=False)  # type: ignore[arg-type]
+        losses.append(history.losses)
+    assert history.traced
+    assert not torch.compiler.is_compiling()
+    torch.testing.assert_close(*losses)
+
+
+def _gradient(x: Tensor) -> list[Tensor]:
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        return list(torch.autograd.grad((leaf.exp().softmax(-1) * leaf.sigmoid()).sum().tanh(), [leaf]))
+
+
+def _written(x: Tensor) -> list[Tensor]:
+    y = x.clone()
+    y[0].mul_(2)
+    literal = torch.tensor([1.0, 2.0, 3.0])
+    literal.add_(x[0])
+    return [y, literal]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "products": lambda x: [x @ x, torch.addmm(x, x, x), torch.nn.functional.linear(x, x, x[0])],
+    "several results": lambda x: [*x.unbind(), *torch.linalg.qr(x), x.max(0).values],
+    "gradient": _gradient,
+    "written into": _written,
+    "rows by number": lambda x: [x[torch.tensor([2, 0, -1])], x[:, x.argsort(1)[0]]],
+    "random": lambda x: [torch.randn_like(x), torch.rand(3), torch.nn.functional.dropout(x, 0.5)],
+    "mapped": lambda x: [torch.func.vmap(lambda row: (row * x).sum())(x)],
+    "differentiated": lambda x: [torch.func.grad(lambda row: (row**3).sum())(x)],
+}
+
+
+def _plain(code: str) -> str:
+    """Return a program with constants named by their order."""
+    names = dict.fromkeys(re.findall(r"self\.(_(?:tensor|param)_constant\d+)", code))
+    for k, name in enumerate(names):
+        code = re.sub(rf"{name}(?=\D)", f"held{k}", code)
+    return code
+
+
+def _made(function: Function, *inputs: Tensor) -> Any:
+    with torch.no_grad():
+        return make_fx(lambda *leaves: function(*leaves))(*inputs)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_record_is_that_of_make_fx(name: str, dtype: torch.dtype) -> None:
+    x, other = torch.randn(3, 3, dtype=dtype), torch.randn(3, 3, dtype=dtype)
+    with torch.no_grad():
+        mine = record(FUNCTIONS[name], [x.clone()])
+    assert mine is not None
+    mine.graph.eliminate_dead_code()
+    mine.recompile()
+    theirs = _made(FUNCTIONS[name], x.clone())
+    theirs.graph.eliminate_dead_code()
+    theirs.recompile()
+    assert _plain(mine.code) == _plain(theirs.code)
+    for _ in range(2):  # a literal that is written into is new at every call
+        torch.manual_seed(0)
+        expected = FUNCTIONS[name](other.clone())
+        torch.manual_seed(0)
+        found = mine(other.clone())
+        for one, two in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, two.detach(), rtol=0, atol=0)
+
+
+def test_shapes_are_noted() -> None:
+    made = record(lambda x: [x.t() + 1], [torch.zeros(2, 3)])
+    assert made is not None
+    noted = {node.name: (tuple(node.meta["val"].shape), node.meta["val"].stride()) for node in made.graph.nodes
+             if "val" in node.meta}  # fmt: skip
+    assert noted == {"arg0_1": ((2, 3), (3, 1)), "t": ((3, 2), (1, 3)), "add": ((3, 2), (1, 3))}
+
+
+def _catching(x: Tensor) -> list[Tensor]:
+    try:
+        return [x * x.sum().item()]
+    except RuntimeError:
+        return [x]
+
+
+UNRECORDED: dict[str, Function] = {
+    "a value": lambda x: [x * x.sum().item()],
+    "a decision": lambda x: [x if bool(x.sum() > 0) else -x],
+    "a shape of values": lambda x: [x[x > 0]],
+    "an error that is caught": _catching,
+    "a class of its own": lambda x: [torch.nn.Buffer(x).as_subclass(type("Own", (Tensor,), {})) + 1],
+    "a sparse tensor": lambda x: [x.to_sparse().to_dense()],
+    "a generator": lambda x: [torch.rand(3, generator=torch.Generator())],
+}
+
+
+@pytest.mark.parametrize("name", UNRECORDED)
+def test_what_a_record_cannot_hold_is_left_to_make_fx(name: str) -> None:
+    with torch.no_grad():
+        assert record(UNRECORDED[name], [torch.randn(3)]) is None
+
+
+@pytest.mark.thinned(12)
+@pytest.mark.filterwarnings("ignore:the point of this Laplace")
+@pytest.mark.parametrize("guide", guide_names())
+def test_steps_of_every_guide_are_recorded(guide: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them needs ``make_fx``, and each record is that of ``make_fx``."""
+    codes = []
+
+    def both(function: Function, inputs: list[Tensor]) -> Any:
+        before = torch.get_rng_state()
+        theirs = _made(function, *inputs)
+        torch.set_rng_state(before)
+        mine = record(function, inputs)
+        assert mine is not None
+        mine.graph.eliminate_dead_code()
+        mine.recompile()
+        theirs.graph.eliminate_dead_code()
+        theirs.recompile()
+        codes.append((_plain(mine.code), _plain(theirs.code)))
+        return mine
+
+    monkeypatch.setattr(program, "record", both)
+    x = torch.randn(20, 2)
+    model, posterior = Recipe(guide, width=3).build((x, x[:, :1]))
+    fit(model, posterior, x, x[:, :1], steps=2, compile="traced", progress=False)  # type: ignore[arg-type]
+    assert codes
+    assert all(mine == theirs for mine, theirs in codes)
