@@ -63,8 +63,7 @@ class GuideEntry(Listed):
     per_site: bool
 
 
-# The guide of the estimators and of ``pyro-dropout fit`` for a person who chooses none: of the posteriors that are
-# never worse than MC dropout by more than a standard error on nine tables, the one that is better on most.
+# The guide of the estimators for a person who chooses none, chosen by the test scores of nine tables: docs/ensembles.md.
 DEFAULT_GUIDE = "dropout-ensemble"
 _LISTED = {
     "alias": "",
