@@ -11,7 +11,6 @@ the data, as in ``in_between``.
 """
 
 import copy
-import csv
 import warnings
 from argparse import Namespace
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from experiments.collection import uci
 from experiments.experiment import Experiment
+from experiments.single_changes import compared, write_rows
 from experiments.two_clusters import TAU, gap_ratio, two_clusters
 from torch import nn
 from tqdm.auto import tqdm
@@ -32,7 +32,10 @@ PRIORS, READS = ("fixed", "learned"), ("sampled", "linearised")
 TITLES = ("guide", "prior", "start", "T", "read")
 STARTS = {"mean field": ("0.1", "fan-in", "MAP", "Laplace"), "low rank": ("0.1", "fan-in", "MAP", "Laplace", "SWAG")}
 HEATS = ("1", "0.1", "warm-up")
-VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of training
+CHANGES = [("a learned prior", 1, "fixed", "learned"), ("linearised reading", 4, "sampled", "linearised")]
+CHANGES[1:1] = [(f"T = {heat}", 3, "1", heat) for heat in HEATS[1:]]
+AFTER = {"fan-in": "0.1", "MAP": "fan-in", "Laplace": "MAP", "SWAG": "MAP"}
+CHANGES[1:1] = [(f"a start from {start}, after {before}", 2, before, start) for start, before in AFTER.items()]
 
 
 # --- the model and its guides -----------------------------------------------------------------------------------------
@@ -141,28 +144,6 @@ def rows_of(problem, args, bar):
     return found
 
 
-def compared(found):
-    """Return one row for each change and problem: what it gains, all else being equal, seed by seed."""
-    changes = [(1, "fixed", "learned"), (2, "0.1", "fan-in"), (2, "fan-in", "MAP"), (2, "MAP", "Laplace")]
-    changes += [(2, "MAP", "SWAG"), (3, "1", "0.1"), (3, "1", "warm-up"), (4, "sampled", "linearised")]
-    texts = {1: "a learned prior", 2: "a start from {1}, after {0}", 3: "T = {1}", 4: "linearised reading"}
-    rows = []
-    for (k, before, after), problem in product(changes, next(iter(found.values()))):
-        columns = []
-        for scores in (data[problem] for data in found.values()):
-            pairs = [(key, (*key[:k], after, *key[k + 1 :])) for key in scores if key[0] in STARTS and key[k] == before]
-            gains = [scores[new]["log p"] - scores[old]["log p"] for old, new in pairs if new in scores]
-            if gains:
-                gained, lost = (sum(sign * gain > VISIBLE for gain in gains) for sign in (1, -1))
-                columns.append((str(gained), str(lost), f"{torch.tensor(gains).median().item():.3g}", len(gains)))
-        if columns:
-            more, less, middle, counts = zip(*columns, strict=True)
-            row = {"change": texts[k].format(before, after), "problem": problem, "comparisons": counts[0]}
-            words = (f"gain more than {VISIBLE:g}", f"lose more than {VISIBLE:g}", "median gain")
-            rows.append(row | dict(zip(words, map(", ".join, (more, less, middle)), strict=True)))
-    return rows
-
-
 def beside_dropout(found):
     """Return one row for each problem and seed: dropout, the Laplace approximation, and all trained Gaussians."""
     rows = []
@@ -181,17 +162,6 @@ def beside_dropout(found):
     return rows
 
 
-def write_rows(path, found):
-    """Write every posterior as a row of a CSV file: problem, seed, what it is, and its scores."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["problem", "seed", *TITLES, "log p", "RMSE", "ratio"])
-        for seed, data in found.items():
-            for problem, scores in data.items():
-                for key, score in scores.items():
-                    writer.writerow([problem, seed, *key, *(f"{value:.5g}" for value in score.values())])
-
-
 def main(argv=None):
     experiment = Experiment("why_gaussian", __doc__)
     experiment.option("--set", default="yacht", help="a UCI regression set (yacht)")
@@ -208,10 +178,10 @@ def main(argv=None):
         for seed in range(args.seed, args.seed + args.seeds):
             one = Namespace(**vars(args) | {"seed": seed})
             found[seed] = {name: rows_of(problem, one, bar) for name, problem in problems(one).items()}
-    write_rows(args.out / "rows.csv", found)
+    write_rows(args.out / "rows.csv", found, [*TITLES, "log p", "RMSE", "ratio"])
     words = f"Test log-likelihood in nats a point, of standardised targets, for seeds {', '.join(map(str, found))}."
     words += f" {args.set}: one split. `rows.csv` has every posterior."
-    experiment.table("What each change gains, all else being equal", compared(found), words)
+    experiment.table("What each change gains, all else being equal", compared(found, CHANGES, list(STARTS)), words)
     experiment.table("Beside dropout", beside_dropout(found), "ratio: the std of f in the gap, divided by that at data")
     return experiment.finish()
 

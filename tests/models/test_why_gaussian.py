@@ -10,6 +10,7 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from experiments.single_changes import compared
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
@@ -61,7 +62,8 @@ def test_a_change_is_compared_with_all_else_equal_by_problem_and_seed() -> None:
         keys = [("mean field", prior, "MAP", "1", how) for prior in script.PRIORS for how in script.READS]
         return {key: {"log p": gain * (key[1] == "learned") - (key[4] == "linearised")} for key in keys}
 
-    rows = script.compared({0: {"one": scores(1.0), "two": scores(0.01)}, 1: {"one": scores(-0.5), "two": scores(0)}})
+    found = {0: {"one": scores(1.0), "two": scores(0.01)}, 1: {"one": scores(-0.5), "two": scores(0)}}
+    rows = compared(found, script.CHANGES, list(script.STARTS))
     assert [(row["change"], row["problem"], row["comparisons"]) for row in rows] == [
         ("a learned prior", "one", 2), ("a learned prior", "two", 2),
         ("linearised reading", "one", 2), ("linearised reading", "two", 2),
