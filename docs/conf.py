@@ -106,6 +106,12 @@ def escape_shapes(app: Sphinx, what: str, name: str, obj: object, options: objec
             lines[number] = SHAPE_ASTERISK.sub(lambda found: r"\*" if found[0] == "*" else found[0], line)
 
 
+def link_copies(app: Sphinx, page: str, source: list[str]) -> None:
+    """Lead links to the notebooks, which are right on GitHub, to the copies that Sphinx reads."""
+    source[0] = source[0].replace("](../notebooks/", "](notebooks/")
+
+
 def setup(app: Sphinx) -> None:
-    """Hook the function above into autodoc."""
+    """Hook the functions above into autodoc and into the reading of pages."""
     app.connect("autodoc-process-docstring", escape_shapes)
+    app.connect("source-read", link_copies)

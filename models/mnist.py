@@ -115,7 +115,7 @@ def rejection(experiment, answers, y):
         standard, mc, unsure = answers[arm][0]
         found[arm] = {name: (unsure[name], wrong(standard if "softmax" in name else mc, y)) for name in UNSURE}
     rows, figure = rejection_table(found, group="dropout")
-    experiment.table("What is kept when the most uncertain images are handed on", rows)
+    experiment.table("What is kept when the most uncertain images are deferred", rows)
     (full, most, less), plain = (list(rows[k].values())[2:5] for k in (3, 5))  # dropout everywhere: MC, softmax entropy
     verdict = VERDICTS[(less > HALF * full or most >= full) + (less >= full)]
     said = f"error {full:.2f}, {most:.2f}, {less:.2f} % of 100, 99, 95 % kept; softmax {plain[1]:.2f}, {plain[2]:.2f} %"

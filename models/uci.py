@@ -8,11 +8,13 @@ decay λ = l²p/(2Nτ) (§4.2), so the folds choose λ; τ is optimised continuo
 """
 
 import itertools
+import json
 import statistics
+from pathlib import Path
 
 from experiments.collection import UCI_NAMES, uci
 from experiments.experiment import VERDICTS, Experiment
-from experiments.paired_gains import mean_and_error, plot_gains, said, wins
+from experiments.paired_gains import gain, mean_and_error, plot_gains, said, wins
 from experiments.regression_grids import ENSEMBLES, GRIDS, beliefs
 from experiments.selected_records import add_options, collect, select
 from torch import nn
@@ -90,12 +92,12 @@ def report(experiment, records):
     experiment.table("MC dropout, 1 hidden layer", rows, note)
     rows = [{"method": m} | {n: said(scores[n, m]) if (n, m) in scores else "-" for n in names} for m in methods]
     experiment.table("Test log-likelihood of all methods", rows, "Kind and hidden layers; stacked: settings mixed.")
+    tables_of_pairs(experiment, records, scores, names)
     twins = [
-        {"set": r["set"], "method": f"{r['kind']}, {r['layers']}{extra}", "twins": f"{statistics.mean(r['twins']):.1%}"}
-        | {"all rows": said(r[f"{key}log_likelihood"]), "without twins": said(r[f"{key}fresh_log_likelihood"])}
+        {"set": r["set"], "method": f"{r['kind']}, {r['layers']}", "twins": f"{statistics.mean(r['twins']):.1%}"}
+        | {"all rows": said(r["log_likelihood"]), "without twins": said(r["fresh_log_likelihood"])}
         for r in records
         if any(r.get("twins", []))
-        for extra, key in (("", ""), (", stacked", "mixture_"))
     ]
     if twins:
         note = "A twin has the inputs of a training row: a network may know its target by heart."
@@ -124,6 +126,28 @@ def report(experiment, records):
         experiment.figure("gains", plot_gains(scores, "dropout, 1", "nats a point more than MC dropout"), caption)
 
 
+def tables_of_pairs(experiment, records, scores, names):
+    """Report gains over MC dropout, paired by split, and the RMSE of noise by input beside that of constant noise."""
+    found = {(r["set"], f"{r['kind']}, {r['layers']}"): r for r in records}
+    methods = list(dict.fromkeys(method for _, method in found))
+    rows = []
+    for method in (method for method in methods if method != "dropout, 1"):
+        both = [name for name in names if {(name, method), (name, "dropout, 1")} <= scores.keys()]
+        gains = {name: gain(scores, name, method, "dropout, 1") for name in both}
+        row = {name: "{:.3f} ± {:.3f}".format(*gains[name]) if name in gains else "-" for name in names}
+        steps = {found[name, method].get("steps") for name in both}
+        rows.append({"method": method} | row | {"steps": ", ".join(map(str, sorted(steps, key=str)))})
+    if rows:
+        note = "Nats a point; differences are paired by split, with their standard error over splits."
+        experiment.table("Gain over MC dropout with 1 hidden layer", rows, note)
+    pairs = [m for m in methods if m.startswith(("dropout", "heteroscedastic"))]
+    if any(method.startswith("heteroscedastic") for method in pairs):
+        rows = [
+            {"method": m} | {n: said(found[n, m]["rmse"]) if (n, m) in found else "-" for n in names} for m in pairs
+        ]
+        experiment.table("RMSE with constant noise and with noise by input", rows, "In the units of the target.")
+
+
 def main(argv=None):
     experiment = Experiment("uci", __doc__)
     sets, kinds, few = list(UCI_NAMES), list(GRIDS), ["dropout", "heteroscedastic", "ensemble"]
@@ -132,6 +156,7 @@ def main(argv=None):
     experiment.option("--layers", nargs="+", type=int, default=[1, 2], quick=[1], help="hidden layers (1 and 2)")
     experiment.option("--splits", type=int, default=20, quick=2, help="splits per set; protein has 5")
     experiment.option("--samples", type=int, default=10_000, quick=50, help="draws for the test sets")
+    experiment.option("--records", type=Path, help="report these records of earlier runs, and train nothing")
     add_options(experiment, steps=30_000)
     args = experiment.start(argv)
     tasks = [
@@ -142,7 +167,8 @@ def main(argv=None):
     def made(task):
         return run(task["set"], task["kind"], task["layers"], args, experiment.device)
 
-    report(experiment, collect(experiment, __file__, made, tasks, ASKED))
+    told = json.loads(args.records.read_text("utf-8")) if args.records else None
+    report(experiment, told or collect(experiment, __file__, made, tasks, ASKED))
     experiment.finish()
 
 

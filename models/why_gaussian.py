@@ -12,13 +12,15 @@ the data, as in ``in_between``.
 
 import copy
 import warnings
+from argparse import Namespace
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import torch
 from experiments.collection import uci
-from experiments.experiment import VERDICTS, Experiment
+from experiments.experiment import Experiment
+from experiments.single_changes import compared, write_rows
 from experiments.two_clusters import TAU, gap_ratio, two_clusters
 from torch import nn
 from tqdm.auto import tqdm
@@ -27,9 +29,13 @@ import pyro_dropout as pd
 
 NOISE, RATE, DROPPED, RANK = 100.0, 0.01, 0.1, 5  # NOISE: the precision of y in the regression set, standardised
 PRIORS, READS = ("fixed", "learned"), ("sampled", "linearised")
+TITLES = ("guide", "prior", "start", "T", "read")
 STARTS = {"mean field": ("0.1", "fan-in", "MAP", "Laplace"), "low rank": ("0.1", "fan-in", "MAP", "Laplace", "SWAG")}
 HEATS = ("1", "0.1", "warm-up")
-VISIBLE = 0.02  # nats a point: a smaller gain would be lost in the noise of training
+CHANGES = [("a learned prior", 1, "fixed", "learned"), ("linearised reading", 4, "sampled", "linearised")]
+CHANGES[1:1] = [(f"T = {heat}", 3, "1", heat) for heat in HEATS[1:]]
+AFTER = {"fan-in": "0.1", "MAP": "fan-in", "Laplace": "MAP", "SWAG": "MAP"}
+CHANGES[1:1] = [(f"a start from {start}, after {before}", 2, before, start) for start, before in AFTER.items()]
 
 
 # --- the model and its guides -----------------------------------------------------------------------------------------
@@ -138,25 +144,22 @@ def rows_of(problem, args, bar):
     return found
 
 
-def judge(experiment, found):
-    """Judge what each change gains alone: the same posterior with and without it, all else being equal."""
-    changes = [(1, "fixed", "learned"), (2, "0.1", "fan-in"), (2, "fan-in", "MAP"), (2, "MAP", "Laplace")]
-    changes += [(2, "MAP", "SWAG"), (3, "1", "0.1"), (3, "1", "warm-up"), (4, "sampled", "linearised")]
-    texts = {1: "a learned prior", 2: "a start from {1}, after {0},", 3: "T = {1}", 4: "linearised reading"}
-    for k, before, after in changes:
-        gains = []
-        for scores in found.values():
-            for key, score in scores.items():
-                other = (*key[:k], after, *key[k + 1 :])
-                if key[0] in STARTS and key[k] == before and other in scores:
-                    gains.append(scores[other]["log p"] - score["log p"])
-        if not gains:
-            continue
-        held = [gain > VISIBLE for gain in gains]
-        verdict = VERDICTS[(not all(held)) + (not any(held))]
-        middle = torch.tensor(gains).median().item()
-        words = f"{sum(held)} of {len(held)} gain more than {VISIBLE:g} nats a point; the median is {middle:.3g}"
-        experiment.claim(f"{texts[k].format(before, after)} raises the test log-likelihood", verdict, words)
+def beside_dropout(found):
+    """Return one row for each problem and seed: dropout, the Laplace approximation, and all trained Gaussians."""
+    rows = []
+    for problem, seed in product(next(iter(found.values())), found):
+        scores = found[seed][problem]
+        whole = [scores["Laplace", "fixed", "MAP", "1", how] for how in READS]
+        dropout = scores["dropout", "fixed", "0.1", "1", "sampled"]
+        others = [score for key, score in scores.items() if key[0] in STARTS and key[3] != "untrained"]
+        above = sum(score["log p"] > dropout["log p"] for score in others)
+        row = {"problem": problem, "seed": seed, "log p: dropout": dropout["log p"]}
+        row |= {f"Laplace, {how}": score["log p"] for how, score in zip(READS, whole, strict=True)}
+        row |= {"trained Gaussians above dropout": f"{above} of {len(others)}"}
+        gaps = {"ratio: dropout": dropout, "Laplace linearised": whole[1]}
+        row |= {name: score.get("ratio", "") for name, score in gaps.items()}
+        rows.append(row | {"largest of trained Gaussians": max(score.get("ratio", "") for score in others)})
+    return rows
 
 
 def main(argv=None):
@@ -164,21 +167,22 @@ def main(argv=None):
     experiment.option("--set", default="yacht", help="a UCI regression set (yacht)")
     experiment.option("--priors", nargs="+", choices=PRIORS, default=PRIORS, quick=PRIORS[1:], help="(fixed learned)")
     experiment.option("--heats", nargs="+", choices=HEATS, default=HEATS, quick=HEATS[:1], help="T (1 0.1 warm-up)")
+    experiment.option("--seeds", type=int, default=3, quick=1, help="seeds, from --seed on (3)")
     experiment.option("--width", type=int, default=20, quick=4, help="hidden units (20)")
     experiment.option("--steps", type=int, default=500, quick=5, help="Adam steps of a guide (500)")
     experiment.option("--samples", type=int, default=500, quick=5, help="draws of a prediction (500)")
     args = experiment.start(argv)
-    data = problems(args)
-    runs = len(data) * len(args.priors) * len(args.heats) * len(STARTS)
+    found = {}
+    runs = args.seeds * 2 * len(args.priors) * len(args.heats) * len(STARTS)
     with tqdm(total=runs, disable=args.quiet, unit="fleet") as bar:
-        found = {name: rows_of(problem, args, bar) for name, problem in data.items()}
-    titles = ("guide", "prior", "start", "T", "read")
-    rows = [dict(zip(titles, key, strict=True)) for key in next(iter(found.values()))]
-    for (name, scores), row in product(found.items(), rows):
-        row |= {f"{title}, {name}": value for title, value in scores[tuple(row[each] for each in titles)].items()}
-    note = f"Test log-likelihood in nats a point, of standardised targets; one seed. {args.set}: one split."
-    experiment.table("Gaussian guides, cure by cure", rows, note)
-    judge(experiment, found)
+        for seed in range(args.seed, args.seed + args.seeds):
+            one = Namespace(**vars(args) | {"seed": seed})
+            found[seed] = {name: rows_of(problem, one, bar) for name, problem in problems(one).items()}
+    write_rows(args.out / "rows.csv", found, [*TITLES, "log p", "RMSE", "ratio"])
+    words = f"Test log-likelihood in nats a point, of standardised targets, for seeds {', '.join(map(str, found))}."
+    words += f" {args.set}: one split. `rows.csv` has every posterior."
+    experiment.table("What each change gains, all else being equal", compared(found, CHANGES, list(STARTS)), words)
+    experiment.table("Beside dropout", beside_dropout(found), "ratio: the std of f in the gap, divided by that at data")
     return experiment.finish()
 
 

@@ -64,8 +64,7 @@ class GuideEntry(Listed):
     per_site: bool
 
 
-# The guide of the estimators and of ``pyro-dropout fit`` for a person who chooses none: of the posteriors that are
-# never worse than MC dropout by more than a standard error on nine tables, the one that is better on most.
+# The guide of the estimators for a person who chooses none; docs/ensembles.md says how it was chosen, by test scores.
 DEFAULT_GUIDE = "dropout-ensemble"
 _LISTED = {
     "alias": "",

@@ -105,8 +105,7 @@ class Prior:
             or a function names gets N(0, l⁻²) whatever its depth.
         bias_length_scale: l' of the biases, given the same way.
         width_scaled: whether weight layers after the first are N(0, 1/fan_in). "all": with more than eight inputs the
-            first one is narrower too, N(0, 8 l⁻²/fan_in), so that functions have a standard deviation of one to three,
-            however many inputs there are.
+            first one is narrower too, N(0, 8 l⁻²/fan_in), so that functions do not grow with the number of inputs.
         hide: which parameters stay ordinary: a function of (name, module) that replaces ``hidden_by_default``, which
             leaves out normalisation layers, tables of positions and class tokens.
         include_frozen: whether parameters with ``requires_grad=False`` are random too. By default they stay as they

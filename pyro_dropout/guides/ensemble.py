@@ -70,7 +70,7 @@ class Ensemble(StackedMembers):
         members: how many.
         anchored: whether each member has its own anchor, drawn from the prior, and its own perturbed targets: noise of
             the likelihood's own size for Gaussian sites, and random weights of the data points (the Bayesian bootstrap)
-            for all others. "auto": where members are points. Without it an ensemble of points is too sure at the data.
+            for all others. "auto": where members are points. Without it points differ only in where they start.
         start: where members start: "fresh", each from a new initialisation of the network's layers (in a model that is
             not a network, from draws of the prior); "anchor", each point at its anchor, if the prior's draws are
             networks from which training can start; or "module", all from where the guide starts.

@@ -33,7 +33,7 @@ class AutoLaplace(SiteGuide):
 
     ``fit`` trains the point, the maximum a posteriori, and then adds the curvature; so does ``laplace`` at a point that
     you have. Until then the guide has a point for each site. ``fit`` starts again from points. Predict with
-    ``method="linearised"``: draws of the weights leave the region where the curvature holds, and are too wide. With
+    ``method="linearised"``: draws of the weights may leave the region where the curvature holds, and be too wide. With
     structure="last" a tempered prior, as the default of ``BayesianNet`` is, has its weaker penalty at the point; all
     other structures take the prior in full.
 

@@ -4,7 +4,7 @@ Each held-back target gets a score, how far out it lies in its own predicted dis
 log of the smaller tail, -log min(P(Y ≤ y), P(Y ≥ y)); for classes it is -log P(y). If a new row is exchangeable with
 the n held-back ones, the rank of its score among theirs is uniform. So it is at most the k-th smallest of theirs,
 k = ⌈(n + 1)·level⌉, with a probability of at least ``level``, whatever the posterior is worth. All y with such scores
-are the interval. It is the posterior's own central interval, of another level: wide where the posterior is in doubt,
+are the interval. It is the posterior's own central interval, of another level: wide where the posterior is uncertain,
 inside the support of the likelihood, and growing with the level.
 """
 

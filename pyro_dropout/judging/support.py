@@ -1,6 +1,6 @@
 """Whether a row is like the rows that a model was trained on, or lies beyond them or in a hole between them.
 
-A network interpolates, and its posterior need not be in doubt where data are missing. So rows are compared with the
+A network interpolates, and its posterior need not be uncertain where data are missing. So rows are compared with the
 training rows themselves, in three ways:
 
 - along each input: the training values next to the row's, one below and one above, leave an empty interval. If data

@@ -209,7 +209,7 @@ class DropoutRegressor(RegressorMixin, _Network):  # type: ignore[misc]
         hidden_layer_sizes: widths of the hidden layers; () for a linear model.
         activation: their non-linearity, "relu" or "tanh".
         guide: the posterior, by the name of any guide that ``pyro-dropout fit --help`` lists: "dropout-ensemble"
-            (several networks with dropout), "dropout" (one, in half the time), "concrete" (dropout that learns
+            (several networks with dropout), "dropout" (one network), "concrete" (dropout that learns
             ``keep``), "multiplicative" (Gaussian dropout), "mean-field", …. Or "auto": guide, scale of the target and
             noise are chosen on held-back rows, as ``pyro-dropout fit`` does, in at most three times the time; the
             settings that this decides must be left at their defaults.

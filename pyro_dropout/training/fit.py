@@ -121,8 +121,8 @@ def fit(
         compile: False for eager steps; "traced" to record a step once and replay its tensor operations without Pyro;
             True to compile that, or raise. "auto" takes what is soonest done, by the number of steps and of weights:
             see :doc:`training`. On a GPU it compiles. What cannot be recorded runs eagerly, with a warning.
-        precision: "bf16" for products of a ``BayesianNet`` in bfloat16: on a GPU large networks train in about half the
-            time. Parameters, moments, KL, outputs and loss stay in float32.
+        precision: "bf16" for products of a ``BayesianNet`` in bfloat16, for wide networks on a GPU: see
+            :doc:`training`. Parameters, moments, KL, outputs and loss stay in float32.
         progress: show a progress bar with the loss and the speed.
         seed: for weight draws and mini-batches; the random generators are left as they were.
         device: where to train; model, guide and data are moved there. By default, where the model is. A network that

@@ -99,7 +99,15 @@ def section_text(section: Section) -> str:
     if section.curves:
         parts.append(table(CURVE_COLUMNS, [curve_row(curve) for curve in section.curves]))
     if section.absent:
-        parts.append("\n".join(["Not in the table:", "", *(f"- {k}: {why}" for k, why in section.absent.items())]))
+        left: dict[str, dict[str, list[str]]] = {}  # reason -> contestant -> networks
+        for name, why in section.absent.items():
+            network, _, who = name.partition(", ") if name[0].isdigit() else ("", "", name)
+            left.setdefault(why, {}).setdefault(who, []).append(network)
+        lines = [
+            f"- {why}: " + "; ".join(who + (f" ({', '.join(on)})" if on[0] else "") for who, on in names.items())
+            for why, names in left.items()
+        ]
+        parts.append("\n".join(["Not in the table:", "", *lines]))
     if section.taken:
         parts.append(f"Taken {section.taken}.")
     return "\n\n".join(parts)

@@ -145,7 +145,7 @@ def test_page_and_numbers_agree(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "cpu.json").read_text("utf-8"))["sections"]["steps"]["rows"]
     assert [[who, float(us)] for who, us in lines] == [[row["who"], row["us"]] for row in stored]
     assert table(section.columns, rows) in section_text(section) in page
-    assert "- c: not installed" in page
+    assert "- not installed: c" in page
     assert read(tmp_path / "cpu.json") == report
 
 

@@ -1,5 +1,6 @@
-"""Why Gaussian guides lose: the table has every combination, the starts are what they are called, the rules judge."""
+"""Why Gaussian guides lose: every combination has a row, starts are what they are called, and changes are compared."""
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
+from experiments.single_changes import compared
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
@@ -17,19 +19,21 @@ script = loaded(FOLDER / "why_gaussian.py")
 
 
 @pytest.mark.deep  # the script runs whole
-def test_the_table_has_every_combination(tmp_path: Path) -> None:
+def test_the_rows_have_every_combination(tmp_path: Path) -> None:
     jaxtyping.config.update("jaxtyping_disable", True)  # checking shapes takes longer than the run
     path = script.main(["--quick", "--quiet", "--priors", "fixed", "learned", "--out", str(tmp_path)])
     jaxtyping.config.update("jaxtyping_disable", False)
-    record = json.loads(path.read_text("utf-8"))
-    (table,) = record["tables"]
-    keys = [tuple(row[title] for title in ("guide", "prior", "start", "T", "read")) for row in table["rows"]]
-    # dropout; and read twice: Laplace, three starts that are not trained, and all that are
-    assert len(keys) == len(set(keys)) == 1 + 2 * (1 + 3 + 2 * (4 + 5))
-    for row in table["rows"]:
-        assert len(row) == 5 + 2 + 3  # both problems, and a ratio where there is a gap
-        assert all(math.isfinite(value) for value in list(row.values())[5:])
-    assert len(record["claims"]) == 6  # all changes but those of T
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    keys = {tuple(row.values())[:7] for row in rows}
+    # for each problem dropout; and read twice: Laplace, three starts that are not trained, and all that are
+    assert len(rows) == len(keys) == 2 * (1 + 2 * (1 + 3 + 2 * (4 + 5)))
+    for row in rows:
+        assert math.isfinite(float(row["log p"]))
+        assert bool(row["ratio"]) == (row["problem"] == "two clusters")  # where there is a gap
+    changes, beside = (table["rows"] for table in json.loads(path.read_text("utf-8"))["tables"])
+    assert len(changes) == 2 * 6  # both problems, and all changes but those of T
+    assert [row["trained Gaussians above dropout"].split(" of ")[1] for row in beside] == ["36", "36"]
 
 
 def test_the_starts_are_what_they_are_called() -> None:
@@ -53,17 +57,17 @@ def test_the_starts_are_what_they_are_called() -> None:
             pd.fit(mine, made, problem.x, problem.y, steps=1, **quiet)  # each can be trained on
 
 
-def test_a_change_is_judged_with_all_else_equal() -> None:
-    said: list[tuple[str, str, str]] = []
-    experiment = SimpleNamespace(claim=lambda *claim: said.append(claim))
-
+def test_a_change_is_compared_with_all_else_equal_by_problem_and_seed() -> None:
     def scores(gain: float) -> dict[Any, Any]:
         keys = [("mean field", prior, "MAP", "1", how) for prior in script.PRIORS for how in script.READS]
         return {key: {"log p": gain * (key[1] == "learned") - (key[4] == "linearised")} for key in keys}
 
-    script.judge(experiment, {"one": scores(1.0), "two": scores(0.01)})
-    assert [(claim.split(" raises")[0], verdict) for claim, verdict, _ in said] == [
-        ("a learned prior", "holds in part"),
-        ("linearised reading", "does not hold"),
-    ]
-    assert said[0][2] == "2 of 4 gain more than 0.02 nats a point; the median is 0.01"
+    found = {0: {"one": scores(1.0), "two": scores(0.01)}, 1: {"one": scores(-0.5), "two": scores(0)}}
+    rows = compared(found, script.CHANGES, list(script.STARTS))
+    assert [(row["change"], row["problem"], row["comparisons"]) for row in rows] == [
+        ("a learned prior", "one", 2), ("a learned prior", "two", 2),
+        ("linearised reading", "one", 2), ("linearised reading", "two", 2),
+    ]  # fmt: skip
+    assert list(rows[0].values())[3:] == ["2, 0", "0, 2", "1, -0.5"]
+    assert list(rows[1].values())[3:] == ["0, 0", "0, 0", "0.01, 0"]
+    assert list(rows[2].values())[3:] == ["0, 0", "2, 2", "-1, -1"]

@@ -1,7 +1,7 @@
 """Thompson sampling: act as if one draw from the posterior were the truth (§5.2).
 
-An action is then chosen with the probability that it is the best one, so uncertain actions are tried only while there
-is something to learn from them.
+An action is then chosen with the probability, under the posterior, that it is the best one. How long uncertain actions
+are tried depends on whether the posterior narrows with data; that of dropout with a fixed ``keep`` need not.
 """
 
 from torch import Tensor

@@ -50,8 +50,8 @@ def nuts(
 ) -> SampledPosterior:
     """Draw weights from the posterior itself with the no-U-turn sampler; for small models and few data.
 
-    All chains run as one batch in float64, with one evaluation of the model per step, so many chains cost little more
-    than a few. If a small model is on a GPU, a long run goes on there, in one kernel for all chains and steps, which
+    All chains run as one batch in float64, with one evaluation of the model per step for all of
+    them. If a small model is on a GPU, a long run goes on there, in one kernel for all chains and steps, which
     takes about as long for 64 chains as for two; its draws are those of the CPU up to rounding.
 
     Chains start at draws from the prior. Parameters that are not random (hidden ones, a learned τ) stay fixed. It warns
