@@ -159,7 +159,10 @@ def _half_log_det(q: RowMixture, sizes: tuple[int, int]) -> Tensor:
     if not q.noiseless:
         raise SingularError("kl needs scale to be 0 for all weights or for none when there is a cov_factor.")
     # As σ → 0, log det(σ²I + VVᵀ) = (K - R) log σ² + log det VᵀV, and the second part moves with V.
-    return _summed(torch.linalg.slogdet(q.cov_factor.mT @ q.cov_factor)[1], sizes) / 2
+    factor = q.cov_factor
+    one = factor.shape[-1] == 1  # one direction, as of multiplicative noise, needs no matrix
+    log_det = factor.square().sum((-2, -1)).log() if one else torch.linalg.slogdet(factor.mT @ factor)[1]
+    return _summed(log_det, sizes) / 2
 
 
 def _summed(by_row: Tensor, sizes: tuple[int, int]) -> Tensor:

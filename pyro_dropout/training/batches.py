@@ -54,14 +54,11 @@ class Batches:
 
     def take(self, count: int) -> Tensor:
         """Return the next ``count`` batches, (count, size) or (count, replicas, size)."""
-        if len(self.waiting) < count:
+        while len(self.waiting) < count:
             each = self.rows.shape[-1] // self.size
-            needed = -(-(count - len(self.waiting)) // each)
-            epochs = max(needed, min(_AHEAD // each, _MOST // self.rows.numel()))
-            # One epoch is drawn after another, so that the order does not depend on how many are; they are sorted
-            # together, since a GPU takes as long to sort one of them.
-            shape, place = self.rows.shape, self.rows.device
-            draws = torch.stack([torch.rand(shape, device=place, generator=self.generator) for _ in range(epochs)])
+            # So many epochs are drawn at a time that the order does not depend on how many batches are asked for.
+            epochs = max(1, min(_AHEAD // each, _MOST // self.rows.numel()))
+            draws = torch.rand((epochs, *self.rows.shape), device=self.rows.device, generator=self.generator)
             order = draws.argsort(dim=-1, stable=True)[..., : each * self.size]
             rows = self.rows.expand_as(draws).gather(-1, order).unflatten(-1, (each, self.size))
             self.waiting = torch.cat([self.waiting, rows.movedim(-2, 1).flatten(0, 1)])

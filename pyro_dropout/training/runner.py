@@ -8,7 +8,9 @@ gradient alone, beside torch's own fused optimiser.
 """
 
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +18,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pyro_dropout.engines.chain import Chain
+from pyro_dropout.engines.cuda.steps import Recorded, StepsOnGpu, WrongKernelError
+from pyro_dropout.engines.cuda.values import UnsupportedError
 from pyro_dropout.engines.decision import HowCompiled
 from pyro_dropout.engines.malloc_threshold import keep_freed_memory
-from pyro_dropout.engines.program import NeedsCompilerError, Program, Step, apart_in_memory, counting
+from pyro_dropout.engines.program import NeedsCompilerError, Program, Step, apart_in_memory, counting, traced
 from pyro_dropout.engines.taped_steps import TapedSteps, taped
 from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
@@ -42,6 +46,21 @@ _HUGE = 2**26
 _SMALL = 2**20
 
 
+@dataclass(frozen=True)
+class Solo:
+    """The step of one network of several that are trained together.
+
+    Attributes:
+        step: as that of all of them.
+        example: its inputs.
+        stacked: a tree like the inputs, with None where all networks share a tensor.
+    """
+
+    step: Step
+    example: tuple[Tree, ...]
+    stacked: tuple[Tree, ...]
+
+
 class TrainingRun:
     """One training run: a step of tensors that is taken repeatedly.
 
@@ -59,6 +78,7 @@ class TrainingRun:
             too.
         guarded: whether steps in place of a large network are left out if their loss or gradient is not finite; others
             are taken back, by a copy of the parameters.
+        solo: the step of one network, if this is that of several.
 
     Attributes:
         refused: whether the last step was left out.
@@ -80,7 +100,9 @@ class TrainingRun:
         gradients: Gradients | None = None,
         in_place: StepInPlace | None = None,
         guarded: bool = False,
+        solo: Solo | None = None,
     ) -> None:
+        self._solo = solo
         self._step, self._write, self._batches, self._in_place = step, write, batches, in_place
         self._precision = precision_now()
         size = sum(value.numel() for value in values)
@@ -100,6 +122,8 @@ class TrainingRun:
         self._flat_inputs = tree_leaves(inputs)
         self._program: Program | None = None
         self._chain: Chain | None = None
+        self._kernel: StepsOnGpu | None = None
+        self._number = 0  # of the next step that the kernel takes
         self.break_off: Callable[[], bool] = lambda: False  # asked after each step: are no more wanted?
         self.compile_seconds = 0.0
         self.traced, self._plain = compile == "traced", compile == "plain"
@@ -119,16 +143,18 @@ class TrainingRun:
     @property
     def chained(self) -> bool:
         """Whether several steps run at a time."""
-        return self._chain is not None
+        return self._chain is not None or self._kernel is not None
 
     @property
     def compiled(self) -> bool:
         """Whether steps are recorded, and compiled unless ``traced``."""
-        return self._program is not None
+        return self._program is not None or self._kernel is not None
 
     @property
     def engine(self) -> str:
         """What takes the steps."""
+        if self._kernel is not None:
+            return "CUDA C"
         if self._chain is not None:
             return "inductor with CUDA graphs"
         if self._in_c is not None:
@@ -138,12 +164,19 @@ class TrainingRun:
     @property
     def changes_owners(self) -> bool:
         """Whether steps change the tensors of the guide and the model themselves."""
-        return self._in_place is not None and (self._program is None or self._parted or self._program.writes > 0)
+        if self._in_place is None or self._kernel is not None:
+            return False
+        return self._program is None or self._parted or self._program.writes > 0
 
     @property
     def guarded(self) -> bool:
         """Whether a step that is not finite is not taken, so that the parameters stay good."""
-        return self._guarded and self._in_place is not None and (self._program is None or self._parted)
+        return (
+            self._kernel is None
+            and self._guarded
+            and self._in_place is not None
+            and (self._program is None or self._parted)
+        )
 
     def _programmed(self, index: list[Tensor]) -> Program:
         """Return the program of a step, or that of its gradient, where the optimiser runs beside it."""
@@ -194,6 +227,42 @@ class TrainingRun:
         self._taped = taped(program, [*self.leaves, self.t], [self.lr, *self._flat_inputs], index)
         return program
 
+    def _try_in_cuda(self, index: list[Tensor]) -> bool:
+        """Let a kernel take many steps in one launch, if it can."""
+        if not self._chains or not self._tapes or self.traced or self._large:
+            return False
+        copies = 1 if self._solo is None else len(self.leaves[0])
+        clocks = self.t if copies == 1 else self.t.expand(copies)
+        leaves = [each.detach().clone(memory_format=torch.contiguous_format) for each in [*self.leaves, clocks]]
+        whole = (*tree_unflatten(leaves[:-1], self._shape), leaves[-1], self.lr, *self._inputs, *index)
+        one, stacked = (whole, whole) if self._solo is None else (self._solo.example, self._solo.stacked)
+        example, spec = tree_flatten(one)
+        step = counting(self._step if self._solo is None else self._solo.step)
+        differ = range(len(example) - len(index), len(example))
+        try:
+            graph = traced(lambda *given: tree_leaves(step(*tree_unflatten(given, spec))), example)
+            own = [k for k, each in enumerate(tree_leaves(stacked)) if each is not None and copies > 1]
+            inputs = [each.contiguous() for each in example]
+            recorded = Recorded(graph, inputs, len(leaves), differ, copies, own)
+            self._kernel = StepsOnGpu(recorded, [each.contiguous() for each in tree_leaves(whole)])
+        except UnsupportedError as cause:
+            self.why.append(f"CUDA C: {cause}")
+            return False
+        except WrongKernelError as cause:
+            warnings.warn(f"{cause}; it is not used. Please report this with your model.", stacklevel=2)
+            self.why.append(f"CUDA C: {cause}")
+            return False
+        *self.leaves, self._clocks = leaves
+        return True
+
+    def _run_kernel(self, kernel: StepsOnGpu, steps: int) -> Tensor:
+        steps = min(steps, kernel.room(self._number))
+        each = [self._batches.take(steps)] if isinstance(self._batches, Batches) else []
+        (losses,) = kernel.advance(self._number, steps, each)
+        self._number += steps
+        self.t.add_(steps)
+        return losses
+
     def _optimised(self, results: list[Tensor]) -> Callable[[], object]:
         """Return what changes the parameters by the gradients among the results of a tape, and counts the step."""
         assert self._in_place is not None
@@ -222,6 +291,9 @@ class TrainingRun:
         index = [] if self._batches is None else self._batches.example()
         try:
             with forked():
+                if self._try_in_cuda(index):
+                    self.compile_seconds = time.perf_counter() - start
+                    return
                 program = self._programmed(index)
                 if self._chains and not self._parted:
                     self._order = index[0].expand(CHAIN, *index[0].shape).contiguous() if index else None
@@ -240,6 +312,8 @@ class TrainingRun:
 
     def advance(self, steps: int) -> Tensor:
         """Take ``steps`` steps, or fewer but at least one; return the loss before each."""
+        if self._kernel is not None:
+            return self._run_kernel(self._kernel, steps)
         if self._chain is not None and steps >= CHAIN:
             return self._replay(self._chain)
         with products_in(self._precision):
@@ -304,7 +378,7 @@ class TrainingRun:
     @property
     def _fixed(self) -> bool:
         """Whether steps read and write the leaves themselves."""
-        return self._taped is not None or self._in_c is not None
+        return self._taped is not None or self._in_c is not None or self._kernel is not None
 
     @property
     def values(self) -> list[Tensor]:
@@ -335,6 +409,8 @@ class TrainingRun:
         """Return everything that later steps depend on, except the random generators: tensors by name, and the rest."""
         found = {f"leaf.{k:05d}": leaf.detach() for k, leaf in enumerate(self.leaves)}
         found["t"] = self.t
+        if self._kernel is not None:
+            found["noise"] = torch.tensor([self._kernel.seed, self._number])
         if self._batches is not None:
             found |= self._batches.state()
         return found, {}
@@ -349,6 +425,10 @@ class TrainingRun:
         else:
             self.leaves = [tensors[f"leaf.{k:05d}"].to(device) for k in range(len(self.leaves))]
             self.t = tensors["t"].to(device)
+        if self._kernel is not None:
+            self._clocks.copy_(self.t.expand_as(self._clocks))
+        if self._kernel is not None and "noise" in tensors:  # steps that others took have random numbers of their own
+            self._kernel.seed, self._number = map(int, tensors["noise"])
         if self._batches is not None:
             self._batches.set_state(tensors)
 

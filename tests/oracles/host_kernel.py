@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.references.nuts.kernel.calls import Constants
-from pyro_dropout.references.nuts.kernel.source import PREAMBLE, Source, lowered, outside, packed
-from pyro_dropout.references.nuts.kernel.values import c_type
+from pyro_dropout.engines.cuda.calls import Constants
+from pyro_dropout.engines.cuda.recorded import PREAMBLE, lowered, outside, packed
+from pyro_dropout.engines.cuda.values import c_type
+from pyro_dropout.references.nuts.chain_source import Source
 
 THREADS = 3
 _BEFORE = """
@@ -26,6 +27,7 @@ using namespace std;
 #define DEVICE static inline
 #define BARRIER _Pragma("omp barrier")
 #define INF __builtin_inf()
+#define RESTRICT
 #define NEIGHBOUR(value, away) value
 """
 _AFTER = """
@@ -63,11 +65,11 @@ def computed(function: Callable[..., list[Tensor]], inputs: Sequence[Tensor]) ->
     text = [f'extern "C" void all({", ".join(f"void* p{k}" for k in range(len(tensors)))}) {{']
     text += [f"const char* constants = (const char*)p{len(tensors) - 1};", *lines]
     text += [f"{c_type(x.dtype)}* x{k} = ({c_type(x.dtype)}*)p{k};" for k, x in enumerate(inputs)]
-    text += [f"vector<double> m_{name}({size});" for name, (size, _) in loops.places.items()]
-    for name, (_, dtype) in loops.places.items():
-        text.append(f"{c_type(dtype)}* {name} = ({c_type(dtype)}*)m_{name}.data();")
+    written = loops.written([value.name or "" for value in stored])
+    places, words, _ = loops.memory(0)
+    text += [f"vector<double> held({words + 1}); double* memory = held.data();", *places]
     text += [f"#pragma omp parallel num_threads({THREADS})", "{ const int tid = omp_get_thread_num();"]
-    text += [*loops.written(), "BARRIER;"]
+    text += [*written, "BARRIER;"]
     for k, (value, result) in enumerate(zip(stored, results, strict=True)):
         place = f"(({c_type(result.dtype)}*)p{len(inputs) + k})"
         name = f"y{k}" if result.numel() == 1 else f"y{k}[i]"

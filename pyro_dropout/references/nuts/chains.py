@@ -24,7 +24,7 @@ from pyro_dropout.references.nuts.randoms import Randoms
 from pyro_dropout.references.nuts.stepping import Energies, Stepping
 
 if TYPE_CHECKING:  # loaded where a GPU is used
-    from pyro_dropout.references.nuts.kernel.chains_on_gpu import ChainsOnGpu
+    from pyro_dropout.references.nuts.chains_on_gpu import ChainsOnGpu
 
 Tick = Callable[[int, int], None]  # is told how many draws are new, and how many steps have been taken in all
 
@@ -183,7 +183,7 @@ class _Run:
 
     def _to_gpu(self, go_on: "Callable[..., ChainsOnGpu] | None" = None) -> None:
         if go_on is None:
-            from pyro_dropout.references.nuts.kernel.chains_on_gpu import ChainsOnGpu
+            from pyro_dropout.references.nuts.chains_on_gpu import ChainsOnGpu
 
             go_on = ChainsOnGpu
         self._random.replace(_whole(self._stepping.tuning.moves))

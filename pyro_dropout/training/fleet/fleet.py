@@ -13,7 +13,7 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from pyro_dropout.engines.decision import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
@@ -55,6 +55,7 @@ from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_ke
 from pyro_dropout.training.one_kernel.fused_run import fused_fleet
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, clock
 from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
+from pyro_dropout.training.runner import Solo
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
 
@@ -351,7 +352,9 @@ class Fleet:
                 example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
                 step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
                 inputs = (buffers, x, y, *([rows] if batches is None else []))
-                run = FleetRun(step, values, update, inputs=inputs, compile=how, **own)
+                shared = tree_map(lambda _: None, (x, y))
+                alone = Solo(solo, example, (first, update.start(first), rate, rate, settings, *shared, rows))
+                run = FleetRun(step, values, update, inputs=inputs, compile=how, solo=alone, **own)
         run.total, run.random = total, None if seed is None else random_state()
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},

@@ -13,10 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_dropout.engines.cuda import launch
+from pyro_dropout.engines.cuda.recorded import LANES
+from pyro_dropout.engines.cuda.values import UnsupportedError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
-from pyro_dropout.references.nuts.kernel.launch import Launch, compiled
-from pyro_dropout.references.nuts.kernel.source import LANES, THREADS, Source, kernel_source
-from pyro_dropout.references.nuts.kernel.values import UnsupportedError
+from pyro_dropout.references.nuts.chain_source import THREADS, Source, kernel_source
 from pyro_dropout.references.nuts.no_u_turn import HALF, LEAF, Array, Tree
 from pyro_dropout.references.nuts.randoms import Randoms
 from pyro_dropout.references.nuts.stepping import Stepping
@@ -26,7 +27,30 @@ _ALIKE = 1e-6  # by how much it may be off: more than by rounding
 _FEW, _MANY = 64, 512  # steps of one launch; with many, what the host does between two of them is short
 _MOMENTA = 2**24  # numbers that the momenta of all chains may have, beyond those of few steps
 
+_MOST = 2**22  # bytes of one chain: with more, a processor of the GPU is too slow for it
+
 Function = Callable[..., list[Array]]
+# Takes the states of all chains, (C, words), the constants, noise (C, steps, 3), momenta (C, M, d), draws, the steps
+# spent on them, and two numbers: how many steps to take, and how many were taken before.
+Launch = Callable[..., None]
+
+
+def compiled(source: Source, device: torch.device) -> Launch:
+    """Return a function that runs a kernel on a GPU, without waiting for it."""
+    if source.memory > _MOST:
+        raise UnsupportedError(f"a chain of this model needs {source.memory} bytes, and may have {_MOST}")
+    near = source.memory <= launch.near_memory(device)
+    shared = source.memory if near else 0
+    kernel = launch.compiled(source.text if near else "#define FAR\n" + source.text, "chains", device, shared)
+    far: list[Tensor] = []
+
+    def run(states: Tensor, *others: Tensor | int) -> None:
+        if not far:
+            far.append(states if near else states.new_empty(len(states), source.memory // states.itemsize))
+        with torch.cuda.device(device):
+            kernel((len(states), 1, 1), (source.threads, 1, 1), [far[0], states, *others], shared_mem=shared)
+
+    return run
 
 
 class ChainsOnGpu:

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from pyro_dropout.references.nuts.kernel.calls import Call, Constants
-from pyro_dropout.references.nuts.kernel.elementwise import (
+from pyro_dropout.engines.cuda.calls import DRAWS, Call, Constants, Draws
+from pyro_dropout.engines.cuda.elementwise import (
     ARITHMETIC,
     CHEAP,
     COMPARISONS,
@@ -25,8 +25,8 @@ from pyro_dropout.references.nuts.kernel.elementwise import (
     VIEWS,
     WORDS,
 )
-from pyro_dropout.references.nuts.kernel.loops import Loops
-from pyro_dropout.references.nuts.kernel.values import (
+from pyro_dropout.engines.cuda.loops import Loops
+from pyro_dropout.engines.cuda.values import (
     Indices,
     Shape,
     UnsupportedError,
@@ -52,12 +52,20 @@ class Lowering:
         constants: takes the tensors that the graph holds.
         loops: takes the loops.
         prefix: begins the names of tensors.
+        draws: takes the random numbers that it draws; None if it may draw none.
     """
 
     def __init__(
-        self, graph: fx.GraphModule, inputs: Sequence[Value], constants: Constants, loops: Loops, prefix: str
+        self,
+        graph: fx.GraphModule,
+        inputs: Sequence[Value],
+        constants: Constants,
+        loops: Loops,
+        prefix: str,
+        draws: Draws | None = None,
     ) -> None:
         self._graph, self._constants, self._loops, self._prefix = graph, constants, loops, prefix
+        self._draws = draws
         self._values: dict[fx.Node, Any] = {}
         self._known: dict[fx.Node, Tensor] = {}  # values that depend on nothing but constants
         self._count = 0
@@ -66,6 +74,8 @@ class Lowering:
         for node in graph.graph.nodes:
             if node.op == "placeholder":
                 self._values[node] = next(places)
+            elif node.op == "get_attr" and constants.live:
+                self._values[node] = constants.value(getattr(graph, node.target))
             elif node.op == "get_attr":
                 self._known[node] = getattr(graph, node.target)
             elif node.op == "output":
@@ -85,11 +95,17 @@ class Lowering:
             self._values[node] = self._value_of_many(node)
             return
         inputs = node.all_input_nodes
+        if self._draws is not None and node.target in DRAWS:
+            self._values[node] = self._draws.value(DRAWS[node.target], node)
+            return
         if all(each in self._known for each in inputs) and not node.target._schema.is_mutable:
             if torch.Tag.nondeterministic_seeded in node.target.tags:
                 raise UnsupportedError("the model draws random numbers of its own")
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self._known[each])
-            found = node.target(*args, **kwargs)
+            if not self._constants.live or not any(isinstance(each, torch.device) for each in kwargs.values()):
+                found = node.target(*args, **kwargs)
+            else:
+                found = node.target(*args, **{**kwargs, "device": torch.device("cpu")})
             if isinstance(found, Tensor):
                 self._known[node] = found
                 return
@@ -176,7 +192,7 @@ class Lowering:
         sign = "+" if name.endswith("add") else "-"
         if dtype == torch.bool:
             sign = "|"
-        times = "{1}" if alpha == 1 else f"({alpha!r} * {{1}})"
+        times = "{1}" if alpha == 1 else f"(({c_type(dtype)}){alpha!r} * {{1}})"
         return self._each(f"({{0}} {sign} {times})", (left, right), shape, dtype)
 
     def _where(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
@@ -303,6 +319,21 @@ class Lowering:
 
         return Value(shape, dtype, at, value.cost + index.cost + 2)
 
+    def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return the rows of a tensor by their numbers, which are those of an input."""
+        value, index = self._value(node.args[0]), node.args[1]
+        if len(index) != 1 or index[0].op != "placeholder" or len(index[0].meta["val"].shape) != 1:
+            raise UnsupportedError("a kernel has no indices but those of a batch")
+        rows = self._value(index[0])
+
+        def at(indices: Indices) -> str:
+            return value.at((f"row({rows.at(indices[:1])}, {value.shape[0]})", *indices[1:]))
+
+        return Value(shape, dtype, at, value.cost + 2)
+
+    def _threshold_slope(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        return self._each("({1} <= {2} ? 0 : {0})", node.args, shape, dtype)
+
     # --- sums ---------------------------------------------------------------------------------------------------------
 
     def _reduced(self, node: Call, kind: str, dtype: torch.dtype) -> Value:
@@ -329,15 +360,18 @@ class Lowering:
 
     def _product(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         *added, left, right = (self._value(arg) for arg in node.args)
-        if node.kwargs:
+        scales = {name: node.kwargs.get(name, 1) for name in ("alpha", "beta")}
+        if set(node.kwargs) - set(scales):
             raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
-        inner, kind = left.shape[-1], c_type(dtype)
-
-        def at(indices: Indices) -> str:
-            *batch, i, j, k = indices
-            return f"(({kind})({left.at((*batch, i, k))} * {right.at((*batch, k, j))}))"
-
-        product = self._total(Value((*shape, inner), dtype, at, 1 + left.cost + right.cost), (inner,))
+        if left.shape[-1] == 1:
+            product = self._pair("({0} * {1})", left, right, shape, dtype)
+        else:
+            self._count += 1
+            product = self._loops.product(f"{self._prefix}{self._count}", left, right, shape, dtype)
+        if scales["alpha"] != 1:
+            product = self._pair("({0} * {1})", product, number(scales["alpha"], dtype), shape, dtype)
+        if added and scales["beta"] != 1:
+            added = [self._pair("({0} * {1})", added[0], number(scales["beta"], dtype), added[0].shape, dtype)]
         for bias in added:
             product = self._pair("({0} + {1})", product, bias, shape, dtype)
         return product
@@ -356,6 +390,31 @@ class Lowering:
 
         terms = Value((*shape, index.shape[dim]), dtype, at, 2 + index.cost + source.cost)
         return self._pair("({0} + {1})", other, self._total(terms, (index.shape[dim],)), shape, dtype)
+
+    def _placed(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return a tensor with one element of each row replaced."""
+        other, dim = self._value(node.args[0]), node.args[1] % len(shape)
+        index, source = self._value(node.args[2]), self._value(node.args[3], dtype)
+        own = tuple(1 if k == dim else size for k, size in enumerate(shape))
+        if index.shape != own or node.kwargs:
+            raise UnsupportedError("a kernel has no scatter of several elements")
+        source = broadcast(source, own)
+
+        def at(indices: Indices) -> str:
+            there = (*indices[:dim], "0", *indices[dim + 1 :])
+            return f"({index.at(there)} == {indices[dim]} ? {source.at(there)} : {other.at(indices)})"
+
+        return Value(shape, dtype, at, 2 + index.cost + source.cost + other.cost)
+
+    def _summed_up(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        """Return the sums of all elements up to each."""
+        value, dim = self._value(node.args[0]), node.args[1] % max(len(shape), 1)
+
+        def at(indices: Indices) -> str:
+            *own, term = indices
+            return f"({term} <= {own[dim]} ? {value.at((*own[:dim], term, *own[dim + 1 :]))} : 0)"
+
+        return self._total(Value((*shape, shape[dim]), dtype, at, 1 + value.cost), (shape[dim],))
 
     _special: ClassVar[dict[str, Callable[["Lowering", Call, Shape, torch.dtype], Value]]] = {
         **dict.fromkeys(("add", "sub", "rsub"), _sum_of_two),
@@ -377,5 +436,9 @@ class Lowering:
         "slice_scatter": _slice_within,
         "select_scatter": _select_within,
         "gather": _gathered,
+        "index": _rows,
+        "threshold_backward": _threshold_slope,
         "scatter_add": _scattered,
+        "scatter": _placed,
+        "cumsum": _summed_up,
     }

@@ -207,3 +207,13 @@ def within(value: Value, other: Value, dim: int, start: int, shape: Shape) -> Va
         return f"({i} >= {start} && {i} < {end} ? {value.at(own)} : {other.at(indices)})"
 
     return Value(shape, other.dtype, at, value.cost + other.cost + 2)
+
+
+def power_of_two(number: int) -> int:
+    """Return the largest power of 2 that is not above a number.
+
+    Example:
+        >>> power_of_two(1), power_of_two(31)
+        (1, 16)
+    """
+    return 1 << (max(number, 1).bit_length() - 1)

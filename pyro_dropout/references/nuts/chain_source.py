@@ -5,43 +5,20 @@ A chain's state lies in the memory that its threads share. No chain waits for an
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch import Tensor
 
-from pyro_dropout.engines.program import traced
+from pyro_dropout.engines.cuda.calls import Constants
+from pyro_dropout.engines.cuda.loops import Loops
+from pyro_dropout.engines.cuda.recorded import LANES, PREAMBLE, WORD, lowered, outside, packed
+from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
-from pyro_dropout.references.nuts.kernel.calls import Constants
-from pyro_dropout.references.nuts.kernel.loops import Loops
-from pyro_dropout.references.nuts.kernel.operations import Lowering
-from pyro_dropout.references.nuts.kernel.values import UnsupportedError, Value, c_type, flat_index
 from pyro_dropout.references.nuts.no_u_turn import Array, Tree
 
 _FIELDS = (*Tree._fields, *Tuning._fields)
-_WORD = 8  # bytes
-THREADS, LANES = 256, 32  # of a chain, and how many of them can exchange numbers
-# What torch's own table of simpler operations leaves as it is.
-_MORE = [
-    *(torch.ops.aten.elu, torch.ops.aten.gelu, torch.ops.aten.leaky_relu, torch.ops.aten.hardtanh),
-    *(torch.ops.aten._softmax, torch.ops.aten._log_softmax),
-]
+THREADS = 256  # of a chain
 
-PREAMBLE = """
-#ifdef __CUDACC__
-#define DEVICE __device__ __forceinline__
-#define BARRIER __syncthreads()
-#define NEIGHBOUR(value, away) __shfl_xor_sync(0xffffffffu, value, away)
-#define INF __longlong_as_double(0x7ff0000000000000LL)
-#endif
-template <typename T> DEVICE T larger(T a, T b) { return (a != a || a > b) ? a : b; }
-template <typename T> DEVICE T smaller(T a, T b) { return (a != a || a < b) ? a : b; }
-template <typename T> DEVICE T log_sum(T a, T b) {
-  const T most = larger(a, b);
-  return (most == -INF || most == INF) ? most : most + log1p(exp(smaller(a, b) - most));
-}
-"""
 _INPUTS = (
     "double* states, const char* constants, const double* noises, const double* rings, double* draws,"
     " long long* spent, const int steps, const int before"
@@ -142,25 +119,7 @@ def kernel_source(
             _ENTRY.format(threads=threads, inputs=_INPUTS, words=layout.words + most),
         ]
     )
-    return Source(text, held, _WORD * (layout.words + most), threads)
-
-
-def lowered(
-    function: Callable[..., list[Array]],
-    inputs: list[Tensor],
-    values: Sequence[Value],
-    constants: Constants,
-    prefix: str,
-    threads: int,
-    lanes: int,
-) -> tuple[list[Value], Loops]:
-    """Return the results of a function of these inputs, and the loops that compute them."""
-    graph, loops = _shaped(traced(function, inputs), inputs), Loops(threads, lanes)
-    try:
-        return Lowering(graph, values, constants, loops, prefix).outputs, loops
-    except UnsupportedError:
-        graph, loops = _simpler(graph, inputs), Loops(threads, lanes)
-        return Lowering(graph, values, constants, loops, prefix).outputs, loops
+    return Source(text, held, WORD * (layout.words + most), threads)
 
 
 class _Layout:
@@ -185,39 +144,6 @@ def _flag(prefix: str) -> str:
     return f"{prefix}_flag"
 
 
-def outside(name: str, example: Tensor) -> Value:
-    """Return a tensor that no loop computes."""
-    shape = tuple(example.shape)
-    return Value(shape, example.dtype, lambda at: f"{name}[{flat_index(at, shape)}]", name=name)
-
-
-class _Shapes(fx.Interpreter):
-    """Notes what each operation gives."""
-
-    def run_node(self, n: fx.Node) -> Any:
-        """Run one operation."""
-        n.meta["val"] = result = super().run_node(n)
-        return result
-
-
-def _shaped(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
-    """Return a graph with an example of each value."""
-    with torch.no_grad():
-        _Shapes(graph).run(*inputs)
-    return graph
-
-
-def _simpler(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
-    """Return a graph with fewer kinds of operations."""
-    from torch._decomp import core_aten_decompositions, get_decompositions  # slow to load
-
-    with torch.no_grad():
-        table = {**core_aten_decompositions(), **get_decompositions(_MORE)}
-        found: fx.GraphModule = make_fx(graph, table)(*inputs)
-    found.graph.eliminate_dead_code()
-    return _shaped(found, inputs)
-
-
 def _body(loops: Loops, layout: _Layout, found: list[Value], flag: Value, prefix: str, threads: int) -> tuple[str, int]:
     """Return the lines that compute a new state and write it over the old one, and the words of memory they need."""
     changed = []
@@ -231,12 +157,8 @@ def _body(loops: Loops, layout: _Layout, found: list[Value], flag: Value, prefix
             value = loops.stored(f"{prefix}_{k}", value)
         changed.append((k, value))
     loops.stored(_flag(prefix), flag)
-    written = loops.written()
-    places, words = [], layout.words
-    for name, (size, dtype) in loops.places.items():
-        kind = c_type(dtype)
-        places.append(f"{kind}* {name} = ({kind}*)(memory + {words});")
-        words += -(-size * dtype.itemsize // _WORD)
+    written = loops.written([value.name or "" for _, value in changed])
+    places, words, _ = loops.memory(layout.words)
     copies = []
     sizes = sorted({value.size for _, value in changed})
     for size in sizes:
@@ -245,16 +167,3 @@ def _body(loops: Loops, layout: _Layout, found: list[Value], flag: Value, prefix
         )
         copies.append(f"for (int i = tid; i < {size}; i += {threads}) {{ {each} }}")
     return "\n".join([*places, *written, "BARRIER;", *copies, "BARRIER;"]), words - layout.words
-
-
-def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
-    """Return constants one after another, and the lines that name them."""
-    parts, lines, offset = [], [], 0
-    for k, tensor in enumerate(tensors):
-        kind = c_type(tensor.dtype)
-        lines.append(f"const {kind}* c{k} = (const {kind}*)(constants + {offset});")
-        flat = tensor.reshape(-1).view(torch.uint8)
-        more = -len(flat) % _WORD
-        parts += [flat, flat.new_zeros(more)]
-        offset += len(flat) + more
-    return torch.cat(parts) if parts else torch.zeros(_WORD, dtype=torch.uint8), lines

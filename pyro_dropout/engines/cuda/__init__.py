@@ -1,0 +1,1 @@
+"""Recorded functions of tensors as kernels in CUDA C."""

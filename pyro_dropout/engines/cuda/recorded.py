@@ -1,0 +1,106 @@
+"""From a recorded function of tensors to the loops of a kernel."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from pyro_dropout.engines.cuda.calls import Constants
+from pyro_dropout.engines.cuda.loops import Loops
+from pyro_dropout.engines.cuda.operations import Lowering
+from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type, flat_index
+from pyro_dropout.engines.program import traced
+
+LANES = 32  # threads that can exchange numbers
+WORD = 8  # bytes
+# What torch's own table of simpler operations leaves as it is.
+_MORE = [
+    *(torch.ops.aten.elu, torch.ops.aten.gelu, torch.ops.aten.leaky_relu, torch.ops.aten.hardtanh),
+    *(torch.ops.aten._softmax, torch.ops.aten._log_softmax),
+]
+
+PREAMBLE = """
+#ifdef __CUDACC__
+#define DEVICE __device__ __forceinline__
+#define BARRIER __syncthreads()
+#define NEIGHBOUR(value, away) __shfl_xor_sync(0xffffffffu, value, away)
+#define RESTRICT __restrict__
+#define INF __longlong_as_double(0x7ff0000000000000LL)
+#endif
+template <typename T> DEVICE T larger(T a, T b) { return (a != a || a > b) ? a : b; }
+template <typename T> DEVICE T smaller(T a, T b) { return (a != a || a < b) ? a : b; }
+DEVICE int row(long long i, int count) {
+  const long long at = i < 0 ? i + count : i;
+  return (int)(at < 0 ? 0 : at < count ? at : count - 1);
+}
+template <typename T> DEVICE T log_sum(T a, T b) {
+  const T most = larger(a, b);
+  return (most == -INF || most == INF) ? most : most + log1p(exp(smaller(a, b) - most));
+}
+"""
+
+
+def lowered(
+    function: Callable[..., list[Tensor]],
+    inputs: list[Tensor],
+    values: Sequence[Value],
+    constants: Constants,
+    prefix: str,
+    threads: int,
+    lanes: int,
+) -> tuple[list[Value], Loops]:
+    """Return the results of a function of these inputs, and the loops that compute them."""
+    graph, loops = shaped(traced(function, inputs), inputs), Loops(threads, lanes)
+    try:
+        return Lowering(graph, values, constants, loops, prefix).outputs, loops
+    except UnsupportedError:
+        graph, loops = simpler(graph, inputs), Loops(threads, lanes)
+        return Lowering(graph, values, constants, loops, prefix).outputs, loops
+
+
+def outside(name: str, example: Tensor) -> Value:
+    """Return a tensor that no loop computes."""
+    shape = tuple(example.shape)
+    return Value(shape, example.dtype, lambda at: f"{name}[{flat_index(at, shape)}]", name=name)
+
+
+class _Shapes(fx.Interpreter):
+    """Notes what each operation gives."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation."""
+        n.meta["val"] = result = super().run_node(n)
+        return result
+
+
+def shaped(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
+    """Return a graph with an example of each value."""
+    with torch.no_grad():
+        _Shapes(graph).run(*inputs)
+    return graph
+
+
+def simpler(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
+    """Return a graph with fewer kinds of operations."""
+    from torch._decomp import core_aten_decompositions, get_decompositions  # slow to load
+
+    with torch.no_grad():
+        table = {**core_aten_decompositions(), **get_decompositions(_MORE)}
+        found: fx.GraphModule = make_fx(graph, table)(*inputs)
+    found.graph.eliminate_dead_code()
+    return shaped(found, inputs)
+
+
+def packed(tensors: Sequence[Tensor]) -> tuple[Tensor, list[str]]:
+    """Return constants one after another, and the lines that name them."""
+    parts, lines, offset = [], [], 0
+    for k, tensor in enumerate(tensors):
+        kind = c_type(tensor.dtype)
+        lines.append(f"const {kind}* c{k} = (const {kind}*)(constants + {offset});")
+        flat = tensor.reshape(-1).view(torch.uint8)
+        more = -len(flat) % WORD
+        parts += [flat, flat.new_zeros(more)]
+        offset += len(flat) + more
+    return torch.cat(parts) if parts else torch.zeros(WORD, dtype=torch.uint8), lines

@@ -1,0 +1,365 @@
+"""Many steps in one launch: a recorded step as a kernel, with a block of threads for each network.
+
+Random numbers are drawn by torch, for a block of steps at a time. They depend on a seed and on the number of a step,
+and not on how many steps a launch takes. What a step changes lies in the memory that threads share, from the first step
+of a launch to the last.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from pyro_dropout.engines.cuda import launch
+from pyro_dropout.engines.cuda.calls import DRAWS, Constants, Draws
+from pyro_dropout.engines.cuda.loops import Loops
+from pyro_dropout.engines.cuda.operations import Lowering
+from pyro_dropout.engines.cuda.recorded import LANES, PREAMBLE, WORD, outside, shaped, simpler
+from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
+
+THREADS = 512
+_SIDE_BY_SIDE = 128  # networks that run at once, about one on each processor; of more, several share one
+_MOST_STEPS = 1000  # of one launch
+_DRAWN = 2**26  # random numbers of one launch
+_STATE = 2**17  # bytes of what a step changes
+_CYCLES = 80_000  # of products: with more, a network is faster on the whole GPU
+_FAR = 2**24  # bytes that threads share in the GPU's memory
+_CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
+_AWAY = (
+    0.0,
+    0.0,
+    0.3,
+)  # how far from the start the kernel is compared with the step; the second goes on from the first
+
+_ENTRY = """
+#ifdef __CUDACC__
+extern "C" __global__ void __launch_bounds__({threads})
+steps(double* far, const long long* given, const int first, const int count) {{
+  extern __shared__ double memory[];
+  run(blockIdx.x, threadIdx.x, memory, far, given, first, count);
+}}
+#endif
+"""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel's source, and what it needs.
+
+    Attributes:
+        text: the source, in C++: ``run`` of the numbers of a network and of a thread, shared and far memory,
+            addresses, the number of the first step, and how many there are.
+        memory: bytes that threads share.
+        far: bytes that they share in the GPU's memory.
+        threads: of the block.
+        constants: the tensors that the step holds, whose addresses follow those of its inputs.
+        draws: the random numbers of a step, whose addresses follow; then come those of its results.
+    """
+
+    text: str
+    memory: int
+    far: int
+    threads: int
+    constants: list[Tensor]
+    draws: Draws
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded step of one network, which several networks may take side by side.
+
+    Attributes:
+        graph: the step, with an example of each value; its first outputs replace its first inputs.
+        inputs: its inputs, contiguous.
+        writes: how many are replaced.
+        each: the numbers of those inputs that differ from step to step: rows of data, which must exist.
+        copies: how many networks there are.
+        stacked: the numbers of those other inputs of which each network has its own.
+    """
+
+    graph: fx.GraphModule
+    inputs: list[Tensor]
+    writes: int
+    each: Sequence[int] = ()
+    copies: int = 1
+    stacked: Sequence[int] = ()
+
+
+def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Source:
+    """Return the source of a kernel that takes many steps.
+
+    Args:
+        recorded: the step.
+        near: bytes that threads can share.
+        threads: of the block.
+        lanes: threads that can exchange numbers.
+    """
+    constants, draws, loops = Constants(live=True), Draws(), Loops(threads, lanes)
+    writes, copies = recorded.writes, recorded.copies
+    state = [_Kept(k, value) for k, value in enumerate(recorded.inputs[:writes])]
+    words, lines = 0, []
+    for kept in state:
+        lines.append(f"{kept.kind}* s{kept.number} = ({kept.kind}*)(memory + {words});")
+        words += kept.words
+    if words * WORD > _STATE:
+        raise UnsupportedError(f"a step changes {words * WORD} bytes, and a kernel may have {_STATE}")
+    values = [outside(f"s{k}" if k < writes else f"x{k}", value) for k, value in enumerate(recorded.inputs)]
+    outputs = Lowering(recorded.graph, values, constants, loops, "v", draws).outputs
+    changed, results = list[tuple[_Kept, Value]](), list[Value]()
+    for k, value in enumerate(outputs):
+        if k < writes and value is values[k]:
+            continue
+        if k < writes and (value.shape != values[k].shape or value.dtype != values[k].dtype):
+            raise UnsupportedError("a part of the state changes its form")
+        stored = value if loops.has(value.name) else loops.stored(f"r{k}", value)
+        if k < writes:
+            changed.append((state[k], stored))
+        else:
+            results.append(stored)
+    if loops.cycles > _CYCLES:
+        raise UnsupportedError(f"products take {loops.cycles:.0f} cycles of one processor, and may take {_CYCLES}")
+    body = loops.written([value.name or "" for value in (*(v for _, v in changed), *results)])
+    places, end, far = loops.memory(words, near // WORD)
+    if far * WORD > _FAR:
+        raise UnsupportedError(f"a step needs {far * WORD} bytes beside what threads share, and may have {_FAR}")
+
+    def pointer(name: str, dtype: torch.dtype, number: int, offset: str = "") -> str:
+        kind = c_type(dtype)
+        return f"const {kind}* RESTRICT {name} = (const {kind}*)given[{number}]{offset};"
+
+    begins = []  # of what differs from step to step
+    for k, value in enumerate(recorded.inputs[writes:], writes):
+        if k in recorded.each:
+            begins.append(
+                pointer(f"x{k}", value.dtype, k, f" + ((long long)step * {copies} + block) * {value.numel()}")
+            )
+        else:
+            own = f" + (long long)block * {value.numel()}" if k in recorded.stacked else ""
+            lines.append(pointer(f"x{k}", value.dtype, k, own))
+    number = len(recorded.inputs)
+    lines += [pointer(f"c{k}", value.dtype, number + k) for k, value in enumerate(constants.tensors)]
+    number += len(constants.tensors)
+    for k, (key, many) in enumerate(draws.counts.items()):
+        place = f" + ((long long)(first + step) * {copies} + block) * {many}"
+        begins.append(pointer(draws.name(key), key[1], number + k, place))
+    number += len(draws.counts)
+    ends = []
+    for size in sorted({kept.size for kept, _ in changed}):
+        one = "" if size == 1 else "[i]"
+        each = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in changed if kept.size == size)
+        ends.append(f"for (int i = tid; i < {size}; i += {threads}) {{ {each} }}")
+    for k, value in enumerate(results):
+        place, one = f"(({c_type(value.dtype)}*)given[{number + k}])", "" if value.size == 1 else "[i]"
+        at = f"((long long)step * {copies} + block) * {value.size} + i"
+        ends.append(f"for (int i = tid; i < {value.size}; i += {threads}) {place}[{at}] = {value.name}{one};")
+    text = [
+        PREAMBLE,
+        "DEVICE void run(const int block, const int tid, double* memory, double* all, const long long* given,"
+        " const int first, const int count) {",
+        f"double* far = all + (long long)block * {far};",
+        *lines,
+        *places,
+        *(f"for (int i = tid; i < {k.size}; i += {threads}) s{k.number}[i] = {k.outside}[i];" for k in state),
+        "BARRIER;",
+        "for (int step = 0; step < count; ++step) {",
+        *begins,
+        *body,
+        "BARRIER;",
+        *ends,
+        "BARRIER;",
+        "}",
+        *(f"for (int i = tid; i < {k.size}; i += {threads}) {k.outside}[i] = s{k.number}[i];" for k in state),
+        "}",
+        _ENTRY.format(threads=threads),
+    ]
+    return Source("\n".join(text), end * WORD, far * WORD, threads, constants.tensors, draws)
+
+
+class _Kept:
+    """A tensor that a step changes."""
+
+    def __init__(self, number: int, value: Tensor) -> None:
+        self.number, self.size, self.kind = number, value.numel(), c_type(value.dtype)
+        self.words = -(-value.numel() * value.itemsize // WORD)
+        self.outside = f"(({self.kind}*)given[{number}] + (long long)block * {self.size})"
+
+
+class StepsOnGpu:
+    """A recorded step that a kernel takes many times in one launch, for one network or for several.
+
+    Args:
+        recorded: the step.
+        tensors: the inputs of all networks: of those that are replaced or ``stacked``, (copies, ...) if there are
+            several. The same tensors are used at every step, but for those that differ.
+        compile: makes a function of a source; by default for a GPU.
+        threads, lanes: of a block, and how many of them can exchange numbers.
+
+    Attributes:
+        seed: of the random numbers.
+
+    Raises:
+        UnsupportedError: the step has an operation that a kernel does not know, or is too large; the message says why.
+        WrongKernelError: the kernel does not compute what the step does.
+    """
+
+    def __init__(
+        self,
+        recorded: Recorded,
+        tensors: Sequence[Tensor],
+        compile: Callable[[Source, torch.device], Callable[..., None]] | None = None,
+        *,
+        threads: int | None = None,
+        lanes: int = LANES,
+    ) -> None:
+        self._device, self._copies = tensors[0].device, recorded.copies
+        threads = threads or (THREADS if recorded.copies <= _SIDE_BY_SIDE else THREADS // 2)
+        if any(not value.is_contiguous() or value.device != self._device for value in tensors):
+            raise UnsupportedError("an input of the step is not contiguous, or lies elsewhere")
+        near = launch.near_memory(self._device) if compile is None else 2**16
+        self._recorded = replace(recorded, graph=shaped(recorded.graph, recorded.inputs))
+        try:
+            source = steps_source(self._recorded, near, threads, lanes)
+        except UnsupportedError:
+            self._recorded = replace(recorded, graph=simpler(recorded.graph, recorded.inputs))
+            source = steps_source(self._recorded, near, threads, lanes)
+        self._source = source
+        (end,) = (node for node in self._recorded.graph.graph.nodes if node.op == "output")
+        self._examples = [node.meta["val"] for node in end.args[0][recorded.writes :]]
+        self._constants = [value.to(self._device) for value in source.constants]
+        self._run = (compile or _compiled)(source, self._device)
+        self._far = torch.empty(self._copies * source.far // WORD + 1, dtype=torch.float64, device=self._device)
+        per_step = max([1, *source.draws.counts.values()]) * self._copies
+        self._block = max(1, min(_MOST_STEPS, _DRAWN // per_step))
+        self.seed = int(torch.randint(2**62, ()))
+        self._generator, self._now = torch.Generator(self._device), (-1, -1)
+        self._drawn = self._room_for_draws(self._block)
+        self._whole = self._bound(tensors, self._drawn, self._block)
+        self._check(tensors)
+
+    def room(self, number: int) -> int:
+        """Return how many steps one launch may take, from the step of this number."""
+        return self._block - number % self._block
+
+    def advance(self, number: int, steps: int, each: Sequence[Tensor] = ()) -> list[Tensor]:
+        """Take some steps, of which there is ``room`` for; return the results of each, (steps, ...).
+
+        Args:
+            number: of the first one.
+            steps: how many.
+            each: the inputs that differ, (steps, ...).
+        """
+        block, first = divmod(number, self._block)
+        if self._now != (self.seed, block):
+            self._generator.manual_seed((self.seed + block * 0x9E3779B97F4A7C15) % 2**63)
+            self._now = self.seed, block
+            self._draw(self._drawn)
+        return [value.clone() for value in self._launched(self._whole, first, steps, each)]
+
+    def _draw(self, places: Sequence[Tensor]) -> None:
+        """Draw the random numbers of some steps."""
+        for place, (fill, _) in zip(places, self._source.draws.counts, strict=True):
+            getattr(place, fill)(generator=self._generator)
+
+    def _room_for_draws(self, steps: int) -> list[Tensor]:
+        return [
+            torch.zeros(steps, self._copies, count, dtype=dtype, device=self._device)
+            for (_, dtype), count in self._source.draws.counts.items()
+        ]
+
+    def _bound(self, tensors: Sequence[Tensor], drawn: Sequence[Tensor], steps: int) -> "_Bound":
+        """Return what the kernel is called with: these tensors, and new ones for what differs and for results."""
+        given, many = list(tensors), (self._copies,) if self._copies > 1 else ()
+        for number in self._recorded.each:
+            example = self._recorded.inputs[number]
+            given[number] = example.new_empty(steps, *many, *example.shape)
+        results = [each.new_empty(steps, *many, *each.shape, device=self._device) for each in self._examples]
+        whole = [*given, *self._constants, *drawn, *results]
+        addresses = torch.tensor([value.data_ptr() for value in whole], dtype=torch.int64).to(self._device)
+        return _Bound(addresses, [given[number] for number in self._recorded.each], results, whole)
+
+    def _launched(self, bound: "_Bound", first: int, steps: int, each: Sequence[Tensor]) -> list[Tensor]:
+        for place, value in zip(bound.each, each, strict=True):
+            place[:steps].copy_(value)
+        self._run(self._copies, self._far, bound.addresses, first, steps)
+        return [value[:steps] for value in bound.results]
+
+    def _check(self, tensors: Sequence[Tensor]) -> None:
+        """Raise an error unless the kernel does what the step does, with the same random numbers, at several points."""
+        writes, many = self._recorded.writes, self._copies > 1
+        own = {*range(writes), *self._recorded.stacked} if many else set[int]()
+        mine = [value.clone() for value in tensors]
+        self._generator.manual_seed(0)
+        drawn = self._room_for_draws(1)
+        bound = self._bound(mine, drawn, 1)
+        each = {k: self._recorded.inputs[k] for k in self._recorded.each}
+        for away in _AWAY:
+            for value in mine[:writes]:
+                if value.is_floating_point():
+                    value.add_(torch.empty_like(value).normal_(generator=self._generator).abs_(), alpha=away)
+            self._draw(drawn)
+            last = self._copies - 1  # the last network stands for all
+            theirs = [each.get(k, value[last] if k in own else value).clone() for k, value in enumerate(mine)]
+            numbers = [value[0, last] for value in drawn]
+            with torch.no_grad():
+                expected = _WithDraws(self._recorded.graph, self._source.draws, numbers).run(*theirs)
+            pairs = zip(each.values(), bound.each, strict=True)
+            found = self._launched(bound, 0, 1, [value.expand(place.shape) for value, place in pairs])
+            results = [*mine[:writes], *(value[0] for value in found)]
+            results = [value[last] for value in results] if many else results
+            if not all(_alike(one, other) for one, other in zip(results, expected, strict=True)):
+                raise WrongKernelError("the kernel does not compute what the step does")
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """What a kernel is called with.
+
+    Attributes:
+        addresses: of all tensors.
+        each: those that differ from step to step.
+        results: where results go.
+        whole: all tensors, which must live as long as their addresses.
+    """
+
+    addresses: Tensor
+    each: list[Tensor]
+    results: list[Tensor]
+    whole: list[Tensor]
+
+
+class WrongKernelError(RuntimeError):
+    """A kernel does not compute what the recorded step does."""
+
+
+class _WithDraws(fx.Interpreter):
+    """Runs a graph with given random numbers."""
+
+    def __init__(self, graph: fx.GraphModule, draws: Draws, drawn: Sequence[Tensor]) -> None:
+        super().__init__(graph)
+        self._places, self._drawn = draws.places, dict(zip(draws.counts, drawn, strict=True))
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one operation, or take its random numbers from those given."""
+        if n.target in DRAWS and n in self._places:
+            key, begin = self._places[n]
+            example: Tensor = n.meta["val"]
+            return self._drawn[key][begin : begin + example.numel()].view(example.shape)
+        return super().run_node(n)
+
+
+def _alike(left: Tensor, right: Tensor) -> bool:
+    slack = _CLOSE.get(left.dtype, 1e-2)
+    size = max(1.0, float(right.double().nan_to_num(0.0, 0.0, 0.0).abs().max())) if right.numel() else 1.0
+    return torch.allclose(left.double(), right.double(), rtol=slack, atol=slack * size, equal_nan=True)
+
+
+def _compiled(source: Source, device: torch.device) -> Callable[..., None]:
+    kernel = launch.compiled(source.text, "steps", device, source.memory)
+
+    def run(copies: int, far: Tensor, addresses: Tensor, first: int, count: int) -> None:
+        with torch.cuda.device(device):
+            kernel((copies, 1, 1), (source.threads, 1, 1), [far, addresses, first, count], shared_mem=source.memory)
+
+    return run
