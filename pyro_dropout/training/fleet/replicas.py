@@ -1,5 +1,6 @@
 """What the replicas of a fleet have in common: one computation is traced for the first, and mapped over all."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -79,6 +80,12 @@ def told_settings(buffers: list[Tensor], pair: Replica) -> list[str]:
     names, told = Buffers(*pair).names, settings_of(*pair)
     fixed = (name in told or "prior_scale/" not in name for name in names)
     return [digest(buffer) for buffer, stays in zip(buffers, fixed, strict=True) if stays]
+
+
+def when_asked(make: Callable[[], Callable[..., Tree]]) -> Callable[..., Tree]:
+    """Return a function that is made when it is first called: a kernel that takes the steps does not need it."""
+    made = functools.cache(make)
+    return lambda *inputs: made()(*inputs)
 
 
 def over_replicas(

@@ -35,7 +35,7 @@ def padded(width: int) -> int:
 def small_network(
     model: object, guide: object, loss: object, update: Update, parameters: Parameters, x: object, y: object, batch: int
 ) -> DropoutNetwork:
-    """Return what the kernel has to know of a training, or raise ``NotTakenError``.
+    """Return what the kernel has to know of a training, or raise ``CannotError``.
 
     Args:
         model: the model, or the first of several that are alike.

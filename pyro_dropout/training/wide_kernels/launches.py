@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.training.batches import CHAIN
+from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
 from pyro_dropout.training.one_kernel.small_network import padded
 from pyro_dropout.training.wide_kernels.layer import Layer, rounded_up

@@ -19,7 +19,7 @@ MOST_POINTS = 512  # of a step
 def wide_network(
     model: object, guide: object, loss: object, update: Update, parameters: Parameters, x: object, y: object, batch: int
 ) -> DropoutNetwork:
-    """Return what the kernels have to know of a training, or raise ``NotTakenError``.
+    """Return what the kernels have to know of a training, or raise ``CannotError``.
 
     Args:
         model: the model.
@@ -52,7 +52,7 @@ def wide_network(
 
 
 def check_sizes(widths: Sequence[int], batch: int) -> None:
-    """Raise ``NotTakenError`` unless the kernels take layers of these sizes."""
+    """Raise ``CannotError`` unless the kernels take layers of these sizes."""
     check(len(widths) > 2, "there is no hidden layer")
     check(min(widths[1:-1]) >= NARROWEST, f"a hidden layer has fewer than {NARROWEST} units")
     check(max(widths) <= WIDEST, f"a layer has more than {WIDEST} units")

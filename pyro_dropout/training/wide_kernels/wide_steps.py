@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from pyro_dropout.training.batches import CHAIN
+from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
 from pyro_dropout.training.one_kernel.kernel_steps import KernelSteps
 from pyro_dropout.training.one_kernel.settings import bias_decay, kl_constant, log_precisions, mask_limits, weight_decay

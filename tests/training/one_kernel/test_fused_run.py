@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.one_kernel import fused_run
 from tests.training.one_kernel.kernel_runs import PLACE, by_the_kernel
 
 QUIET: dict[str, Any] = {"progress": False, "lr": 0.02, "compile": True, "device": PLACE}
@@ -142,18 +141,3 @@ def test_a_resumed_fleet_ends_as_if_it_had_never_stopped(tmp_path: Path) -> None
     assert torch.equal(resumed.losses, whole.losses)
     for (_, one), (_, same) in zip(fleet, other, strict=True):
         torch.testing.assert_close(one.mean(), same.mean(), rtol=0, atol=0)
-
-
-def test_where_the_kernel_cannot_be_compiled_other_steps_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        torch.rand(3)
-        raise RuntimeError("no compiler")
-
-    model, guide = pair()
-    plain = pd.fit(model, guide, *data(), steps=3, **{**QUIET, "compile": "traced"}, seed=5)
-    monkeypatch.setattr(fused_run, "FusedSteps", broken)
-    monkeypatch.setattr(fused_run, "is_possible", lambda compile, device: True)
-    model, guide = pair()
-    found = pd.fit(model, guide, *data(), steps=3, **{**QUIET, "compile": "traced"}, seed=5)
-    assert found.traced
-    assert torch.equal(found.losses, plain.losses)

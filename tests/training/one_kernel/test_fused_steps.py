@@ -88,9 +88,9 @@ def test_with_the_same_masks_steps_are_the_same(name: str, batch: int) -> None:
         order = run._batches.take(steps)
         other._batches.take = lambda count: order[:count].cpu()
     masks = masks_of(run, steps, size)
-    starts = (0, *accumulate(run._fused._network.widths[:-1]))
+    starts = (0, *accumulate(run._loop.fused._network.widths[:-1]))
     expected = with_masks(other, masks[:, 0], list(pairwise(starts)))
-    found = run._fused.advance(steps, order, masks)
+    found = run._loop.fused.advance(steps, order, masks)
     assert_alike(found, expected)
     for mine, theirs in zip(run.leaves, other.leaves, strict=True):
         assert_alike(mine, theirs)
@@ -103,9 +103,9 @@ def test_points_may_be_looked_at_in_several_turns(name: str, monkeypatch: pytest
     model, guide, x, y = CASES[name]()
     run, other = (one_run(model, guide, x, y, len(x), None, each) for each in (True, False))
     masks = masks_of(run, 3, len(x))
-    starts = (0, *accumulate(run._fused._network.widths[:-1]))
+    starts = (0, *accumulate(run._loop.fused._network.widths[:-1]))
     expected = with_masks(other, masks[:, 0], list(pairwise(starts)))
-    assert_alike(run._fused.advance(3, None, masks), expected)
+    assert_alike(run._loop.fused.advance(3, None, masks), expected)
     for mine, theirs in zip(run.leaves, other.leaves, strict=True):
         assert_alike(mine, theirs)
 
@@ -117,7 +117,7 @@ def test_a_layer_that_is_never_dropped_is_a_point() -> None:
     masks = masks_of(run, 3, len(x))
     masks[..., :13] = 1
     expected = with_masks(other, masks[:, 0], [(13, 63)])
-    assert_alike(run._fused.advance(3, None, masks), expected)
+    assert_alike(run._loop.fused.advance(3, None, masks), expected)
     for mine, theirs in zip(run.leaves, other.leaves, strict=True):
         assert_alike(mine, theirs)
 
@@ -150,7 +150,7 @@ def test_replicas_of_a_fleet_are_what_they_are_alone() -> None:
         run: Any = fleet.prepare(x, y, indices=splits, steps=3, lr=rates, device=PLACE, compile=True)
     assert run.compiled
     masks = masks_of(run, 3, 12, networks=3)
-    losses = run._fused.advance(3, None, masks)
+    losses = run._loop.fused.advance(3, None, masks)
     assert losses.shape == (3, 3)
     for k in range(3):
         model, guide = build(**{name: values[k] for name, values in settings.items()})
@@ -164,7 +164,7 @@ def test_replicas_of_a_fleet_are_what_they_are_alone() -> None:
 def test_a_setting_that_changes_between_steps_is_seen() -> None:
     model, guide, x, y = CASES["tanh, two outputs"]()
     run = one_run(model, guide, x, y, len(x), None, compile=True)
-    run._fused.advance(1)
+    run._loop.fused.advance(1)
     model.set_prior_scales({"0.weight": 0.1})
     guide._states[guide._sites["2.weight"].key].keep.fill_(0.9)
     other = one_run(model, guide, x, y, len(x), None, compile=False)
@@ -172,7 +172,7 @@ def test_a_setting_that_changes_between_steps_is_seen() -> None:
         mine.copy_(theirs)
     masks = masks_of(run, 2, len(x))
     expected = with_masks(other, masks[:, 0], [(0, 3), (3, 8)])
-    assert_alike(run._fused.advance(2, None, masks), expected)
+    assert_alike(run._loop.fused.advance(2, None, masks), expected)
 
 
 def test_how_many_points_are_looked_at_together() -> None:
@@ -194,13 +194,13 @@ def test_lower_precision_of_products_is_followed(widths: tuple[int, ...]) -> Non
     exact = one_run(model, guide, x, y, len(x), None, compile=False)
     masks = masks_of(rough, 1, len(x))
     starts = (0, *accumulate(widths[:-1]))
-    near, right = rough._fused.advance(1, None, masks), with_masks(exact, masks[:, 0], list(pairwise(starts)))
+    near, right = rough._loop.fused.advance(1, None, masks), with_masks(exact, masks[:, 0], list(pairwise(starts)))
     assert 1e-7 < abs(near.item() / right.item() - 1) < 1e-2
 
 
 def surprise(run: Any, x: Tensor, y: Tensor, masks: Tensor, rounds: bool) -> float:
     """Return -log p(y) of a step in float64; with the numbers of wide enough layers rounded to bfloat16, if asked."""
-    widths = run._fused._network.widths
+    widths = run._loop.fused._network.widths
     a = x.double().to(PLACE)
     for k, (sizes, kept) in enumerate(zip(pairwise(widths), masks.double().split(list(widths[:-1]), 1), strict=True)):
         weight, bias = (value.double() for value in run.leaves[2 * k : 2 * k + 2])
@@ -217,13 +217,13 @@ def surprise(run: Any, x: Tensor, y: Tensor, masks: Tensor, rounds: bool) -> flo
 def test_in_bf16_the_products_of_wide_enough_layers_are_of_rounded_numbers(widths: tuple[int, ...]) -> None:
     model, guide, x, y = case(pd.BayesianNet(net(*widths), likelihood=pd.Gaussian(10.0)), 40)
     run = one_run(model, guide, x, y, len(x), None, True, "bf16")
-    assert isinstance(run._fused, fused_steps.FusedSteps)
+    assert isinstance(run._loop.fused, fused_steps.FusedSteps)
     other = one_run(model, guide, x, y, len(x), None, compile=False)
     masks = masks_of(run, 1, len(x))
     rounding = surprise(run, x, y, masks[0, 0], rounds=True) - surprise(run, x, y, masks[0, 0], rounds=False)
     starts = (0, *accumulate(widths[:-1]))
     expected = with_masks(other, masks[:, 0], list(pairwise(starts)))
-    assert_alike(run._fused.advance(1, None, masks), expected + rounding)
+    assert_alike(run._loop.fused.advance(1, None, masks), expected + rounding)
     if any(min(sizes) >= 8 for sizes in pairwise(widths)):
         assert abs(rounding) > 1e-6 * expected.abs().item()
     else:
