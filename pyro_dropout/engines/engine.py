@@ -7,7 +7,7 @@ writes over them, so one loop can go on where another one stops. An engine that 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -155,6 +155,7 @@ class Loop:
         raise NotImplementedError
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Makes loops of steps.
 
