@@ -11,9 +11,9 @@ from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pyro_dropout.engines.program import Function, Program, counting
+from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pyro_dropout.engines.chain import Chain
 from pyro_dropout.engines.engine import CHAIN, Direct, Loop, Row, Step, Taken, copy_into
 from pyro_dropout.engines.program import Program, apart_in_memory, counting
+from pyro_dropout.engines.torch_internals import tree_leaves
 
 # The most parameters that steps on a GPU compute anew: more than twice the memory, but then no kernel waits for another
 # one that still reads what it writes over.

@@ -12,21 +12,32 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from pyro_dropout.engines.carried_casts import carry_casts, cast
-from pyro_dropout.engines.combined_kernels import alike_together
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fast_dispatch import fast_dispatch
+from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import check_compiler_folder
 from pyro_dropout.engines.recorded_masks import RecordedMasks
-from pyro_dropout.engines.recorder import as_torch_compiles, reads_values, record
+from pyro_dropout.engines.recorder import reads_values, record
 from pyro_dropout.engines.simplify_graph import owner, simplify_graph
 from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
-from pyro_dropout.engines.updates_apart import updates_apart
+from pyro_dropout.engines.torch_internals import (
+    FakeTensorMode,
+    TracingContext,
+    TreeSpec,
+    as_torch_compiles,
+    combined_by,
+    compile_fx,
+    forget_instructions,
+    fused_if,
+    instructions_are_known,
+    tracing,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 
@@ -306,48 +317,34 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     # warnings are about torch's own internals.
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch._inductor.config as inductor
-        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-
         on_gpu = any(tensor.is_cuda for tensor in inputs)
         settings = _settings(on_gpu)
+        check_compiler_folder()
         if on_gpu and graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             # Kernels that are launched together need all that they read at once; what is changed in place on a GPU is
             # too large for that.
-            with updates_apart():
-                return _by_inductor(graph, inputs, settings | {"combo_kernels": False})
+            with fused_if(updates_apart):
+                return compile_fx(graph, inputs, settings | {"combo_kernels": False})
         if on_gpu:
-            with alike_together():
-                return _by_inductor(graph, inputs, settings)
-        if inductor.cpp.vec_isa_ok is not None:
-            return _by_inductor(graph, inputs, settings)
+            with combined_by(by_shape):
+                return compile_fx(graph, inputs, settings)
+        if instructions_are_known():
+            return compile_fx(graph, inputs, settings)
         # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
         # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
         try:
-            return _by_inductor(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
+            return compile_fx(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
         except Exception as cause:
             if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
                 raise
-        valid_vec_isa_list.cache_clear()
-        return _by_inductor(graph, inputs, settings)
+        forget_instructions()
+        return compile_fx(graph, inputs, settings)
 
 
 def _settings(on_gpu: bool) -> dict[str, Any]:
     """Return how inductor is to compile."""
     # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
     return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
-
-
-def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
-    import torch._inductor.config as inductor
-    from torch._inductor.compile_fx import compile_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    check_compiler_folder()
-    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
-    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
-    with tracing(shapes), inductor.patch(settings):
-        return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
 def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pyro_dropout.engines.engine import Direct, Loop, Row, Step, Taken
 from pyro_dropout.engines.inductor import Captured, whole_on_gpu
 from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.engines.program import Program
 from pyro_dropout.engines.tape import NoTapeError, Tape
+from pyro_dropout.engines.torch_internals import tree_leaves
 
 
 class Replayed:

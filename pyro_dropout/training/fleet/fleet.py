@@ -14,9 +14,9 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.torch_internals import compile_cuda
 from pyro_dropout.references.nuts.kernel.source import Source
 from pyro_dropout.references.nuts.kernel.values import UnsupportedError
 
@@ -27,7 +28,7 @@ def compiled(source: Source, device: torch.device) -> Launch:
     near = source.memory <= gpu.shared_memory_per_block_optin
     text = source.text if near else "#define FAR\n" + source.text
     with torch.cuda.device(device), any_headers():
-        kernel = torch.cuda._compile_kernel(text, "chains")
+        kernel = compile_cuda(text, "chains")
         if near:
             kernel.set_shared_memory_config(source.memory)
     far: list[Tensor] = []

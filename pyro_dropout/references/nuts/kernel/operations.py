@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from pyro_dropout.engines.torch_internals import OpOverload
 from pyro_dropout.references.nuts.kernel.calls import Call, Constants
 from pyro_dropout.references.nuts.kernel.elementwise import (
     ARITHMETIC,
@@ -81,7 +82,7 @@ class Lowering:
         return self._values[node]  # type: ignore[no-any-return]
 
     def _lower(self, node: fx.Node) -> None:
-        if not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, OpOverload):
             self._values[node] = self._value_of_many(node)
             return
         inputs = node.all_input_nodes

@@ -12,6 +12,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from pyro_dropout.engines.program import traced
+from pyro_dropout.engines.torch_internals import decompositions
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning
 from pyro_dropout.references.nuts.kernel.calls import Constants
 from pyro_dropout.references.nuts.kernel.loops import Loops
@@ -209,11 +210,8 @@ def _shaped(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
 
 def _simpler(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
     """Return a graph with fewer kinds of operations."""
-    from torch._decomp import core_aten_decompositions, get_decompositions  # slow to load
-
     with torch.no_grad():
-        table = {**core_aten_decompositions(), **get_decompositions(_MORE)}
-        found: fx.GraphModule = make_fx(graph, table)(*inputs)
+        found: fx.GraphModule = make_fx(graph, decompositions(_MORE))(*inputs)
     found.graph.eliminate_dead_code()
     return _shaped(found, inputs)
 
