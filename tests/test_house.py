@@ -1,6 +1,7 @@
 """The house rules that can be read off the source: the floors, the sizes, what is forbidden, style and types."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -86,6 +87,28 @@ def test_draws_with_a_generator_name_their_device(tmp_path: Path) -> None:
 
 def test_imports_go_downward() -> None:
     assert misplaced_imports(PACKAGE) == []
+
+
+def private_names(path: Path) -> list[str]:
+    """Describe every name of torch in a file that begins with an underscore, or is in such a module."""
+    wrong, tree = [], ast.parse(path.read_text("utf-8"))
+    wrong += [f"{line}: {name}" for line, name in imported_names(tree, []) if re.search(r"^torch\b.*\._[a-z]", name)]
+    for node in ast.walk(tree):
+        name = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+        if re.fullmatch(r"torch(\.[a-z]\w*)*\._[A-Za-z]\w*", name) and not name.startswith(
+            ("torch.ops.", "torch._foreach_")
+        ):
+            wrong.append(f"{node.lineno}: {name}")
+    return wrong
+
+
+def test_private_names_of_torch_are_in_one_file(tmp_path: Path) -> None:
+    below = (PACKAGE / "mathematics").rglob("*.py")  # which imports nothing
+    exempt = {PACKAGE / "engines" / "torch_internals.py", *below}
+    found = {str(path): private_names(path) for path in PACKAGE.rglob("*.py") if path not in exempt}
+    assert {path: names for path, names in found.items() if names} == {}
+    (tmp_path / "wrong.py").write_text("from torch._ops import OpOverload\ntorch.compiler._flag\ntorch._C._nn\n")
+    assert len(private_names(tmp_path / "wrong.py")) == 3
 
 
 def test_engines_know_nothing_of_pyro() -> None:

@@ -21,7 +21,7 @@ from pyro_dropout.comparison.scores import Exam, bounds_of
 from pyro_dropout.comparison.site_exam import SiteExam
 from pyro_dropout.comparison.standard_models import standard_guide
 from pyro_dropout.comparison.trained import Build, as_a_fleet, one_by_one
-from pyro_dropout.engines.decision import Compile
+from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time

@@ -15,7 +15,7 @@ from typing import Any
 import pyro
 from tqdm.auto import tqdm
 
-from pyro_dropout.engines.decision import decided
+from pyro_dropout.engines.choose import decided
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.guides.ensemble import Ensemble

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 import pyro
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 from pyro_dropout.comparison.probes import between, outside, over
 from pyro_dropout.comparison.scores import distances, held_out_scores
+from pyro_dropout.engines.torch_internals import tree_map
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites, trace_of, value_of
 from pyro_dropout.generative.random_state import forked

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.program import Program, Step
+from pyro_dropout.engines.program import Function, Program
 from pyro_dropout.protocols import Tree
 
 
@@ -14,22 +14,26 @@ class Chain:
 
     It starts from these parameters, optimiser state, number of the next step and learning rate. ``inputs`` holds the
     other inputs of each step; what changes between replays is copied into them. A program that writes over its inputs
-    has these tensors themselves; the results of any other step are copied into the chain's tensors after the last one.
+    has these tensors themselves; the results of any other step are copied into the chain's tensors after the last one:
+    into these, unless they are ``copied`` first.
     """
 
     def __init__(
         self,
-        step: Step | Program,
+        step: Function | Program,
         values: list[Tensor],
         state: list[list[Tensor]],
         t: Tensor,
         lr: Tensor,
         inputs: Sequence[tuple[Tree, ...]],
+        *,
+        copied: bool = True,
     ) -> None:
         writes = isinstance(step, Program) and step.writes > 0
-        self.values = values if writes else [v.clone() for v in values]
-        self.state = state if writes else [[s.clone() for s in each] for each in state]
-        self.t, self.lr, self.inputs = t if writes else t.clone(), lr.clone(), inputs
+        copied = copied and not writes
+        self.values = [v.clone() for v in values] if copied else values
+        self.state = [[s.clone() for s in each] for each in state] if copied else state
+        self.t, self.lr, self.inputs = t.clone() if copied else t, lr.clone(), inputs
         # Every replay reads the memory that it was captured with, so all of it must live as long as the graph.
         self.ahead = torch.arange(len(inputs), device=t.device, dtype=t.dtype)
         self.losses = self._warmed_up(step, writes)
@@ -46,7 +50,7 @@ class Chain:
                 self.t.add_(len(inputs))
             self.losses.copy_(torch.stack(losses))
 
-    def _warmed_up(self, step: Step | Program, writes: bool) -> Tensor:
+    def _warmed_up(self, step: Function | Program, writes: bool) -> Tensor:
         """Let lazy initialisation and autotuning happen outside the capture; return a place for the losses."""
         kept = [each.to("cpu", copy=True) for each in self.everything] if writes else []
         stream = torch.cuda.Stream()

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
+
+from pyro_dropout.engines.torch_internals import OpOverload
 
 _aten = torch.ops.aten
 _MOST = 2**16  # elements of what is computed here to look at it

@@ -5,7 +5,7 @@ neither an argument nor a parameter nor a buffer; a compiled step that held it w
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ _aten = torch.ops.aten
 _LITERAL = {_aten.lift_fresh_copy.default, _aten.lift_fresh.default, _aten.lift.default}
 
 
+@runtime_checkable
 class Place(Protocol):
     """Where a tensor is found at every step: a variable, an attribute, or an item of a container."""
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from pyro_dropout.engines import kernel_folder
 from pyro_dropout.engines.generated import library
 from pyro_dropout.engines.generated.statement import NotPlainError
 from pyro_dropout.engines.simplify_graph import owner
+from pyro_dropout.engines.torch_internals import OpOverload
 
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 Fixed = tuple[list[Call], list[Tensor]]  # calls, and the results that they leave

@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pyro_dropout.engines.torch_internals import cache_folder, caches_are_off
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
@@ -34,8 +34,7 @@ def place() -> Path | None:
         True
     """
     off = any(os.environ.get(name) == value for name, value in _OFF.items())
-    config: Any = sys.modules.get("torch._inductor.config")
-    off = off or bool(config is not None and (config.force_disable_caches or not config.fx_graph_cache))
+    off = off or caches_are_off()
     if off or not hasattr(os, "geteuid"):
         return None
     given = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _DEFAULT)  # which torch itself sets later
@@ -46,9 +45,7 @@ def place() -> Path | None:
 
 def check_compiler_folder() -> None:
     """Raise if torch's compiler would load code from a folder that another user has put where torch's own should be."""
-    from torch._inductor.codecache import cache_dir  # type: ignore[attr-defined]
-
-    folder = Path(cache_dir())
+    folder = Path(cache_folder())
     if folder.name.startswith(_DEFAULT) and hasattr(os, "geteuid") and folder.stat().st_uid not in (0, os.geteuid()):
         raise PyroDropoutError(
             f"{folder}, where torch keeps compiled code, belongs to another user, who could run code as you. Set"

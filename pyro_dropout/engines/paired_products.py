@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.simplify_graph import owner
+from pyro_dropout.engines.torch_internals import OpOverload
 
 aten = torch.ops.aten
 
@@ -143,7 +144,7 @@ def pair_products(graph: fx.Graph, fits: Callable[[Tensor], bool] = in_one_kerne
 
 
 def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
 
 
 def _shape(node: fx.Node, fits: Callable[[Tensor], bool]) -> object:

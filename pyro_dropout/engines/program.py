@@ -12,33 +12,40 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from pyro_dropout.engines.carried_casts import carry_casts, cast
-from pyro_dropout.engines.combined_kernels import alike_together
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fast_dispatch import fast_dispatch
-from pyro_dropout.engines.kept_kernels import KeptKernels
+from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
 from pyro_dropout.engines.kernel_folder import check_compiler_folder
 from pyro_dropout.engines.recorded_masks import RecordedMasks
-from pyro_dropout.engines.recorder import as_torch_compiles, reads_values, record
+from pyro_dropout.engines.recorder import reads_values, record
 from pyro_dropout.engines.simplify_graph import owner, simplify_graph
 from pyro_dropout.engines.thin_products import rewrite_skinny_products, sum_products_with_vectors
-from pyro_dropout.engines.updates_apart import updates_apart
+from pyro_dropout.engines.torch_internals import (
+    FakeTensorMode,
+    TracingContext,
+    TreeSpec,
+    as_torch_compiles,
+    combined_by,
+    compile_fx,
+    forget_instructions,
+    fused_if,
+    instructions_are_known,
+    tracing,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Tree
 
 Compiled = Callable[..., Sequence[Tensor]]
-Step = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]  # ... -> (values, state, loss)
+# A step: (values, state, t, lr, *inputs) -> (values, state, loss)
+Function = Callable[..., tuple[list[Tensor], list[list[Tensor]], Tensor]]
 
 _GRAIN = 2**15  # the size from which torch's own operations use a second thread on a CPU
-
-
-class NeedsCompilerError(Exception):
-    """A program cannot be written as plain C, and needs the compiler of torch; the message says why."""
 
 
 class Program:
@@ -56,14 +63,12 @@ class Program:
         writes: how many of its first outputs are written over its first inputs, so that they do not exist twice. No two
             inputs may share memory then. If it is compiled, either all of them are or none.
         fake: whether it is traced without computing anything where that is possible, which takes no memory.
-        kept: whether it is always called with these very inputs, so that its kernels can be kept on disk.
-        plain: whether ``NeedsCompilerError`` is raised where torch's compiler would be needed.
         bits: whether large masks on a GPU are drawn as bits, with other random numbers.
         captured: whether its calls are captured in a CUDA graph, where kernels of our own cost the host nothing.
 
     Attributes:
         carried: which parameters have such copies, and of which type.
-        why: why it is not plain C, where that was tried.
+        writable: whether inductor would write the first outputs over the first inputs as it should.
     """
 
     def __init__(
@@ -76,8 +81,6 @@ class Program:
         carries: int = 0,
         writes: int = 0,
         fake: bool = False,
-        kept: bool = False,
-        plain: bool = False,
         bits: bool = False,
         captured: bool = False,
     ) -> None:
@@ -93,7 +96,8 @@ class Program:
         self._outputs = outputs[-1]
         self.lifted = [] if outside is None else lift_constants(self.graph, outside)
         self.carried = carry_casts(self.graph.graph, carries) if carries else []
-        self.writes = writes if not compile or plain or _can_write_over(self.graph.graph, flat[:writes]) else 0
+        self.writable = _can_write_over(self.graph.graph, flat[:writes])
+        self.writes = writes if not compile or self.writable else 0
         on_gpu = compile and any(each.is_cuda for each in flat)
         if on_gpu:
             sum_products_with_vectors(self.graph.graph)
@@ -112,16 +116,13 @@ class Program:
             self.graph.recompile()
         self.twin = next((other for other in like if _same(self.graph, other.graph)), None)
         whole = [*flat, *(tensor for _, tensor in self.lifted), *cast(flat, self.carried)]
-        self._compiled: Compiled | None = None
-        self._kept = None
-        if compile and kept and self.writes:
-            self._kept = KeptKernels(self.graph, flat)
-        self._found = None if self._kept is None else self._kept.read() or self._kept.compile()
-        self.why = "" if self._kept is None else self._kept.why
-        if plain and self._found is None:
-            raise NeedsCompilerError(self.why)
-        if compile and self._found is None:
-            self._compiled = _compile(self.graph, whole) if self.twin is None else self.twin._compiled
+        self._compiled: Compiled | None = None if self.twin is None else self.twin._compiled
+        if compile and self.twin is None:
+            self.compile(whole)
+
+    def compile(self, inputs: list[Tensor]) -> None:
+        """Let inductor compile what was recorded, for an example of everything that the graph reads."""
+        self._compiled = _compile(self.graph, inputs)
 
     def __call__(
         self, *inputs: Tree, lifted: Sequence[Tensor] | None = None, casts: list[Tensor] | None = None
@@ -148,23 +149,6 @@ class Program:
         if casts is not None:
             casts[:] = found[count:]
         return [*inputs[: self.writes], *found[:count]]
-
-    def in_plain_c(self) -> Callable[[], list[Tensor]] | None:
-        """Return what runs this program on its very inputs, and returns the outputs that are not written over them.
-
-        The next call writes over these outputs. None if the program is not plain C.
-        """
-        if self._found is None:
-            return None
-        calls, results = self._found
-
-        def run() -> list[Tensor]:
-            with torch.no_grad():
-                for function, args, named in calls:
-                    function(*args, **named)
-            return results
-
-        return run
 
     @property
     def shapes(self) -> list[Tensor]:
@@ -200,7 +184,7 @@ def apart_in_memory(tensors: Sequence[Tensor], count: int) -> bool:
     return dense and all(owners.count(each) == 1 for each in own)
 
 
-def counting(step: Step) -> Callable[..., Tree]:
+def counting(step: Function) -> Callable[..., Tree]:
     """Return the same step with the number of the next one among its results."""
 
     def counted(values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree) -> Tree:
@@ -333,48 +317,34 @@ def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     # warnings are about torch's own internals.
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import torch._inductor.config as inductor
-        from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-
         on_gpu = any(tensor.is_cuda for tensor in inputs)
         settings = _settings(on_gpu)
+        check_compiler_folder()
         if on_gpu and graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             # Kernels that are launched together need all that they read at once; what is changed in place on a GPU is
             # too large for that.
-            with updates_apart():
-                return _by_inductor(graph, inputs, settings | {"combo_kernels": False})
+            with fused_if(updates_apart):
+                return compile_fx(graph, inputs, settings | {"combo_kernels": False})
         if on_gpu:
-            with alike_together():
-                return _by_inductor(graph, inputs, settings)
-        if inductor.cpp.vec_isa_ok is not None:
-            return _by_inductor(graph, inputs, settings)
+            with combined_by(by_shape):
+                return compile_fx(graph, inputs, settings)
+        if instructions_are_known():
+            return compile_fx(graph, inputs, settings)
         # Inductor would compile a program for each set of instructions that the processor has, to see whether the C++
         # compiler knows it: as long as the step itself takes. It is assumed instead, and tried only if it was wrong.
         try:
-            return _by_inductor(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
+            return compile_fx(graph, inputs, {**settings, "cpp.vec_isa_ok": True})
         except Exception as cause:
             if "CppCompileError" not in f"{type(cause).__name__}: {cause}":
                 raise
-        valid_vec_isa_list.cache_clear()
-        return _by_inductor(graph, inputs, settings)
+        forget_instructions()
+        return compile_fx(graph, inputs, settings)
 
 
 def _settings(on_gpu: bool) -> dict[str, Any]:
     """Return how inductor is to compile."""
     # A step has many small sums, one per layer; on a GPU their launches dominate, so they are launched together.
     return {"combo_kernels": on_gpu, "cpp.min_chunk_size": _GRAIN, "fallback_random": not on_gpu}
-
-
-def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
-    import torch._inductor.config as inductor
-    from torch._inductor.compile_fx import compile_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    check_compiler_folder()
-    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
-    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
-    with tracing(shapes), inductor.patch(settings):
-        return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
 def _same(left: torch.fx.GraphModule, right: torch.fx.GraphModule) -> bool:

@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyro_dropout.engines.torch_internals import TorchDispatchMode
 
 
 class RecordedMasks(TorchDispatchMode):

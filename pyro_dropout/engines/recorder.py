@@ -8,15 +8,19 @@ whose shape depends on values, a class of tensors of its own) is left to ``make_
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._ops import OpOverload
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pyro_dropout.engines.torch_internals import (
+    LazyGraphModule,
+    OpOverload,
+    TorchDispatchMode,
+    has_cpu_kernel,
+    is_wrapped,
+)
 
 _aten = torch.ops.aten
 _PLAIN = (int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -57,17 +61,6 @@ def reads_values(cause: BaseException) -> bool:
     return "_local_scalar_dense" in str(cause)
 
 
-@contextmanager
-def as_torch_compiles() -> Iterator[None]:
-    """Within this context torch says that it compiles: libraries such as transformers then do without values."""
-    before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag = before
-
-
 class NotRecordedError(RuntimeError):
     """An operation needs more than a record of what has run."""
 
@@ -100,7 +93,7 @@ class Recorder(TorchDispatchMode):
             self.graph.output([self._node(value) for value in results])
         except NotRecordedError:
             return None
-        return None if self._failed else _LazyGraphModule(self.root, self.graph)  # no Python of it until it runs
+        return None if self._failed else LazyGraphModule(self.root, self.graph)  # no Python of it until it runs
 
     def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -165,9 +158,7 @@ class Recorder(TorchDispatchMode):
 @functools.cache
 def _can_be_recorded(operation: OpOverload) -> bool:
     """Whether an operation reads no values, and is not one that autograd takes apart, as it does not in inference."""
-    whole = not operation._can_decompose()
-    whole = whole or torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CPU")
-    return whole and _READS_VALUES.isdisjoint(operation.tags)
+    return has_cpu_kernel(operation) and _READS_VALUES.isdisjoint(operation.tags)
 
 
 def _chooses_by_number(operation: OpOverload, args: Any) -> bool:
@@ -180,7 +171,7 @@ def _chooses_by_number(operation: OpOverload, args: Any) -> bool:
 def _is_plain(value: Tensor) -> bool:
     if type(value) not in (Tensor, nn.Parameter) or value.device.type != "cpu":
         return False
-    return value.layout is torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+    return value.layout is torch.strided and not is_wrapped(value)
 
 
 def _shape_of(value: Tensor) -> Tensor:

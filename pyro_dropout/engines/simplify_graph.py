@@ -9,9 +9,9 @@ import operator
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from pyro_dropout.engines.constant_folding import Literals, single
+from pyro_dropout.engines.torch_internals import OpOverload
 
 _aten = torch.ops.aten
 _VIEWS = {

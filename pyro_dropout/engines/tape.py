@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from pyro_dropout.engines.simplify_graph import is_random
+from pyro_dropout.engines.torch_internals import OpOverload
 from pyro_dropout.engines.written_calls import Call, written
 
 _aten = torch.ops.aten

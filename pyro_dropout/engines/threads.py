@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 
 _SHARE = 2**25  # multiplications of a forward pass that are worth a thread, about a millisecond
 _ELEMENT = 16  # as many as one element of any other operation, which memory and not arithmetic takes time for

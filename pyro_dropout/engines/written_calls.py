@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from pyro_dropout.engines.fast_dispatch import FUNCTIONS
 from pyro_dropout.engines.simplify_graph import is_random
+from pyro_dropout.engines.torch_internals import OpOverload, function_named
 
 Call = tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]
 
@@ -81,7 +81,7 @@ def _candidates(operation: OpOverload, args: tuple[Any, ...], named: dict[str, A
         yield place.copy_, args[:1], {}
     if operation in _OVER_ALL:
         yield _OVER_ALL[operation], (args[0], list(range(args[0].dim()))), {"out": place}
-    function = FUNCTIONS.get(operation) or getattr(torch._C._nn, name, None) or getattr(torch, name, None)
+    function = FUNCTIONS.get(operation) or function_named(name)
     if function is not None:
         held = tuple(_as_tensor(each, place) for each in args) if operation in _WITH_NUMBER else args
         for own in (held, args):

@@ -5,7 +5,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import (
+from torch.utils.data import DataLoader
+
+from pyro_dropout.engines.torch_internals import (
     keystr,
     register_pytree_node,
     tree_flatten,
@@ -14,8 +16,6 @@ from torch.utils._pytree import (
     tree_map,
     tree_unflatten,
 )
-from torch.utils.data import DataLoader
-
 from pyro_dropout.mathematics.checks import check_dense, check_finite
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
 from pyro_dropout.protocols import Tree

@@ -15,8 +15,8 @@ import torch
 from pyro.nn import PyroModule
 from pyro.poutine.messenger import _bound_partial, _context_wrap
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
+from pyro_dropout.engines.torch_internals import tree_leaves, tree_map
 from pyro_dropout.generative.inputs import inputs_of, takes_all
 from pyro_dropout.generative.likelihood import is_likelihood
 from pyro_dropout.mathematics.checks import describe

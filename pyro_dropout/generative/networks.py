@@ -10,8 +10,8 @@ import pyro
 import torch
 from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.utils.stateless import _reparametrize_module
 
+from pyro_dropout.engines.torch_internals import is_jit_traced, reparametrize_module
 from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
 from pyro_dropout.generative.frozen import freeze_all_but
 from pyro_dropout.generative.half_precision import HALF, check_types, plain_network
@@ -303,10 +303,10 @@ def copied(part: Part, net: nn.Module, memo: dict[int, Any] | None = None) -> Pa
 def _call(net: nn.Module, weights: Weights, x: AnyInputs) -> object:
     """Return net(x) with other weights; torch's ``functional_call`` refuses to be traced by torch.jit."""
     weights = _in_all_places(net, weights)
-    if torch._C._get_tracing_state() is None:
+    if not is_jit_traced():
         args, kwargs = ((x,), {}) if isinstance(x, Tensor) else (x.args, x.kwargs)
         return functional_call(net, weights, args, kwargs, tie_weights=False)
-    with _reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
+    with reparametrize_module(net, weights, tie_weights=False):  # what functional_call does itself
         return call_net(net, x)
 
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from pyro_dropout.engines.torch_internals import onednn
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.errors import PyroDropoutError
 
@@ -76,14 +77,8 @@ def _imitated(precision: str) -> bool:
 @contextmanager
 def without_onednn(off: bool = True) -> Iterator[None]:
     """Within this context, torch computes on a CPU without oneDNN."""
-    before = torch._C._get_mkldnn_enabled()
-    if off:
-        torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags would warn of TF32
-    try:
+    with onednn(not off):
         yield
-    finally:
-        if off:
-            torch._C._set_mkldnn_enabled(before)
 
 
 @contextmanager

@@ -13,8 +13,9 @@ from typing import ParamSpec, TypeVar
 import torch
 from pyro.poutine.runtime import _DIM_ALLOCATOR, _PYRO_STACK
 from torch import nn
-from torch._C import _len_torch_function_stack
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
+from torch.overrides import TorchFunctionMode
+
+from pyro_dropout.engines.torch_internals import function_modes, number_of_function_modes, pop_mode, push_mode
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -83,13 +84,13 @@ def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Res
     def alone(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         handlers, plates = len(_PYRO_STACK), list(_DIM_ALLOCATOR._stack)
         gradients, had = torch.is_grad_enabled(), RUNNING.taken_here()
-        modes = _get_current_function_mode_stack()
+        modes = function_modes()
         try:
             with RUNNING:
                 return run(*args, **kwargs)
         except BaseException as error:
             torch.set_grad_enabled(gradients)
-            if _get_current_function_mode_stack() != modes:
+            if function_modes() != modes:
                 _set_modes(modes)
             del _PYRO_STACK[handlers:]
             _DIM_ALLOCATOR._stack[:] = plates
@@ -104,10 +105,10 @@ def one_at_a_time(run: Callable[Parameters, Result]) -> Callable[Parameters, Res
 
 def _set_modes(modes: list[TorchFunctionMode]) -> None:
     """Put torch's modes back as they were."""
-    while _len_torch_function_stack():
-        _pop_mode()
+    while number_of_function_modes():
+        pop_mode()
     for mode in modes:
-        _push_mode(mode)
+        push_mode(mode)
 
 
 def modules_stay(run: Callable[Parameters, Result]) -> Callable[Parameters, Result]:

@@ -7,17 +7,20 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.weak import WeakIdKeyDictionary
+
+from pyro_dropout.engines.torch_internals import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
+    disable_current_modes,
+    is_jit_traced,
+    is_mapped,
+    without_torch_function,
 )
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.weak import WeakIdKeyDictionary
-
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked
@@ -52,7 +55,7 @@ def calls_noted(*roots: object, before: Callable[[nn.Module], object] | None = N
             for program in programs:
                 _CALLED.setdefault(program, []).append(weakref.ref(module))
             if before is not None:
-                with _disable_current_modes(), torch._C.DisableTorchFunction():
+                with disable_current_modes(), without_torch_function():
                     before(module)
 
     hook = register_module_forward_pre_hook(meet)
@@ -121,8 +124,8 @@ def _set_modes(modules: list[nn.Module], modes: list[bool]) -> None:
 
 def can_run(x: object) -> bool:
     """Whether a network can be run with x to look at it: not while its operations are recorded or mapped."""
-    recorded = is_traced() or torch._C._get_tracing_state() is not None
-    mapped = torch._C._functorch.peek_interpreter_stack() is not None
+    recorded = is_traced() or is_jit_traced()
+    mapped = is_mapped()
     return isinstance(x, AnyInputs) and not recorded and not mapped and not torch.compiler.is_compiling()
 
 

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.own_noise import kept_random, silent
 from pyro_dropout.generative.random_state import random_state, seeded

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_leaves
 
+from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.generative.inputs import AnyInputs, call_net, copies
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.single_points import runs_by_row

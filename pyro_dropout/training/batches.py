@@ -6,8 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-# Steps in one CUDA graph: enough that the launch cost is negligible, few enough that capturing them is quick.
-CHAIN = 20
+from pyro_dropout.engines.engine import CHAIN
 
 _AHEAD = 8 * CHAIN  # batches that are drawn at once, as long as they are
 _MOST = 2**18  # indices at most

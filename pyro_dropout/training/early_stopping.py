@@ -6,6 +6,7 @@ import torch
 from pyro import poutine
 from torch import Tensor
 
+from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.observed_sites import observed_sites, point_log_likelihood, trace_of
@@ -13,7 +14,6 @@ from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Record
-from pyro_dropout.training.batches import CHAIN
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.loss.elbo import ELBO

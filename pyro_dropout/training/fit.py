@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from pyro_dropout.engines.decision import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
 from pyro_dropout.engines.program import recording
 from pyro_dropout.engines.threads import enough_threads
 from pyro_dropout.generative.inputs import takes_all
@@ -207,8 +207,7 @@ def fit(
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
     total = steps if steps is not None else int(epochs or 0) * per_epoch
-    alone = stream is None and not distributed and not update.beside
-    how = decided(compile, total, training_size(model, guide, batch), place, plain=alone)
+    how = decided(compile, total, training_size(model, guide, batch), place)
     facts: Record = {"batch": batch, "seed": seed}
     if precision != "float32":
         facts["precision"] = precision

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import (
     DataLoader,
     IterableDataset,
@@ -21,6 +20,7 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_unflatten
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, seed_generators, set_random_state
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record, Tree

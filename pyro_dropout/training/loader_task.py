@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 from torch.utils.data import DataLoader
 
+from pyro_dropout.engines.torch_internals import tree_unflatten
 from pyro_dropout.generative.inputs import check_pairs, inputs_of, takes_all
 from pyro_dropout.generative.likelihoods import likelihood_of
 from pyro_dropout.generative.model_call import ModelCall, is_network, name_of, takes

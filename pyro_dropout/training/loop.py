@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.training.batches import CHAIN
+from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch

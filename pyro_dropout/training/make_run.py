@@ -1,72 +1,156 @@
-"""Training runs with an optimiser of this package inside their step, or with one of torch beside it."""
+"""Steps of training and their runs: with an optimiser of this package inside, or with one of torch beside them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.decision import HowCompiled
-from pyro_dropout.engines.malloc_threshold import keep_freed_memory
+from pyro_dropout.engines.choose import HowCompiled
+from pyro_dropout.engines.engine import Engine, Gradient, Row, Step, Taken, is_large
+from pyro_dropout.engines.program import Function, apart_in_memory
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Source
-from pyro_dropout.training.compile.functional import Gradients, Parameters, StepInPlace, make_step
-from pyro_dropout.training.loss.temperature import at_step
-from pyro_dropout.training.optimisers import Update, plain
-from pyro_dropout.training.runner import TrainingRun, copy_into
+from pyro_dropout.training.compile.functional import Gradients, Parameters, StepInPlace, make_step, numbered
+from pyro_dropout.training.optimisers import Update, clock, plain
+from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.torch_optimisers import held_by
 
 
-class TorchOptimiserRun(TrainingRun):
-    """A training run whose optimiser is torch's own, and runs outside a compiled step that returns gradients."""
+def own_step(
+    function: Function,
+    values: list[Tensor],
+    update: Update,
+    *,
+    inputs: tuple[Tree, ...],
+    batches: Source | None,
+    lr: Tensor | None = None,
+) -> Step:
+    """Return a step on copies of ``values``, with the optimiser's state at its start.
 
-    _tapes = False
+    Args:
+        function: (values, state, t, lr, *inputs, *row) -> (values, state, loss).
+        values: the parameters to start from.
+        update: the optimiser.
+        inputs: the other inputs of every step: trees of tensors.
+        batches: where the rows come from.
+        lr: the base learning rate as a tensor, if it is not the optimiser's, such as one per replica.
+    """
+    values = [value.detach().clone(memory_format=torch.contiguous_format) for value in values]
+    return Step(function, values, update.start(values), **_around(values, update, inputs, batches, lr))
+
+
+def _around(
+    values: list[Tensor], update: Update, inputs: tuple[Tree, ...], batches: Source | None, lr: Tensor | None = None
+) -> dict[str, Any]:
+    """Return what a step has besides its functions, parameters and state."""
+    t, rate = clock(update, values, 1)
+    row = [] if batches is None else batches.example()
+    chained = batches is None or batches.chained
+    return {"t": t, "lr": rate if lr is None else lr.to(rate), "inputs": inputs, "row": row, "chained": chained}
+
+
+def make_run(
+    gradients_of: Gradients,
+    parameters: Parameters,
+    update: Update,
+    *,
+    inputs: tuple[Tree, ...],
+    batches: Source | None,
+    compile: HowCompiled,
+    before: Sequence[Engine] = (),
+    guarded: bool = True,
+    decays: bool = False,
+) -> TrainingRun:
+    """Return the training run of one guide, whose own tensors steps change.
+
+    Args:
+        gradients_of: (values, *inputs, *row) -> (loss, gradients).
+        parameters: what is trained.
+        update: an optimiser of this package, inside the step, or one of torch beside it.
+        inputs: the other inputs of every step: trees of tensors.
+        batches: where mini-batches come from; None for all data at every step.
+        compile: as in ``TrainingRun``.
+        before: engines that are tried first.
+        guarded: whether steps of a large network are left out if their loss or gradient is not finite; others are taken
+            back, by a copy of the parameters.
+        decays: that of ``StepInPlace``.
+    """
+    how: Any = {"batches": batches, "compile": compile, "before": before}
+    if update.beside:
+        return TorchOptimiserRun(gradients_of, parameters, update, inputs, **how)
+    in_place = StepInPlace(gradients_of, parameters, update, decays=decays)
+    values, write = parameters.values, None
+    if not apart_in_memory(values, len(values)):  # weights of a recurrent layer on a GPU are parts of one tensor
+        values, write = [value.clone() for value in values], parameters.copy
+    around, state = _around(values, update, inputs, batches), update.start(values)
+    t, lr = around["t"], around["lr"]
+    guarded = guarded and is_large(values)
+
+    def take(row: Row, gradient: Gradient | None) -> Taken:
+        loss, taken = in_place(guarded, values, state, t, lr, *inputs, *row, recorded=gradient)
+        if taken:
+            t.add_(1)
+        return loss, taken
+
+    def bind(gradients: list[Tensor]) -> Callable[[], None]:
+        move = in_place.bound(values, gradients, state)
+
+        def moved() -> None:
+            move(t, lr)
+            t.add_(1)
+
+        return moved
+
+    whole = make_step(gradients_of, parameters, update)
+    step = Step(whole, values, state, gradient=numbered(gradients_of), take=take, bind=bind, guarded=guarded, **around)
+    return TrainingRun(step, write=write, **how)
+
+
+class TorchOptimiserRun(TrainingRun):
+    """A training run whose optimiser is torch's own, and runs beside a step that gives gradients."""
 
     def __init__(
-        self,
-        gradients: Gradients,
-        parameters: list[Tensor],
-        update: Update,
-        *,
-        inputs: tuple[Tree, ...],
-        batches: Source | None,
-        compile: HowCompiled,
+        self, gradients_of: Gradients, parameters: Parameters, update: Update, inputs: tuple[Tree, ...], **how: Any
     ) -> None:
         assert update.optimiser is not None
-        self._parameters, self._update, self._optimiser = parameters, update, update.optimiser
+        self._update, self._optimiser = update, update.optimiser
+        trained = list(parameters.by_name.values())
         held = held_by(update.optimiser)
-        self._held = [k for k, each in enumerate(parameters) if id(each) in held]
-        if parameters and not self._held:
+        self._held = {k: each for k, each in enumerate(trained) if id(each) in held}
+        if trained and not self._held:
             raise PyroDropoutError(
                 f"optim must hold parameters of the guide or the model; this {type(update.optimiser).__name__} holds"
                 " none of them. Make it with guide.parameters()."
             )
+        gradient, values = numbered(gradients_of), [each.detach() for each in trained]
+        around = _around(values, update, inputs, how["batches"])
+        t = around["t"]
 
-        def step(
-            values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *inputs: Tree
-        ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
-            with at_step(t):
-                loss, slopes = gradients(values, *inputs)
-            return slopes, state, loss
+        def move(gradients: list[Tensor]) -> None:
+            self._move(gradients, t)
+            for mine, theirs in zip(values, trained, strict=True):  # an optimiser may give a parameter new memory
+                if mine.data_ptr() != theirs.data_ptr():
+                    theirs.data = mine.copy_(theirs.detach())
+            t.add_(1)
 
-        # No CUDA graph of several steps: the optimiser runs between two steps.
-        values = [p.detach() for p in parameters]
-        super().__init__(step, values, update, write=self._write_back, inputs=inputs, batches=batches, compile=False)
-        self.traced = compile in ("traced", "plain")  # the optimiser is no part of a program in C
-        if compile is not False:
-            self._try_to_compile("traced" if self.traced else compile)
-        if self._program is None:
-            keep_freed_memory(values)
-            self._chain = None
+        def take(row: Row, recorded: Gradient | None) -> Taken:
+            loss, gradients = (recorded or gradient)(values, t, *inputs, *row)
+            move(gradients)
+            return loss, True
 
-    def _write_back(self, values: list[Tensor]) -> None:
-        copy_into(self._parameters, values)
+        def bind(gradients: list[Tensor]) -> Callable[[], None]:
+            return lambda: move([each.clone() for each in gradients])  # an optimiser may change them
 
-    def advance(self, steps: int) -> Tensor:
-        """Take one step; return the loss before it."""
-        self.leaves, t = [p.detach() for p in self._parameters], self.t.clone()
-        losses = super().advance(1)
-        slopes, factor = self._update.prepared([self.leaves[k] for k in self._held], t, torch.ones_like(t))
-        for k, slope in zip(self._held, slopes, strict=True):
-            self._parameters[k].grad = slope
+        step = Step(None, values, [[] for _ in values], gradient=gradient, take=take, bind=bind, **around)
+        super().__init__(step, **how)
+
+    def _move(self, gradients: list[Tensor], t: Tensor) -> None:
+        """Let the optimiser take a step with these gradients, at its own learning rates times the schedule."""
+        slopes, factor = self._update.prepared([gradients[k] for k in self._held], t, torch.ones_like(t))
+        for parameter, slope in zip(self._held.values(), slopes, strict=True):
+            parameter.grad = slope
         rates = [group["lr"] for group in self._optimiser.param_groups]
         if self._update.schedule is not None:
             for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
@@ -75,13 +159,6 @@ class TorchOptimiserRun(TrainingRun):
         self._optimiser.zero_grad()
         for group, rate in zip(self._optimiser.param_groups, rates, strict=True):
             group["lr"] = rate
-        self.leaves = [p.detach() for p in self._parameters]
-        return losses
-
-    def restore(self, values: list[Tensor]) -> None:
-        """Restore a snapshot of the parameters."""
-        self._write_back(values)
-        self.leaves = [p.detach() for p in self._parameters]
 
     def state(self) -> tuple[dict[str, Tensor], Record]:
         """Return the state of the steps and that of the optimiser."""
@@ -116,39 +193,6 @@ class TorchOptimiserRun(TrainingRun):
         ]
         self._optimiser.load_state_dict({"state": state, "param_groups": groups})
         super().set_state(tensors, rest)
-        self._write_back(self.leaves)
-
-
-def make_run(
-    gradients_of: Gradients,
-    parameters: Parameters,
-    update: Update,
-    *,
-    inputs: tuple[Tree, ...],
-    batches: Source | None,
-    compile: HowCompiled,
-    guarded: bool = True,
-    decays: bool = False,
-) -> TrainingRun:
-    """Return a training run: with an optimiser of this package inside its step, or with one of torch beside it.
-
-    ``decays`` is that of ``StepInPlace``.
-    """
-    if update.beside:
-        trained = list(parameters.by_name.values())
-        return TorchOptimiserRun(gradients_of, trained, update, inputs=inputs, batches=batches, compile=compile)
-    return TrainingRun(
-        make_step(gradients_of, parameters, update),
-        parameters.values,
-        update,
-        write=parameters.write,
-        inputs=inputs,
-        batches=batches,
-        compile=compile,
-        gradients=gradients_of,
-        in_place=StepInPlace(gradients_of, parameters, update, decays=decays),
-        guarded=guarded,
-    )
 
 
 def _like(now: object, value: object) -> object:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.adam import adam as adam_of_torch
 
+from pyro_dropout.engines.torch_internals import fused_adam
 from pyro_dropout.mathematics.checks import check_count, check_non_negative, check_positive
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record
@@ -247,7 +248,7 @@ def adam(
         done = torch.zeros((), dtype=torch.float32, device=parameters[0].device)
         moments = [own[0] for own in state], [own[1] for own in state]
         lists: tuple[list[Tensor], ...] = (parameters, gradients, *moments, [], [done] * len(state))
-        fused: Callable[..., None] = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        fused = fused_adam(decoupled)
         settings: Any = {"beta1": beta1, "beta2": beta2, "weight_decay": weight_decay, "eps": eps}
 
         def update(lr: Tensor, t: Tensor) -> None:

@@ -16,7 +16,7 @@ import pyro.infer
 import pyro.optim
 import torch
 
-from pyro_dropout.engines.decision import Compile
+from pyro_dropout.engines.choose import Compile
 from pyro_dropout.engines.recorder import reads_values
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
 from pyro_dropout.generative.process_lock import one_at_a_time

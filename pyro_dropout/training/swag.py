@@ -12,7 +12,7 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.engines.decision import Compile
+from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.model_call import call_of, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import generators_stay

@@ -2,11 +2,12 @@
 
 import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.decision import HowCompiled
+from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import quietly
@@ -27,12 +28,12 @@ from pyro_dropout.training.distributed.process_group import Group
 from pyro_dropout.training.early_stopping import Watch
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.make_run import make_run
-from pyro_dropout.training.one_kernel.fused_run import fused_run
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.preflight import check_trained
 from pyro_dropout.training.runner import TrainingRun
 from pyro_dropout.training.torch_optimisers import for_parameters
+from pyro_dropout.training.wide_kernels.kernels import kernels_for
 
 
 @dataclass
@@ -81,17 +82,13 @@ class TrainingTask:
         """Return a training run of the guide's and the model's parameters in this process."""
         parameters, batches = self._parameters(batch), self._batches(batch)
         update = for_parameters(update, parameters.by_name.values())
-        if not self.call.kwargs:
-            fused = fused_run(self.parts, update, self.call.args, parameters, batch, batches, compile)
-            if fused is not None:
-                return fused
+        kernels = kernels_for(self.parts, update, self.call, parameters, batch, batches)
         gradients_of = make_gradients(*self.parts, parameters, self._arguments)
         buffers = Buffers(self.call.model, self.guide).values
         inputs = (buffers,)
         with quietly(self.call.model, self.guide):  # compiling runs the model, whose buffers must not change
-            return make_run(
-                gradients_of, parameters, update, inputs=inputs, batches=batches, compile=compile, decays=True
-            )
+            how: Any = {"inputs": inputs, "batches": batches, "compile": compile, "before": kernels, "decays": True}
+            return make_run(gradients_of, parameters, update, **how)
 
     def _parameters(self, batch: int) -> Parameters:
         first = self.call if batch == (self.call.count or 1) else self.call.at(slice(0, batch))

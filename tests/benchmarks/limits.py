@@ -27,7 +27,7 @@ ON_CPU = (
 ON_GPU = (
     ("precision",),
     ("kernels", "--rows", "0", "mean-field", "low-rank"),
-    ("one_kernel",),
+    ("cuda_c",),
     ("laplace", "--device", "cuda"),
     ("linearised", "--device", "cuda"),
     ("memory", "--device", "cuda"),

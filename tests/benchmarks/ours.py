@@ -6,9 +6,9 @@ from typing import Any
 import pyro
 
 import pyro_dropout as pd
+from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, products_in
-from pyro_dropout.training.batches import CHAIN
 from pyro_dropout.training.fit import TrainingTask
 from pyro_dropout.training.optimisers import named
 from tests.benchmarks.sizes import DROP, Size

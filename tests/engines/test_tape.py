@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import pyro_dropout as pd
 from pyro_dropout.engines import tape as module
 from pyro_dropout.engines.recorder import record
+from pyro_dropout.engines.replayed import Replayed
 from pyro_dropout.engines.tape import NoTapeError, Tape
-from pyro_dropout.training import runner
 
 Function = Callable[..., list[Tensor]]
 
@@ -185,7 +185,7 @@ def test_buffers_that_a_network_changes_are_changed_once_a_step() -> None:
 def test_a_tape_and_single_operations_take_the_same_steps(guide: str, monkeypatch: pytest.MonkeyPatch) -> None:
     taped = trained(guide, _network, "traced")
     made: list[object] = []
-    monkeypatch.setattr(runner, "taped", lambda *_: made.append(None))
+    monkeypatch.setattr(Replayed, "_taped", lambda *_: made.append(None))
     single = trained(guide, _network, "traced")
     assert made
     torch.testing.assert_close(taped, single, rtol=1e-6, atol=1e-7)

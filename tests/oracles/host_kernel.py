@@ -4,6 +4,7 @@ What a GPU does between barriers in any order, these threads do too, so a barrie
 """
 
 import ctypes
+import functools
 import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from pyro_dropout.engines.cuda.calls import Constants
 from pyro_dropout.engines.cuda.recorded import PREAMBLE, lowered, outside, packed
+from pyro_dropout.engines.cuda.steps import Recorded, StepsOnGpu, WithDraws
+from pyro_dropout.engines.cuda.steps import Source as StepsSource
 from pyro_dropout.engines.cuda.values import c_type
 from pyro_dropout.references.nuts.chain_source import Source
 
@@ -40,6 +43,55 @@ extern "C" void chains(int count, double* states, const char* constants, const d
   }}
 }}
 """
+
+
+_STEPS_AFTER = """
+extern "C" void steps(int copies, double* far, const long long* given, int first, int count) {{
+  for (int network = 0; network < copies; ++network) {{
+    vector<double> memory({words});
+    #pragma omp parallel num_threads({threads})
+    run(network, omp_get_thread_num(), memory.data(), far, given, first, count);
+  }}
+}}
+"""
+
+
+class HostSteps(StepsOnGpu):
+    """Steps by a kernel on the CPU."""
+
+    def __init__(self, recorded: Recorded, tensors: Sequence[Tensor]) -> None:
+        super().__init__(recorded, tensors, steps_compiled, threads=THREADS, lanes=1)
+
+
+class InterpretedSteps(HostSteps):
+    """The same steps with the same random numbers, by the recorded operations one by one."""
+
+    def _launched(self, bound: Any, first: int, steps: int, each: Sequence[Tensor]) -> list[Tensor]:
+        recorded, source = self._recorded, self._source
+        count, many = len(recorded.inputs), recorded.copies > 1
+        drawn = bound.whole[count + len(self._constants) :][: len(source.draws.counts)]
+        for step in range(steps):
+            for network in range(recorded.copies):
+                given = list(bound.whole[:count])
+                for k in {*range(recorded.writes), *recorded.stacked} if many else ():
+                    given[k] = given[k][network]
+                for k, value in zip(recorded.each, each, strict=True):
+                    given[k] = value[step][network] if many else value[step]
+                numbers = [value[first + step, network] for value in drawn]
+                with torch.no_grad():
+                    found = WithDraws(recorded.graph, source.draws, numbers).run(*given)
+                for place, value in zip(given, found[: recorded.writes], strict=False):
+                    place.copy_(value)
+                for place, value in zip(bound.results, found[recorded.writes :], strict=True):
+                    (place[step][network] if many else place[step]).copy_(value)
+        return [value[:steps] for value in bound.results]
+
+
+def steps_compiled(source: StepsSource, _: torch.device) -> Callable[..., None]:
+    """Return a function of what a kernel of steps is called with, as for a GPU."""
+    after = _STEPS_AFTER.format(words=source.memory // 8 + 1, threads=source.threads)
+    function = _library(_BEFORE + source.text + after).steps
+    return lambda *given: function(*(_argument(each) for each in given))
 
 
 def compiled(source: Source, _: torch.device) -> Callable[..., None]:
@@ -84,6 +136,7 @@ def _argument(value: Tensor | int) -> Any:
     return ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
 
 
+@functools.cache
 def _library(text: str) -> Any:
     folder = Path(tempfile.mkdtemp())
     code, library = folder / "kernel.cpp", folder / "kernel.so"

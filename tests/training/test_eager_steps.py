@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.training import runner
+from pyro_dropout.engines import engine
 from pyro_dropout.training.optimisers import Update, adam, sgd
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0}
@@ -117,7 +117,7 @@ def test_an_update_of_the_user_runs_in_place_too() -> None:
 
 @pytest.mark.parametrize("wrong", ["targets", "gradient"])
 def test_a_large_network_does_not_take_a_step_that_is_not_finite(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_LARGE", 0)
+    monkeypatch.setattr(engine, "LARGE", 0)
     model, guide = pair()
     pd.fit(model, guide, X, X, steps=3, **QUIET)
     before = [parameter.detach().clone() for parameter in guide.parameters()]
@@ -144,7 +144,7 @@ def test_a_large_network_does_not_take_a_step_that_is_not_finite(wrong: str, mon
 
 
 def test_a_learning_rate_that_is_too_large_leaves_a_large_network_finite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runner, "_LARGE", 0)
+    monkeypatch.setattr(engine, "LARGE", 0)
     model, guide = pair()
     with pytest.raises(pd.DivergedError, match="that step was not taken"):
         pd.fit(model, guide, X, X, steps=400, lr=1e6, optim="sgd", **QUIET)

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.engines import engine, inductor
 from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.training import optimisers, runner
+from pyro_dropout.training import optimisers
 from pyro_dropout.training.optimisers import named
 from pyro_dropout.training.training_task import TrainingTask
 from tests.oracles.memory import peak_allocated
@@ -88,7 +89,7 @@ def test_a_snapshot_is_written_over_an_earlier_one_that_fits() -> None:
 def test_a_large_network_does_not_take_a_recorded_step_that_is_not_finite(
     compile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_LARGE", 0)
+    monkeypatch.setattr(engine, "LARGE", 0)
     model, guide = pair()
     pd.fit(model, guide, X, X, steps=3, compile=compile, **QUIET)
     before = [parameter.detach().clone() for parameter in guide.parameters()]
@@ -112,7 +113,7 @@ def test_a_training_holds_at_most_a_quarter_more_than_plain_dropout(
     compile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # parameters, gradients and two moments in torch; here the network's own values as well
-    monkeypatch.setattr(runner, "_LARGE", 0)
+    monkeypatch.setattr(engine, "LARGE", 0)
     width, count = 400, 6
     x, y = torch.randn(16, width), torch.randn(16, width)
 
@@ -195,7 +196,7 @@ def test_a_huge_network_on_a_gpu_has_its_own_tensors_changed(
     compile: Any, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a guide that draws nothing: several chains, and single steps after them."""
-    monkeypatch.setattr(runner, "_HUGE", 0)
+    monkeypatch.setattr(inductor, "_HUGE", 0)
     found, x = [], torch.randn(256, 40, generator=torch.Generator().manual_seed(0)).cuda()
     for kind in (False, compile):
         pyro.clear_param_store()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, flat_index, number
+from pyro_dropout.engines.generated.by_torch import elsewhere
 
 aten = torch.ops.aten
 
@@ -87,7 +88,8 @@ class Call:
     @classmethod
     def of(cls, node: fx.Node) -> "Call":
         """Return the operation of a node."""
-        name = getattr(node.target, "_schema").name.removeprefix("aten::")  # noqa: B009
+        operation: Any = elsewhere(node, node.target)  # type: ignore[arg-type]
+        name = operation._schema.name.removeprefix("aten::")
         return cls(name, node.args, dict(node.kwargs), node.meta["val"])
 
     def argument(self, place: int, default: Any = None) -> Any:

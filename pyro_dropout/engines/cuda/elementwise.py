@@ -12,6 +12,7 @@ ARITHMETIC = {
     "abs": "({0} < 0 ? -{0} : {0})",
     "sign": "({0} != {0} ? {0} : ({0} > 0) - ({0} < 0))",
     "relu": "({0} < 0 ? 0 : {0})",
+    "threshold_backward": "({1} <= {2} ? 0 : {0})",
     "tanh_backward": "({0} * (1 - {1} * {1}))",
     "sigmoid_backward": "({0} * {1} * (1 - {1}))",
 }
@@ -24,6 +25,7 @@ DEAR_ARITHMETIC = {
     "xlogy": "({1} != {1} ? {1} : {0} == 0 ? 0 : {0} * log({1}))",
     "logaddexp": "log_sum({0}, {1})",
     "pow": "pow({0}, {1})",
+    "hypot": "hypot({0}, {1})",
     **{f: f"{f}({{0}})" for f in ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "floor", "ceil", "trunc")},
     **{f: f"{f}({{0}})" for f in ("sin", "cos", "tan", "asin", "acos", "atan", "erf", "erfc", "lgamma")},
     **{f: f"{f}({{0}})" for f in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},

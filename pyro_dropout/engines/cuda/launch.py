@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from pyro_dropout.engines.torch_internals import compile_cuda
+
 
 def near_memory(device: torch.device) -> int:
     """Return how many bytes the threads of a block can share."""
@@ -24,7 +26,7 @@ def compiled(text: str, name: str, device: torch.device, shared: int = 0) -> Any
         shared: bytes that the threads of a block share.
     """
     with torch.cuda.device(device), any_headers():
-        kernel = torch.cuda._compile_kernel(text, name)
+        kernel = compile_cuda(text, name)
         if shared:
             kernel.set_shared_memory_config(shared)
     return kernel

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, fx
 
+from pyro_dropout.engines.cuda import by_number
 from pyro_dropout.engines.cuda.calls import DRAWS, Call, Constants, Draws
 from pyro_dropout.engines.cuda.elementwise import (
     ARITHMETIC,
@@ -41,6 +42,7 @@ from pyro_dropout.engines.cuda.values import (
     shifted,
     within,
 )
+from pyro_dropout.engines.torch_internals import OpOverload
 
 
 class Lowering:
@@ -91,8 +93,9 @@ class Lowering:
         return self._values[node]  # type: ignore[no-any-return]
 
     def _lower(self, node: fx.Node) -> None:
-        if not isinstance(node.target, torch._ops.OpOverload):
-            self._values[node] = self._value_of_many(node)
+        if not isinstance(node.target, OpOverload):
+            many, which = node.args
+            self._values[node] = self._values[many][which]  # type: ignore[index]
             return
         inputs = node.all_input_nodes
         if self._draws is not None and node.target in DRAWS:
@@ -102,10 +105,8 @@ class Lowering:
             if torch.Tag.nondeterministic_seeded in node.target.tags:
                 raise UnsupportedError("the model draws random numbers of its own")
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: self._known[each])
-            if not self._constants.live or not any(isinstance(each, torch.device) for each in kwargs.values()):
-                found = node.target(*args, **kwargs)
-            else:
-                found = node.target(*args, **{**kwargs, "device": torch.device("cpu")})
+            named = {**kwargs, "device": torch.device("cpu")} if "device" in kwargs else kwargs
+            found = node.target(*args, **named)
             if isinstance(found, Tensor):
                 self._known[node] = found
                 return
@@ -113,11 +114,6 @@ class Lowering:
         if isinstance(value, Value) and value.cost > CHEAP and (len(node.users) > 1 or value.cost >= DEAR):
             value = self._stored(value)
         self._values[node] = value
-
-    def _value_of_many(self, node: fx.Node) -> Value:
-        """Return one of several results."""
-        many, which = node.args
-        return self._values[many][which]  # type: ignore[index, no-any-return]
 
     def _stored(self, value: Value, over: Shape | None = None, kind: str = "") -> Value:
         self._count += 1
@@ -145,7 +141,7 @@ class Lowering:
             raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
         if name in ARITHMETIC or name in DEAR_ARITHMETIC:
             dear = name in DEAR_ARITHMETIC
-            if len(node.args) > 2:
+            if len(node.args) > 2 + (name == "threshold_backward"):
                 raise UnsupportedError(f"a kernel has no {node.name} with {len(node.args)} arguments")
             text = DEAR_ARITHMETIC[name] if dear else ARITHMETIC[name]
             return self._each(text, node.args, shape, dtype, cost=DEAR if dear else 1)
@@ -310,30 +306,6 @@ class Lowering:
     def _filled(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         return number(node.args[1], dtype, shape)
 
-    def _gathered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        value, dim, index = self._value(node.args[0]), node.args[1], self._value(node.args[2])
-        dim = dim % max(len(shape), 1)
-
-        def at(indices: Indices) -> str:
-            return value.at((*indices[:dim], f"(int)({index.at(indices)})", *indices[dim + 1 :]))
-
-        return Value(shape, dtype, at, value.cost + index.cost + 2)
-
-    def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        """Return the rows of a tensor by their numbers, which are those of an input."""
-        value, index = self._value(node.args[0]), node.args[1]
-        if len(index) != 1 or index[0].op != "placeholder" or len(index[0].meta["val"].shape) != 1:
-            raise UnsupportedError("a kernel has no indices but those of a batch")
-        rows = self._value(index[0])
-
-        def at(indices: Indices) -> str:
-            return value.at((f"row({rows.at(indices[:1])}, {value.shape[0]})", *indices[1:]))
-
-        return Value(shape, dtype, at, value.cost + 2)
-
-    def _threshold_slope(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        return self._each("({1} <= {2} ? 0 : {0})", node.args, shape, dtype)
-
     # --- sums ---------------------------------------------------------------------------------------------------------
 
     def _reduced(self, node: Call, kind: str, dtype: torch.dtype) -> Value:
@@ -376,45 +348,29 @@ class Lowering:
             product = self._pair("({0} + {1})", product, bias, shape, dtype)
         return product
 
+    def _gathered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        return by_number.gathered(self._value(node.args[0]), node.args[1], self._value(node.args[2]), shape)
+
+    def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
+        value, index = self._value(node.args[0]), node.args[1]
+        if len(index) != 1 or index[0].op != "placeholder" or len(index[0].meta["val"].shape) != 1:
+            raise UnsupportedError("a kernel has no indices but those of a batch")
+        return by_number.rows(value, self._value(index[0]), shape)
+
     def _scattered(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        other, dim = self._value(node.args[0]), node.args[1] % len(shape)
-        index, source = self._value(node.args[2]), self._value(node.args[3])
-        if any(index.shape[k] != shape[k] for k in range(len(shape)) if k != dim):
-            raise UnsupportedError("a kernel has no scatter_add of a part")
-        kind = c_type(dtype)
-
-        def at(indices: Indices) -> str:
-            *own, term = indices
-            there = (*own[:dim], term, *own[dim + 1 :])
-            return f"(({kind})({index.at(there)} == {own[dim]} ? {source.at(there)} : 0))"
-
-        terms = Value((*shape, index.shape[dim]), dtype, at, 2 + index.cost + source.cost)
-        return self._pair("({0} + {1})", other, self._total(terms, (index.shape[dim],)), shape, dtype)
+        other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3])
+        terms = by_number.scattered(node.args[1] % len(shape), index, source, shape, dtype)
+        return self._pair("({0} + {1})", other, self._total(terms, terms.shape[-1:]), shape, dtype)
 
     def _placed(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        """Return a tensor with one element of each row replaced."""
-        other, dim = self._value(node.args[0]), node.args[1] % len(shape)
-        index, source = self._value(node.args[2]), self._value(node.args[3], dtype)
-        own = tuple(1 if k == dim else size for k, size in enumerate(shape))
-        if index.shape != own or node.kwargs:
-            raise UnsupportedError("a kernel has no scatter of several elements")
-        source = broadcast(source, own)
-
-        def at(indices: Indices) -> str:
-            there = (*indices[:dim], "0", *indices[dim + 1 :])
-            return f"({index.at(there)} == {indices[dim]} ? {source.at(there)} : {other.at(indices)})"
-
-        return Value(shape, dtype, at, 2 + index.cost + source.cost + other.cost)
+        other, index, source = self._value(node.args[0]), self._value(node.args[2]), self._value(node.args[3], dtype)
+        if node.kwargs:
+            raise UnsupportedError(f"a kernel has no {node.name} with {sorted(node.kwargs)}")
+        return by_number.placed(other, node.args[1] % len(shape), index, source)
 
     def _summed_up(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
-        """Return the sums of all elements up to each."""
-        value, dim = self._value(node.args[0]), node.args[1] % max(len(shape), 1)
-
-        def at(indices: Indices) -> str:
-            *own, term = indices
-            return f"({term} <= {own[dim]} ? {value.at((*own[:dim], term, *own[dim + 1 :]))} : 0)"
-
-        return self._total(Value((*shape, shape[dim]), dtype, at, 1 + value.cost), (shape[dim],))
+        terms = by_number.summed_up(self._value(node.args[0]), node.args[1] % max(len(shape), 1), dtype)
+        return self._total(terms, terms.shape[-1:])
 
     _special: ClassVar[dict[str, Callable[["Lowering", Call, Shape, torch.dtype], Value]]] = {
         **dict.fromkeys(("add", "sub", "rsub"), _sum_of_two),
@@ -437,7 +393,6 @@ class Lowering:
         "select_scatter": _select_within,
         "gather": _gathered,
         "index": _rows,
-        "threshold_backward": _threshold_slope,
         "scatter_add": _scattered,
         "scatter": _placed,
         "cumsum": _summed_up,

@@ -12,6 +12,7 @@ from pyro_dropout.engines.cuda.loops import Loops
 from pyro_dropout.engines.cuda.operations import Lowering
 from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type, flat_index
 from pyro_dropout.engines.program import traced
+from pyro_dropout.engines.torch_internals import decompositions
 
 LANES = 32  # threads that can exchange numbers
 WORD = 8  # bytes
@@ -84,11 +85,8 @@ def shaped(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
 
 def simpler(graph: fx.GraphModule, inputs: list[Tensor]) -> fx.GraphModule:
     """Return a graph with fewer kinds of operations."""
-    from torch._decomp import core_aten_decompositions, get_decompositions  # slow to load
-
     with torch.no_grad():
-        table = {**core_aten_decompositions(), **get_decompositions(_MORE)}
-        found: fx.GraphModule = make_fx(graph, table)(*inputs)
+        found: fx.GraphModule = make_fx(graph, decompositions(_MORE))(*inputs)
     found.graph.eliminate_dead_code()
     return shaped(found, inputs)
 

@@ -118,7 +118,7 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
             changed.append((state[k], stored))
         else:
             results.append(stored)
-    if loops.cycles > _CYCLES:
+    if lanes > 1 and loops.cycles > _CYCLES:
         raise UnsupportedError(f"products take {loops.cycles:.0f} cycles of one processor, and may take {_CYCLES}")
     body = loops.written([value.name or "" for value in (*(v for _, v in changed), *results)])
     places, end, far = loops.memory(words, near // WORD)
@@ -196,9 +196,6 @@ class StepsOnGpu:
         compile: makes a function of a source; by default for a GPU.
         threads, lanes: of a block, and how many of them can exchange numbers.
 
-    Attributes:
-        seed: of the random numbers.
-
     Raises:
         UnsupportedError: the step has an operation that a kernel does not know, or is too large; the message says why.
         WrongKernelError: the kernel does not compute what the step does.
@@ -232,7 +229,6 @@ class StepsOnGpu:
         self._far = torch.empty(self._copies * source.far // WORD + 1, dtype=torch.float64, device=self._device)
         per_step = max([1, *source.draws.counts.values()]) * self._copies
         self._block = max(1, min(_MOST_STEPS, _DRAWN // per_step))
-        self.seed = int(torch.randint(2**62, ()))
         self._generator, self._now = torch.Generator(self._device), (-1, -1)
         self._drawn = self._room_for_draws(self._block)
         self._whole = self._bound(tensors, self._drawn, self._block)
@@ -242,18 +238,19 @@ class StepsOnGpu:
         """Return how many steps one launch may take, from the step of this number."""
         return self._block - number % self._block
 
-    def advance(self, number: int, steps: int, each: Sequence[Tensor] = ()) -> list[Tensor]:
+    def advance(self, seed: int, number: int, steps: int, each: Sequence[Tensor] = ()) -> list[Tensor]:
         """Take some steps, of which there is ``room`` for; return the results of each, (steps, ...).
 
         Args:
+            seed: of the random numbers.
             number: of the first one.
             steps: how many.
             each: the inputs that differ, (steps, ...).
         """
         block, first = divmod(number, self._block)
-        if self._now != (self.seed, block):
-            self._generator.manual_seed((self.seed + block * 0x9E3779B97F4A7C15) % 2**63)
-            self._now = self.seed, block
+        if self._now != (seed, block):
+            self._generator.manual_seed((seed + block * 0x9E3779B97F4A7C15) % 2**63)
+            self._now = seed, block
             self._draw(self._drawn)
         return [value.clone() for value in self._launched(self._whole, first, steps, each)]
 
@@ -297,13 +294,14 @@ class StepsOnGpu:
         for away in _AWAY:
             for value in mine[:writes]:
                 if value.is_floating_point():
-                    value.add_(torch.empty_like(value).normal_(generator=self._generator).abs_(), alpha=away)
+                    like: Any = {"dtype": value.dtype, "device": value.device, "generator": self._generator}
+                    value.add_(torch.randn(value.shape, **like).abs_(), alpha=away)
             self._draw(drawn)
             last = self._copies - 1  # the last network stands for all
             theirs = [each.get(k, value[last] if k in own else value).clone() for k, value in enumerate(mine)]
             numbers = [value[0, last] for value in drawn]
             with torch.no_grad():
-                expected = _WithDraws(self._recorded.graph, self._source.draws, numbers).run(*theirs)
+                expected = WithDraws(self._recorded.graph, self._source.draws, numbers).run(*theirs)
             pairs = zip(each.values(), bound.each, strict=True)
             found = self._launched(bound, 0, 1, [value.expand(place.shape) for value, place in pairs])
             results = [*mine[:writes], *(value[0] for value in found)]
@@ -333,7 +331,7 @@ class WrongKernelError(RuntimeError):
     """A kernel does not compute what the recorded step does."""
 
 
-class _WithDraws(fx.Interpreter):
+class WithDraws(fx.Interpreter):
     """Runs a graph with given random numbers."""
 
     def __init__(self, graph: fx.GraphModule, draws: Draws, drawn: Sequence[Tensor]) -> None:

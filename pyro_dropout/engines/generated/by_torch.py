@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from pyro_dropout.engines.generated.operations import VIEWS
+from pyro_dropout.engines.torch_internals import OpOverload
 
 MOST = 40  # in one step: each takes some five microseconds
 _NOT_BY_VALUES = {torch.Tag.nondeterministic_seeded, torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

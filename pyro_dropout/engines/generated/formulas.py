@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from pyro_dropout.engines.torch_internals import OpOverload
 
 aten = torch.ops.aten
 

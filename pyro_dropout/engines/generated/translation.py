@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 
 from pyro_dropout.engines.generated.by_torch import MOST, can_be_called, elsewhere, told
 from pyro_dropout.engines.generated.formulas import (
@@ -36,6 +35,7 @@ from pyro_dropout.engines.generated.statement import (
     number,
     together,
 )
+from pyro_dropout.engines.torch_internals import OpOverload
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_dropout.engines.decision import Compile
+from pyro_dropout.engines.choose import Compile
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, begun, untuned
 from pyro_dropout.references.nuts.no_u_turn import Array, planted

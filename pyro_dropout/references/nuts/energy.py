@@ -15,7 +15,6 @@ from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from torch import Tensor, nn
 from torch.distributions import Normal, biject_to
-from torch.distributions.utils import _sum_rightmost
 
 from pyro_dropout.generative.fixed_supports import check_supports
 from pyro_dropout.generative.model_call import ModelCall, is_network
@@ -158,7 +157,7 @@ class Energy:
             total = total - scale_and_mask(site["fn"].log_prob(site["value"]), site["scale"], site["mask"]).sum()
         for name, part in self.parts(z):
             change = self._transforms[name].log_abs_det_jacobian(part, weights[name])
-            total = total - _sum_rightmost(change, change.dim())
+            total = total - change.reshape(-1).sum(-1)
         return total
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from pyro_dropout.engines.decision import Compile
+from pyro_dropout.engines.choose import Compile
 from pyro_dropout.generative.model_call import ModelCall, call_of, is_network
 from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_of
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time

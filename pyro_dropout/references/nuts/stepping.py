@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.in_c import in_c
 from pyro_dropout.engines.program import Program
 from pyro_dropout.references.nuts.adaptation import Plan, Tuning, turned
 from pyro_dropout.references.nuts.no_u_turn import Array, Tree, grown, halfway, kit
@@ -27,8 +28,7 @@ def _in_c(function: Callable[..., list[Array]], state: list[Tensor], *others: Te
     """Return a function of ``others`` in C, which writes all its results but the last one over ``state``."""
     own = [each.clone(memory_format=torch.contiguous_format) for each in others]
     count = len(function(*state, *own)) - 1
-    run = Program(function, *state, *own, writes=count, kept=True, plain=True).in_plain_c()
-    assert run is not None
+    run = in_c(Program(function, *state, *own, compile=False, writes=count), [*state, *own])
 
     def called(*inputs: Tensor) -> Tensor:
         for mine, given in zip(own, inputs, strict=True):

@@ -14,7 +14,8 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_dropout.engines.program import Step
+from pyro_dropout.engines.engine import WrongStepError
+from pyro_dropout.engines.program import Function
 from pyro_dropout.generative.layers import recordable
 from pyro_dropout.generative.registration import is_told, note_names, tell_again
 from pyro_dropout.generative.trial_run import holders_of, modules_of, owner_of, quietly
@@ -39,7 +40,7 @@ class Loss(Protocol):
         """The loss of (model, guide, *args, **kwargs)."""
 
 
-class UntrainedError(PyroDropoutError):
+class UntrainedError(WrongStepError):
     """A parameter that a script has registered with Pyro gets no gradient."""
 
 
@@ -107,6 +108,12 @@ class Parameters:
         """Make the parameters hold ``values``; the parameter objects stay the same."""
         for target, value in zip(self.by_name.values(), values, strict=True):
             target.data = value
+
+    def copy(self, values: list[Tensor]) -> None:
+        """Copy ``values`` into the parameters, whose memory stays the same."""
+        with torch.no_grad():
+            for target, value in zip(self.by_name.values(), values, strict=True):
+                target.copy_(value)
 
     def check_used(self, gradients: Sequence[Tensor | None]) -> None:
         """Raise an error if the first gradient leaves out a parameter that a script has registered with Pyro.
@@ -300,7 +307,7 @@ class StepInPlace:
         return self._update.bound([values[k] for k in used], [gradients[k] for k in used], [state[k] for k in used])
 
 
-def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Step:
+def make_step(gradients_of: Gradients, parameters: Parameters, update: Update) -> Function:
     """Return step(values, state, t, lr, *inputs) -> (values, state, loss), t the number of the step, from 1."""
 
     def step(

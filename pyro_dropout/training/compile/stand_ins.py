@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode
+
+from pyro_dropout.engines.torch_internals import function_modes
 
 
 class StandIns(TorchFunctionMode):
@@ -46,5 +48,5 @@ class StandIns(TorchFunctionMode):
 
 def stand_in_of(parameter: Tensor) -> Tensor | None:
     """Return the tensor that stands in for a parameter here; None if there is none."""
-    modes = (mode for mode in reversed(_get_current_function_mode_stack()) if isinstance(mode, StandIns))
+    modes = (mode for mode in reversed(function_modes()) if isinstance(mode, StandIns))
     return next((mode.pairs[id(parameter)] for mode in modes if id(parameter) in mode.pairs), None)

@@ -14,7 +14,7 @@ from pyro import poutine
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pyro_dropout.engines.decision import HowCompiled
+from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError

@@ -215,7 +215,7 @@ def _restart_options(rank: int, world: int) -> Record:
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not restarted() or not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return {}
-    from torch._C._distributed_c10d import PrefixStore, TCPStore  # torch.distributed has them, but not for mypy
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(os.environ["MASTER_ADDR"], number("MASTER_PORT", 0), world, is_master=False)
     own = PrefixStore(f"restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)

@@ -8,9 +8,9 @@ import torch
 from pyro import poutine
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from pyro_dropout.engines.program import traced
+from pyro_dropout.engines.torch_internals import TreeSpec, tree_flatten, tree_unflatten
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly

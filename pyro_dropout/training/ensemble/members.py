@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.decision import HowCompiled
+from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.registration import forget
 from pyro_dropout.generative.trial_run import quietly
@@ -22,7 +23,7 @@ from pyro_dropout.training.ensemble.early_stopping import EnsembleWatch
 from pyro_dropout.training.ensemble.member_loss import ROWS, EnsembleLoss
 from pyro_dropout.training.ensemble.members_run import MembersRun
 from pyro_dropout.training.ensemble.share import Share
-from pyro_dropout.training.make_run import make_run
+from pyro_dropout.training.make_run import make_run, own_step
 from pyro_dropout.training.optimisers import Update
 from pyro_dropout.training.out_of_memory import LESS
 from pyro_dropout.training.runner import TrainingRun
@@ -132,18 +133,10 @@ class Members(TrainingTask):
             if update.beside:
                 inputs = (places.values,)
                 return make_run(gradients_of, parameters, update, inputs=inputs, batches=batches, compile=compile)
-            return MembersRun(
-                loss,
-                self.share,
-                self._by_member,
-                make_step(gradients_of, parameters, update),
-                parameters.values,
-                update,
-                write=parameters.write,
-                inputs=(places.values,),
-                batches=batches,
-                compile=compile,
-            )
+            whole = make_step(gradients_of, parameters, update)
+            step = own_step(whole, parameters.values, update, inputs=(places.values,), batches=batches)
+            how: Any = {"write": parameters.write, "batches": batches, "compile": compile}
+            return MembersRun(loss, self.share, self._by_member, step, **how)
 
     def _check_shared(self, shared: list[str], compile: HowCompiled) -> None:
         """Raise an error if members share a parameter that cannot be trained in this way."""

@@ -13,9 +13,10 @@ from typing import Any
 import pyro
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from pyro_dropout.engines.decision import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.choose import HowCompiled, check_how_compiled, decided, step_size
+from pyro_dropout.engines.engine import Solo
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_map, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs, check_pairs, inputs_of, named, takes_all
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, check_precision, products_in
@@ -36,7 +37,7 @@ from pyro_dropout.training.distributed.process_group import join
 from pyro_dropout.training.distributed.torchrun import local_device
 from pyro_dropout.training.ensemble.member_loss import ROWS, MemberLoss
 from pyro_dropout.training.fleet.anchors import anchored
-from pyro_dropout.training.fleet.fleet_run import FleetRun, FusedFleetRun
+from pyro_dropout.training.fleet.fleet_run import FleetRun
 from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import (
     Replica,
@@ -52,10 +53,9 @@ from pyro_dropout.training.laplace.after_training import curvature_after
 from pyro_dropout.training.loop import loop
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.learned_widths import set_best_widths, widths_kept
-from pyro_dropout.training.one_kernel.fused_run import fused_fleet
+from pyro_dropout.training.make_run import own_step
 from pyro_dropout.training.optimisers import Schedule, Update, chosen, clock
 from pyro_dropout.training.preflight import check_duration, check_gradients, check_how, check_targets, check_trained
-from pyro_dropout.training.runner import Solo
 
 Rate = float | Tensor | Sequence[float]  # a learning rate, or one for each replica
 
@@ -339,22 +339,17 @@ class Fleet:
                 return loss_and_gradients(*self[0], here, parameters, values, own, {ROWS: index} if problem else {})
 
         total = steps if steps is not None else int(epochs or 0) * max(1, points // batch)
-        how = decided(compile, total, len(self) * step_size(first, batch), rate.device, plain=True)
-        run: FleetRun | None = None
-        own: Any = {"write": write, "lr": rate, "batches": batches}
+        how = decided(compile, total, len(self) * step_size(first, batch), rate.device)
+        solo = make_step(gradients, parameters, update)
+        settings = [buffer[0] for buffer in buffers]
+        example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
         with products_in(precision):
-            if not problem:
-                made = (update, parameters, values, (x, y), buffers, rows, batch, how)
-                run = fused_fleet(FusedFleetRun, self[0], loss, *made, **own)
-            if run is None:
-                solo = make_step(gradients, parameters, update)
-                settings = [buffer[0] for buffer in buffers]
-                example = (first, update.start(first), rate.new_ones(()), rate[0], settings, x, y, rows[0, :batch])
-                step = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
-                inputs = (buffers, x, y, *([rows] if batches is None else []))
-                shared = tree_map(lambda _: None, (x, y))
-                alone = Solo(solo, example, (first, update.start(first), rate, rate, settings, *shared, rows))
-                run = FleetRun(step, values, update, inputs=inputs, compile=how, solo=alone, **own)
+            function = over_replicas(solo, example, (0, 0, None, 0, 0, None, None, 0), self[0])
+            inputs = (buffers, x, y, *([rows] if batches is None else []))
+            step = own_step(function, values, update, inputs=inputs, batches=batches, lr=rate)
+            shared = tree_map(lambda _: None, (x, y))
+            step.solo = Solo(solo, example, (*example[:2], rate, rate, settings, *shared, rows))
+            run = FleetRun(step, write=write, batches=batches, compile=how)
         run.total, run.random = total, None if seed is None else random_state()
         run.facts = lambda: {
             **{name: digest(tensor) for name, tensor in {**named(x), "y": y, "indices": rows, "lr": rate}.items()},

@@ -1,4 +1,4 @@
-"""The training of a fleet: of any networks, or of small ones, whose steps one kernel takes."""
+"""The training of a fleet."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,6 @@ from torch import Tensor
 
 from pyro_dropout.generative.random_state import RandomState, forked, random_state, set_random_state
 from pyro_dropout.protocols import Record
-from pyro_dropout.training.one_kernel.fused_run import FusedRun
 from pyro_dropout.training.runner import TrainingRun
 
 
@@ -40,7 +39,3 @@ class FleetRun(TrainingRun):
             losses = super().advance(steps)
             self.random = random_state()
         return losses
-
-
-class FusedFleetRun(FusedRun, FleetRun):
-    """The training of a fleet of small networks, a program of one kernel for each."""

@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import traced
+from pyro_dropout.engines.torch_internals import TorchDispatchMode, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
 from pyro_dropout.generative.random_state import forked

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import pyro
 import torch
 from pyro.poutine.messenger import Messenger
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pyro_dropout.engines.torch_internals import disable_current_modes
 from pyro_dropout.generative.random_state import random_state, set_random_state
 from pyro_dropout.generative.trial_run import holders_of
 from pyro_dropout.protocols import Message, PyroModel
@@ -51,5 +51,5 @@ class Attempt(Messenger):
 @contextmanager
 def untraced() -> Iterator[None]:
     """Within this context, operations run without being recorded."""
-    with _disable_current_modes(), torch.no_grad():
+    with disable_current_modes(), torch.no_grad():
         yield

@@ -10,8 +10,8 @@ from pyro import poutine
 from pyro.distributions import Delta
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.util import site_is_subsample
-from torch.overrides import _pop_mode_temporarily
 
+from pyro_dropout.engines.torch_internals import pop_mode_for_a_moment
 from pyro_dropout.generative.observed_sites import check_observed
 from pyro_dropout.generative.priors import LearnedNormal
 from pyro_dropout.mathematics.base_distribution import base_distribution
@@ -129,7 +129,7 @@ class Particle(Messenger):
         # No layer runs here, and the handlers that look for layers would inspect every operation.
         with ExitStack() as stack:
             for _ in range(self._by_point + (self._watch is not None)):
-                stack.enter_context(_pop_mode_temporarily())
+                stack.enter_context(pop_mode_for_a_moment())
             self.divergences[name] = self._divergence(q_site, msg)
         if self._watch is not None:
             self._watch.on = len(self.divergences) < len(self._places)

@@ -12,6 +12,7 @@ import torch
 from pyro.distributions.torch_distribution import ExpandedDistribution, MaskedDistribution
 from torch import Tensor
 
+from pyro_dropout.engines.torch_internals import without_torch_function
 from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
@@ -172,7 +173,7 @@ class Record:
 
         ``others`` is what else its density is made of: an observed value, a scale, a mask.
         """
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             parts = list(tensors_in((fn, *others)))
             lost = self._lost(parts, _PARAMETER)
             track = lost or _merged([t for value in parts if (t := self.of(value)) is not None], "its distribution")

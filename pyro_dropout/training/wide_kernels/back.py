@@ -12,8 +12,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pyro_dropout.training.one_kernel.moves import adam, one_less, store
 from pyro_dropout.training.wide_kernels.head import bent
+from pyro_dropout.training.wide_kernels.moves import adam, one_less, store
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from pyro_dropout.training.one_kernel.layers import surprise
+from pyro_dropout.training.wide_kernels.layers import surprise
 
 
 @triton.jit

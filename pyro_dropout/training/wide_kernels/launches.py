@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_dropout.training.batches import CHAIN
-from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
-from pyro_dropout.training.one_kernel.small_network import padded
+from pyro_dropout.engines.engine import CHAIN
+from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
 from pyro_dropout.training.wide_kernels.layer import Layer, rounded_up
-from pyro_dropout.training.wide_kernels.tiles import AHEAD, BACK, LAST, MOVE, TURN, TURN_THIN, Tiles
+from pyro_dropout.training.wide_kernels.tiles import AHEAD, BACK, LAST, MOVE, TURN, TURN_THIN, Tiles, padded
 
 _FEW, _MANY = 32, 128  # columns and points of sums in float32
 _FULL = "ieee"  # how Triton multiplies float32, where that is asked for instead of bfloat16

@@ -29,3 +29,13 @@ MOVE = Tiles(64, 64, 32, 3)  # of weights
 LAST = Tiles(16, 32, 128, 3)  # of the weights of a last layer; it has as many rows as there are outputs
 TURN = Tiles(16, 16, 256, 3)  # of the outputs of a last layer
 TURN_THIN = Tiles(4, 16, 512, 1)  # of few outputs
+
+
+def padded(width: int) -> int:
+    """Return the size of a tile that holds ``width`` units: a power of two, at least 16.
+
+    Example:
+        >>> [padded(width) for width in (1, 16, 50)]
+        [16, 16, 64]
+    """
+    return max(16, 1 << (width - 1).bit_length())

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian
 from pyro_dropout.training.compile.functional import Parameters
-from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork, check, dropout_network
 from pyro_dropout.training.optimisers import Update
+from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork, check, dropout_network
 
 # What was measured on an H200: within these sizes the kernels take less time than compiled steps.
 NARROWEST = 256  # units of a hidden layer
@@ -19,7 +19,7 @@ MOST_POINTS = 512  # of a step
 def wide_network(
     model: object, guide: object, loss: object, update: Update, parameters: Parameters, x: object, y: object, batch: int
 ) -> DropoutNetwork:
-    """Return what the kernels have to know of a training, or raise ``NotTakenError``.
+    """Return what the kernels have to know of a training, or raise ``CannotError``.
 
     Args:
         model: the model.
@@ -52,7 +52,7 @@ def wide_network(
 
 
 def check_sizes(widths: Sequence[int], batch: int) -> None:
-    """Raise ``NotTakenError`` unless the kernels take layers of these sizes."""
+    """Raise ``CannotError`` unless the kernels take layers of these sizes."""
     check(len(widths) > 2, "there is no hidden layer")
     check(min(widths[1:-1]) >= NARROWEST, f"a hidden layer has fewer than {NARROWEST} units")
     check(max(widths) <= WIDEST, f"a layer has more than {WIDEST} units")

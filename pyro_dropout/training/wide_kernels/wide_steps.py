@@ -6,12 +6,18 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from pyro_dropout.training.batches import CHAIN
-from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
-from pyro_dropout.training.one_kernel.kernel_steps import KernelSteps
-from pyro_dropout.training.one_kernel.settings import bias_decay, kl_constant, log_precisions, mask_limits, weight_decay
+from pyro_dropout.engines.engine import CHAIN
+from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
+from pyro_dropout.training.wide_kernels.kernel_steps import KernelSteps
 from pyro_dropout.training.wide_kernels.launches import Launches
 from pyro_dropout.training.wide_kernels.layer import layers_of, rounded_up
+from pyro_dropout.training.wide_kernels.settings import (
+    bias_decay,
+    kl_constant,
+    log_precisions,
+    mask_limits,
+    weight_decay,
+)
 
 
 def half_on(device: torch.device) -> torch.dtype:

@@ -86,13 +86,10 @@ def by_fit(made: Any, how: str, told: list[str]) -> dict[str, Any]:
     asked = {"eager": False, "C": "plain", "compiled": True}.get(how, "traced")
     settings["compile"] = asked if isinstance(asked, bool) else "auto"
 
-    def decided(*_: Any, plain: bool = False) -> Any:
-        return "traced" if asked == "plain" and not plain else asked
-
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("pyro_dropout.training.fit.decided", decided))
+        stack.enter_context(mock.patch("pyro_dropout.training.fit.decided", return_value=asked))
         if how == "recorded":
-            stack.enter_context(mock.patch("pyro_dropout.training.runner.taped", return_value=None))
+            stack.enter_context(mock.patch("pyro_dropout.engines.replayed.Replayed._taped", return_value=None))
         history = fitted(model, guide, x, y, settings)
     told.append(f"ran {history.engine}")
     return {"losses": history.losses} | state_of(model, guide)

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.training.one_kernel import fused_run
 from pyro_dropout.training.wide_kernels.wide_steps import WideSteps
-from tests.training.one_kernel.kernel_runs import PLACE, by_the_kernel
+from tests.training.wide_kernels.kernel_runs import PLACE, by_the_kernel
 
 pytestmark = pytest.mark.usefixtures("exact")
 
@@ -110,19 +109,3 @@ def test_a_training_that_diverges_returns_to_its_last_good_parameters() -> None:
     with by_the_kernel(), pytest.raises(pd.DivergedError, match="the loss is"):
         pd.fit(model, guide, x, y, steps=3, **{**QUIET, "lr": 1e38})
     assert all(torch.isfinite(value).all() for value in guide.mean().values())
-
-
-def test_where_the_kernels_cannot_be_compiled_other_steps_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **kwargs: Any) -> Any:
-        torch.rand(3)
-        raise RuntimeError("no compiler")
-
-    how = {**QUIET, "compile": "traced", "seed": 5}
-    model, guide = pair()
-    plain = pd.fit(model, guide, *data(), steps=3, **how)
-    monkeypatch.setattr(fused_run, "WideSteps", broken)
-    monkeypatch.setattr(fused_run, "is_possible", lambda compile, device: True)
-    model, guide = pair()
-    found = pd.fit(model, guide, *data(), steps=3, **how)
-    assert found.traced
-    assert torch.equal(found.losses, plain.losses)

@@ -2,19 +2,19 @@
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 from unittest import mock
 
 import pyro
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.precision import Precision, products_in
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.training.one_kernel import fused_run
 from pyro_dropout.training.optimisers import Update, named
 from pyro_dropout.training.training_task import TrainingTask
 from tests.oracles.triton_here import PLACE, needed
@@ -22,10 +22,21 @@ from tests.oracles.triton_here import PLACE, needed
 needed()
 
 
+def net(*widths: int, kind: Callable[[], nn.Module] = nn.ReLU) -> nn.Module:
+    torch.manual_seed(1)
+    parts = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), kind())]
+    return nn.Sequential(*parts[:-1])
+
+
+def data(points: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(points, inputs, generator=generator), torch.randn(points, outputs, generator=generator)
+
+
 @contextlib.contextmanager
 def by_the_kernel() -> Iterator[None]:
     """Within this context small networks are trained by the kernel, on a CPU too."""
-    with mock.patch.object(fused_run, "is_possible", lambda compile, device: compile in (True, "auto")):
+    with mock.patch.object(kernels, "is_possible", return_value=True):
         yield
 
 
@@ -50,7 +61,7 @@ def one_run(
     pyro.clear_param_store()
     with by_the_kernel() if compile else contextlib.nullcontext(), products_in(precision if compile else "float32"):
         run = task.run(update or named("adam", 0.01), batch, compile)
-    assert isinstance(run, fused_run.FusedRun) is compile
+    assert (run.engine == "kernels") is compile
     return run
 
 
@@ -72,6 +83,6 @@ def with_masks(run: Any, masks: Tensor, sites: list[tuple[int, int]]) -> Tensor:
 
 def masks_of(run: Any, steps: int, points: int, keep: float = 0.7, networks: int = 1) -> Tensor:
     """Return masks for all layers of a run's networks, (steps, networks, points, units)."""
-    units = sum(run._fused._network.widths[:-1])
+    units = sum(run._loop.fused._network.widths[:-1])
     generator = torch.Generator().manual_seed(3)
     return (torch.rand(steps, networks, points, units, generator=generator) < keep).float().to(PLACE)

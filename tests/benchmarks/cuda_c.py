@@ -1,7 +1,7 @@
-"""Steps of small networks in one kernel: ``python -m tests.benchmarks.one_kernel [--alone]``, on a GPU.
+"""Steps of small networks in CUDA C: ``python -m tests.benchmarks.cuda_c [--alone]``, on a GPU.
 
-Steps of 13-50-1 as ``pd.fit`` takes them, by the kernel and as those of any other network, beside JAX by hand, in one
-process and in turns; then fleets of 80 and of 1,600 such networks, both ways. ``--alone`` leaves the other way out.
+Steps of 13-50-1 as ``pd.fit`` takes them, in CUDA C and by torch's compiler, beside JAX by hand, in one process and in
+turns; then fleets of 80 and of 1,600 such networks, both ways. ``--alone`` leaves torch's compiler out.
 """
 
 import argparse
@@ -12,7 +12,8 @@ from unittest import mock
 
 import torch
 
-from pyro_dropout.training.one_kernel import fused_run
+from pyro_dropout.engines.engine import CannotError
+from pyro_dropout.engines.in_cuda import InCuda
 from tests.benchmarks import jax_peers
 from tests.benchmarks.fleets import step_of_all
 from tests.benchmarks.ours import EPOCH, dropout, fitting
@@ -27,19 +28,19 @@ LABELS = {"high": "TF32", "highest": "fp32"}
 
 @contextlib.contextmanager
 def otherwise() -> Iterator[None]:
-    """Within this context no step is taken by the kernel."""
-    with mock.patch.object(fused_run, "is_possible", return_value=False):
+    """Within this context no step is taken in CUDA C."""
+    with mock.patch.object(InCuda, "loop", side_effect=CannotError("left out")):
         yield
 
 
 def ours(size: Size, device: str, kernel: bool, batches: int = 1) -> Contestant:
-    """Return the steps of ``pd.fit``, by the kernel or not."""
+    """Return the steps of ``pd.fit``, in CUDA C or not."""
 
     def build() -> tuple[Advance, int]:
         with contextlib.nullcontext() if kernel else otherwise():
             return fitting(size, device, dropout, per_example=True, compile=True, batches=batches)
 
-    how = "one kernel" if kernel else "as any other"
+    how = "CUDA C" if kernel else "inductor"
     return Contestant(f"pd.fit, {how}{', shuffled mini-batches' if batches > 1 else ''}", build)
 
 
@@ -74,17 +75,17 @@ def fleets(settings: Settings, alone: bool) -> None:
     for nets, (count, limit) in FLEETS.items():
         name = f"{nets} networks of {SMALL.name}"
         taken = step_of_all(nets, count, settings)
-        print(f"{name}, one kernel: {taken:.1f} µs a step of all (at most {limit:.0f})", flush=True)
+        print(f"{name}, CUDA C: {taken:.1f} µs a step of all (at most {limit:.0f})", flush=True)
         if not alone:
             with otherwise():
                 taken = step_of_all(nets, count, settings)
-            print(f"{name}, as any other: {taken:.1f} µs a step of all", flush=True)
+            print(f"{name}, inductor: {taken:.1f} µs a step of all", flush=True)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--alone", action="store_true", help="the kernel and JAX only")
+    parser.add_argument("--alone", action="store_true", help="CUDA C and JAX only")
     parser.add_argument("--rounds", type=int, default=7, help="turns that everyone has")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -12,6 +12,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
+from pyro_dropout.engines.engine import CannotError
 from pyro_dropout.generative.likelihood import Likelihood
 from pyro_dropout.generative.likelihoods import Categorical, Gaussian
 from pyro_dropout.generative.networks import BayesianNet
@@ -26,10 +27,6 @@ from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.optimisers import Update, adam
 
 _KINDS: dict[type[nn.Module], int] = {nn.ReLU: 0, nn.Tanh: 1, nn.Sigmoid: 2, nn.SiLU: 3}  # as the kernel counts them
-
-
-class NotTakenError(Exception):
-    """Why a training is not one for a kernel."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def dropout_network(
     precision: Precision = "float32",
     likelihoods: tuple[type[Likelihood], ...] = (Gaussian,),
 ) -> DropoutNetwork:
-    """Return what a kernel has to know of a training, or raise ``NotTakenError``; sizes are not looked at.
+    """Return what a kernel has to know of a training, or raise ``CannotError``; sizes are not looked at.
 
     Args:
         model: the model, or the first of several that are alike.
@@ -162,9 +159,9 @@ def _noise(likelihood: object, outputs: int) -> list[Tensor]:
 
 
 def check(fits: bool, reason: str) -> None:
-    """Raise ``NotTakenError`` for this reason unless something fits."""
+    """Raise ``CannotError`` for this reason unless something fits."""
     if not fits:
-        raise NotTakenError(reason)
+        raise CannotError(reason)
 
 
 def _autocast() -> bool:
@@ -260,5 +257,5 @@ def _check_data(x: object, y: object, widths: tuple[int, ...], trained: Sequence
 def _index(found: list[Tensor], value: Tensor) -> int:
     place = next((k for k, each in enumerate(found) if each is value), None)
     if place is None:
-        raise NotTakenError("a mean of the guide is not trained")
+        raise CannotError("a mean of the guide is not trained")
     return place

@@ -12,7 +12,7 @@ from tests.oracles.triton_here import PLACE, needed
 
 triton = needed()
 tl = pytest.importorskip("triton.language")
-draw = pytest.importorskip("pyro_dropout.training.one_kernel.layers").draw
+draw = pytest.importorskip("pyro_dropout.training.wide_kernels.layers").draw
 
 POINTS, UNITS, SIZE, NETS, STEPS, LAYERS = 64, 13, 16, 3, 4, 2
 

@@ -4,12 +4,10 @@ KL(q‖p) = Σ_rows [p Σ m²/(2s²) + p log p + (1 - p) log(1 - p)] for a weigh
 paper's form at σ = 0.
 """
 
-from itertools import pairwise
-
 import torch
 from torch import Tensor
 
-from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
+from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
 
 
 def keep_of(network: DropoutNetwork, buffers: list[Tensor], layer: int) -> Tensor:
@@ -55,18 +53,3 @@ def log_precisions(network: DropoutNetwork, buffers: list[Tensor]) -> Tensor | N
         return None
     count = len(buffers[0])
     return buffers[network.log_tau].reshape(count, -1).expand(count, network.widths[-1])
-
-
-def small_settings(network: DropoutNetwork, buffers: list[Tensor]) -> tuple[Tensor, ...]:
-    """Return the decay of each parameter, the limits of the masks, log precisions and the constant part of the KL."""
-    decays = []
-    for k, (_, outputs) in enumerate(pairwise(network.widths)):
-        weight = weight_decay(network, buffers, k)
-        decays += [weight.expand(-1, outputs, -1).flatten(1), bias_decay(network, buffers, k)]
-    constant = kl_constant(network, buffers)
-    log_tau = log_precisions(network, buffers)
-    if log_tau is None:
-        decays.append(constant.new_zeros(len(constant), network.widths[-1]))  # a learned precision has no prior
-        log_tau = constant
-    found = (torch.cat(decays, 1).float(), mask_limits(network, buffers), log_tau.float(), constant.float())
-    return tuple(each.contiguous() for each in found)

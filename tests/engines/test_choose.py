@@ -1,17 +1,22 @@
 """How steps are taken: eagerly, recorded or compiled; and recorded ones are the eager ones."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import decision, program
-from pyro_dropout.engines.decision import decided, step_size
+from pyro_dropout.engines import choose, engine, program
+from pyro_dropout.engines.choose import decided, step_size
+from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.engines.generated import library
-from pyro_dropout.training import runner
+from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.training.optimisers import named
+from pyro_dropout.training.training_task import TrainingTask
 
 CPU = torch.device("cpu")
 X = torch.linspace(-1, 1, 24).unsqueeze(-1)
@@ -67,12 +72,12 @@ def test_a_fleet_records_its_steps() -> None:
 
 def test_the_decision_depends_on_steps_and_sizes_alone() -> None:
     small, large = (step_size(nn.Linear(50, outputs).parameters(), 64) for outputs in (1, 100_000))
-    assert [decided("auto", steps, small, CPU) for steps in (10, 10_000, 100_000)] == [False, "traced", "auto"]
+    assert [decided("auto", steps, small, CPU) for steps in (10, 10_000, 100_000)] == [False, "plain", "auto"]
     assert [decided("auto", steps, large, CPU) for steps in (10, 1_000)] == [False, "auto"]
     asked = (100, 2_000, 3_000, 20_000, 30_000)
-    found = [decided("auto", steps, small, CPU, plain=True) for steps in asked]
+    found = [decided("auto", steps, small, CPU) for steps in asked]
     assert found == [False, "traced", "plain", "plain", "auto"]
-    assert decided("traced", 10_000, small, CPU, plain=True) == "traced"
+    assert decided("traced", 10_000, small, CPU) == "traced"
     assert decided("auto", 1, small, torch.device("cuda")) == "auto"
     assert [decided(asked, 1_000, small, CPU) for asked in (False, "traced", True)] == [False, "traced", True]
     assert step_size(nn.Linear(50, 100).parameters(), 64) == 5_000 + 100 * 65
@@ -98,8 +103,8 @@ def by_c_or_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("compiled by torch")
 
     monkeypatch.setattr(program, "_compile", never)
-    monkeypatch.setattr(decision, "_RECORDING", 5)
-    monkeypatch.setattr(decision, "_IN_PLAIN_C", 0.005)
+    monkeypatch.setattr(choose, "_RECORDING", 5)
+    monkeypatch.setattr(choose, "_IN_C", 0.005)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
@@ -127,7 +132,7 @@ def test_a_large_network_and_an_optimiser_of_torch_are_recorded(monkeypatch: pyt
     guide = pd.AutoDropout(model)
     how: Any = {"optim": torch.optim.RMSprop(guide.parameters(), 0.01), "steps": 12, "progress": False}
     assert pd.fit(model, guide, X, X**2, **how).traced
-    monkeypatch.setattr(runner, "_SMALL", 0)
+    monkeypatch.setattr(engine, "SMALL", 0)
     found = trained(pd.AutoDropout, "auto")
     assert found.engine == "recorded"
     assert "too many parameters" in found.why
@@ -191,6 +196,30 @@ def test_a_step_that_cannot_be_recorded_warns_as_ever_and_runs_eagerly() -> None
         assert not history.compiled
     assert told[0] == told[1]
     assert len(told[0]) == 1
+
+
+@pytest.mark.parametrize("kind", [CannotError, RuntimeError])
+def test_an_engine_that_cannot_is_noted_and_one_that_fails_is_warned_of(kind: type[Exception]) -> None:
+    class Broken:
+        name = "broken"
+
+        def loop(self, step: Step) -> Loop:
+            torch.rand(3)
+            raise kind("no compiler")
+
+    found = []
+    for before in ([], [Broken()]):
+        torch.manual_seed(0)
+        model = network()
+        task = TrainingTask(pd.AutoDropout(model), pd.ELBO(), ModelCall(model, (X, X**2, len(X))))
+        warned = before and kind is RuntimeError
+        kernels = mock.patch("pyro_dropout.training.training_task.kernels_for", return_value=before)
+        with kernels, pytest.warns(UserWarning, match="'broken' failed.*report") if warned else nullcontext():
+            run = task.run(named("adam", 0.01), len(X), True)
+        found.append(run.advance(3))
+    assert run.engine == "C"
+    assert run.why == ["broken: no compiler"]
+    torch.testing.assert_close(*found, rtol=0, atol=0)
 
 
 def test_another_word_is_refused() -> None:

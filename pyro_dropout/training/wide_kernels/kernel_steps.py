@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from pyro_dropout.training.one_kernel.dropout_network import DropoutNetwork
+from pyro_dropout.training.wide_kernels.dropout_network import DropoutNetwork
 
 
 class KernelSteps:

@@ -1,0 +1,143 @@
+"""Which engine takes the steps: eager ones start at once, recorded ones soon, compiled ones last.
+
+How much is worth preparing depends on the number of steps and on sizes alone, so that the same call always decides the
+same. A recorded step replays the tensor operations of one step without Pyro, which is most of the time of a small one.
+To record it takes as long as about a hundred eager steps, whatever the model: both grow with the number of operations.
+A compiled step is faster by what is left between operations, and by what passes over the weights that compilation
+fuses; it takes torch's compiler some fifteen seconds on a CPU. Most small steps can be written as C, which is compiled
+in about a second: "plain" is to try that, and to record the step otherwise.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.engines.engine import CannotError, Eager, Engine, Loop, Step, WrongStepError
+from pyro_dropout.engines.in_c import Generated
+from pyro_dropout.engines.in_cuda import InCuda
+from pyro_dropout.engines.inductor import Inductor
+from pyro_dropout.engines.replayed import Replayed
+from pyro_dropout.mathematics.checks import check_choice
+
+Compile = Literal["auto"] | bool
+HowCompiled = Literal["auto", "traced", "plain"] | bool
+
+_RECORDING = 200  # eager steps
+_COMPILING = 15.0  # seconds
+_IN_C = 1.5
+_BETWEEN = 6e-4  # seconds of a recorded step that a compiled one saves, whatever its size
+_FUSED = 1e-8  # the same, for each weight and activation
+
+
+def check_how_compiled(compile: object) -> None:
+    """Raise an error unless ``compile`` is "auto", "traced", True or False."""
+    check_choice("compile", compile, ("auto", "traced", True, False))
+
+
+def step_size(parameters: Iterable[Tensor], batch: int) -> int:
+    """Return how many numbers a step passes over: weights, and activations, of which there are as many as biases.
+
+    Example:
+        >>> step_size(torch.nn.Linear(13, 50).parameters(), batch=10)
+        1200
+    """
+    return sum(value.numel() * (1 + batch * (value.dim() == 1)) for value in parameters)
+
+
+def decided(compile: HowCompiled, steps: int, values: int, device: torch.device) -> HowCompiled:
+    """Return what is worth preparing: False, nothing; "traced", a record; "plain", C or a record; else a compiled step.
+
+    Args:
+        compile: what was asked for; all but "auto" is returned as it is. On a GPU, "auto" always compiles.
+        steps: how many there will be.
+        values: how many numbers a step passes over, by ``step_size``.
+        device: where.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> [decided("auto", steps, 701, cpu) for steps in (100, 1_000, 10_000, 100_000)]
+        [False, 'traced', 'plain', 'auto']
+        >>> decided("auto", 1_000, 4_000_000, cpu)
+        'auto'
+    """
+    if compile != "auto" or device.type != "cpu":
+        return compile
+    if steps < _RECORDING:
+        return False
+    saved = steps * (_BETWEEN + _FUSED * values)
+    return "auto" if saved > _COMPILING else "plain" if saved > _IN_C else "traced"
+
+
+def engines_for(compile: HowCompiled, device: torch.device) -> list[Engine]:
+    """Return the engines to try in turn; the last takes any step, unless ``compile`` is True."""
+    if compile is False:
+        return [Eager()]
+    if compile == "traced":
+        return [Replayed(), Eager()]
+    written: list[Engine] = [Generated() if device.type == "cpu" else InCuda()]
+    if compile == "plain":
+        return [*written, Replayed(), Eager()]
+    return [*written, Inductor(), *([] if compile is True else [Eager()])]
+
+
+def chosen(
+    compile: HowCompiled,
+    step: Step,
+    *,
+    before: Sequence[Engine] = (),
+    fatal: type[Exception] | tuple[type[Exception], ...] = (),
+    around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    warn: Callable[[Exception], None],
+) -> tuple[Loop, list[str]]:
+    """Return the loop of the first engine that takes a step, and why each one before it does not.
+
+    Args:
+        compile: as ``decided`` returns it.
+        step: the step.
+        before: engines of others that are tried first, if steps are to be compiled.
+        fatal: errors that are raised, whichever engine meets them.
+        around: makes a context in which an engine prepares itself.
+        warn: tells the user why steps run eagerly.
+
+    Raises:
+        Exception: what the last engine has raised, if ``compile`` is True.
+    """
+    why: list[str] = []
+    failed: list[tuple[str, Exception]] = []
+    first = before if compile is True or compile == "auto" else ()
+    for engine in (*first, *engines_for(compile, step.t.device)):
+        try:
+            with around():
+                loop = engine.loop(step)
+        except CannotError as reason:
+            why.append(f"{engine.name}: {reason}")
+        except WrongStepError:
+            raise
+        except fatal:
+            raise
+        except Exception as cause:
+            why.append(f"{engine.name}: {cause}")
+            failed.append((engine.name, cause))
+        else:
+            _tell(failed, loop, warn)
+            loop.ready()
+            return loop, why
+    raise failed[-1][1] if failed else CannotError("; ".join(why))
+
+
+def _tell(failed: list[tuple[str, Exception]], loop: Loop, warn: Callable[[Exception], None]) -> None:
+    """Warn of engines that failed where they should not: all of them, or one although a later one did not."""
+    if failed and loop.name == Eager.name:
+        warn(failed[-1][1])
+        return
+    for name, cause in failed:
+        warnings.warn(
+            f"the engine {name!r} failed ({type(cause).__name__}: {cause}), so {loop.name!r} takes the steps. Please"
+            " report this with your model.",
+            stacklevel=5,
+        )

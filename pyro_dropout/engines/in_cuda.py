@@ -1,0 +1,72 @@
+"""Steps as CUDA C: a kernel takes many steps of a small network in one launch, or of several, one block for each."""
+
+import torch
+from torch import Tensor
+
+from pyro_dropout.engines.cuda.steps import Recorded, StepsOnGpu
+from pyro_dropout.engines.cuda.values import UnsupportedError
+from pyro_dropout.engines.engine import CannotError, Loop, Step
+from pyro_dropout.engines.program import apart_in_memory, counting, traced
+from pyro_dropout.engines.torch_internals import tree_flatten, tree_leaves, tree_unflatten
+
+
+class InCuda:
+    """Writes a step as CUDA C, if a processor of the GPU can take it as fast as all of them together."""
+
+    name = "CUDA C"
+
+    def loop(self, step: Step) -> Loop:
+        """Return what takes the steps."""
+        if step.whole is None or not step.chained:
+            raise CannotError("the host has something to do between two steps")
+        if step.large:
+            raise CannotError("it has too many parameters")
+        if not apart_in_memory([*step.flat, *step.row], len(step.changed)):
+            raise CannotError("two of its tensors share memory")
+        try:
+            return InLaunches(step)
+        except UnsupportedError as cause:
+            raise CannotError(str(cause)) from cause
+
+
+class InLaunches(Loop):
+    """Many steps in one launch."""
+
+    name = InCuda.name
+
+    def __init__(self, step: Step) -> None:
+        super().__init__(step)
+        copies = 1 if step.solo is None else len(step.values[0])
+        arguments = step.arguments if step.solo is None else step.solo.arguments
+        function = counting(step.whole if step.solo is None else step.solo.whole)  # type: ignore[arg-type]
+        example, spec = tree_flatten(arguments)
+        graph = traced(lambda *given: tree_leaves(function(*tree_unflatten(given, spec))), example)
+        stacked = [] if step.solo is None else tree_leaves(step.solo.stacked)
+        own = [k for k, each in enumerate(stacked) if each is not None]
+        each = range(len(example) - len(step.row), len(example))
+        self._clocks = step.t if copies == 1 else step.t.repeat(copies)  # no network waits for another one's
+        whole = [*step.leaves, self._clocks, *step.flat[len(step.changed) :], *step.row]
+        recorded = Recorded(graph, [value.contiguous() for value in example], len(step.changed), each, copies, own)
+        self._steps = StepsOnGpu(recorded, whole)
+        # The seed of its random numbers, and how many steps it has taken.
+        self.kept = {"noise": torch.zeros(2, dtype=torch.int64)}
+
+    def ready(self) -> None:
+        """Draw the seed of the random numbers."""
+        self.kept["noise"][0] = torch.randint(2**62, ())
+
+    def at_once(self, steps: int) -> int:
+        """Return how many of some steps a launch takes."""
+        return min(steps, self._steps.room(int(self.kept["noise"][1])))
+
+    def many(self, steps: int, rows: Tensor | None) -> Tensor:
+        """Take steps, each with one of the rows, and return the losses."""
+        seed, number = self.kept["noise"].tolist()
+        t = self.changed[-1]
+        if self._clocks is not t:
+            self._clocks.copy_(t.expand_as(self._clocks))
+        (losses,) = self._steps.advance(seed, number, steps, [] if rows is None else [rows])
+        if self._clocks is not t:
+            t.add_(steps)
+        self.kept["noise"][1] += steps
+        return losses

@@ -1,0 +1,263 @@
+"""Every private name of torch that this package uses, with the reason, and what happens without it.
+
+torch may change these with any version. Those that are imported here are older than the oldest version that the package
+supports, and nothing works without them. The others are looked up when they are asked for: where one is gone, the
+engine that needs it fails, the next one takes the steps, and a warning says so. Nothing of torch is patched, and no
+source that it generates is read.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Without values: shapes and types of what a function computes, for tracing in no memory, and for checks of a model.
+# torch.export uses the same classes. Without them: no compiled step.
+from torch._guards import TracingContext, tracing
+
+# What an operation is called in a graph, and its schema: which arguments it writes into, which results are views.
+# Every engine but the eager one reads graphs. Without it: eager steps.
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+
+# A graph whose Python is written when it runs for the first time: a recorded step in C never does. Without it:
+# fx.GraphModule, which takes a tenth of a second longer.
+from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
+
+# A network under torch.jit.trace, which functional_call refuses. Without it: such networks cannot be traced.
+from torch.nn.utils.stateless import _reparametrize_module as reparametrize_module
+
+# The modes that torch's functions run in now: looked at where a parameter stands in for another, put back after Ctrl-C,
+# and left for a moment where a model is only looked at. Without them: an interrupted training may leave a mode behind.
+from torch.overrides import _get_current_function_mode_stack as function_modes
+from torch.overrides import _pop_mode as pop_mode
+from torch.overrides import _pop_mode_temporarily as pop_mode_for_a_moment
+from torch.overrides import _push_mode as push_mode
+
+# Sees every operation below autograd: how steps are recorded, counted and checked. Documented, in a private module.
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
+
+# Trees of tensors; torch.utils has no public ones. Without them: optree, a package.
+from torch.utils._pytree import (
+    TreeSpec,
+    keystr,
+    register_pytree_node,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
+    "LazyGraphModule",
+    "OpOverload",
+    "TorchDispatchMode",
+    "TracingContext",
+    "TreeSpec",
+    "UnsupportedFakeTensorException",
+    "UnsupportedOperatorException",
+    "disable_current_modes",
+    "function_modes",
+    "keystr",
+    "pop_mode",
+    "pop_mode_for_a_moment",
+    "push_mode",
+    "register_pytree_node",
+    "reparametrize_module",
+    "tracing",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_leaves",
+    "tree_map",
+    "tree_unflatten",
+]
+
+Compiled = Callable[..., Any]
+
+
+# --- what torch is doing now ------------------------------------------------------------------------------------------
+
+
+def is_jit_traced() -> bool:
+    """Whether torch.jit.trace runs. Without the name: a model under it cannot be told from another one."""
+    return torch._C._get_tracing_state() is not None
+
+
+def is_mapped() -> bool:
+    """Whether torch.func maps or differentiates here. Without the name: such a model could not be looked at."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_wrapped(value: Tensor) -> bool:
+    """Whether a tensor is one of torch.func's, which cannot be recorded as it runs."""
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(value))
+
+
+def without_torch_function() -> Any:
+    """Return a context in which modes and classes of tensors see no function of torch."""
+    return torch._C.DisableTorchFunction()
+
+
+def number_of_function_modes() -> int:
+    """Return how many modes there are, also those that ``function_modes`` cannot show."""
+    return int(torch._C._len_torch_function_stack())
+
+
+@contextmanager
+def as_torch_compiles() -> Iterator[None]:
+    """Within this context torch says that it compiles: libraries such as transformers then do without values.
+
+    Without the flag: such models run eagerly.
+    """
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def onednn(on: bool) -> Iterator[None]:
+    """Within this context torch's products on a CPU are oneDNN's, or not; torch.backends.mkldnn would warn of TF32."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(on and before)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+# --- operations -------------------------------------------------------------------------------------------------------
+
+
+def has_cpu_kernel(operation: OpOverload) -> bool:
+    """Whether an operation has a kernel of its own on a CPU, and is not taken apart. Without the name: make_fx."""
+    return not operation._can_decompose() or bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(operation.name(), "CPU")
+    )
+
+
+def function_named(name: str) -> Callable[..., Any] | None:
+    """Return torch's function of an operation, which begins sooner than the operation; None if there is none."""
+    return getattr(torch._C._nn, name, None) or getattr(torch, name, None)
+
+
+def fused_adam(decoupled: bool) -> Callable[..., None]:
+    """Return torch's Adam or AdamW of all parameters in one call; torch.optim has it under ``fused=True``."""
+    return torch._fused_adamw_ if decoupled else torch._fused_adam_
+
+
+def decompositions(more: Any) -> dict[Any, Any]:
+    """Return how operations are made of simpler ones. Without the name: no kernel for chains on a GPU."""
+    from torch._decomp import core_aten_decompositions, get_decompositions  # slow to load
+
+    return {**core_aten_decompositions(), **get_decompositions(more)}
+
+
+def compile_cuda(text: str, name: str) -> Any:
+    """Return a kernel of CUDA C, compiled while the program runs. Without it: chains run on the CPU."""
+    return torch.cuda._compile_kernel(text, name)
+
+
+# --- inductor ---------------------------------------------------------------------------------------------------------
+# torch.compile is the public way to it, and traces Python, which a recorded step does not need: seconds for each step,
+# and guards at every call. Without these names: steps in C, or recorded ones.
+
+
+def compile_fx(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: dict[str, Any]) -> Compiled:
+    """Let inductor compile a graph."""
+    import torch._inductor.config as inductor
+    from torch._inductor.compile_fx import compile_fx as compiled
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
+    shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
+    with tracing(shapes), inductor.patch(settings):
+        return compiled(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
+
+
+def instructions_are_known() -> bool:
+    """Whether inductor knows which instructions of the processor its C++ compiler can use."""
+    import torch._inductor.config as inductor
+
+    return inductor.cpp.vec_isa_ok is not None
+
+
+def forget_instructions() -> None:
+    """Let inductor find out which instructions of the processor its C++ compiler can use."""
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
+
+    valid_vec_isa_list.cache_clear()
+
+
+def cache_folder() -> str:
+    """Return the folder where inductor keeps what it has compiled."""
+    from torch._inductor.codecache import cache_dir  # type: ignore[attr-defined]
+
+    return str(cache_dir())
+
+
+def caches_are_off() -> bool:
+    """Whether the user has switched inductor's caches off; no if it was never loaded. Without the names: no."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    return bool(getattr(config, "force_disable_caches", False)) or not getattr(config, "fx_graph_cache", True)
+
+
+@contextmanager
+def combined_by(groups: Callable[[list[Any]], list[list[Any]]]) -> Iterator[None]:
+    """Within this context inductor launches together only kernels of one group, by the setter that torch has for it.
+
+    Without it: long reductions share the small blocks of short ones, and take several times as long.
+    """
+    from torch._inductor.codegen import triton_combo_kernel as combined
+
+    usual: Any = getattr(combined, "_default_custom_combo_kernel_horizontal_partition", None)
+    choose: Any = getattr(combined, "set_custom_combo_kernel_horizontal_partition", None)
+    if usual is None or choose is None:
+        yield
+        return
+    choose(lambda nodes, *rest: [part for group in groups(nodes) for part in usual(group, *rest)])
+    try:
+        yield
+    finally:
+        choose(usual)
+
+
+@contextmanager
+def fused_if(may: Callable[[Any, Any], bool]) -> Iterator[None]:
+    """Within this context inductor fuses two kernels only if ``may`` allows it, by the hook that torch has for it.
+
+    Without it: a step that changes the parameters of a huge network takes half as long again.
+    """
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.virtualized import V
+
+    class Choices(InductorChoices):
+        @staticmethod
+        def can_fuse(scheduler: Any, one: Any, other: Any, *rest: Any) -> bool:
+            return may(one, other) and bool(InductorChoices.can_fuse(scheduler, one, other, *rest))
+
+    with V.set_choices_handler(Choices()):
+        yield
+
+
+def reads_of(kernel: Any) -> set[str]:
+    """Return the buffers that a kernel of inductor's scheduler reads; others only keep an order."""
+    from torch._inductor.dependencies import MemoryDep
+
+    return {dep.name for dep in kernel.read_writes.reads if isinstance(dep, MemoryDep)}

@@ -1,1 +1,0 @@
-"""Steps of small networks on a GPU, many of them in one kernel: a program for each network."""
