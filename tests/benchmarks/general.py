@@ -3,6 +3,9 @@
 Configurations are drawn with a fixed seed from guides, depths, widths, activations, likelihoods, optimisers, schedules,
 clipping, temperatures and batches. The baseline is an eager step of the same network: nn.Dropout before each layer, the
 loss, backward and torch.optim.Adam. Both take turns in one process, on one thread, and the best turn of each counts.
+
+With ``--device cuda`` the baseline is the same step by hand in JAX, many in one ``lax.scan``, and guides are those that
+``jax_general`` has.
 """
 
 import argparse
@@ -10,7 +13,7 @@ import math
 import random
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.generative.random_state import forked
+from tests.benchmarks import jax_general
 
 GUIDES: dict[str, Callable[[Any], Any]] = {
     "dropout": pd.AutoDropout,
@@ -82,11 +86,11 @@ class Setting:
         return x, (3 * y.abs()).round() if kind == "counts" else (y > 0).float() if kind == "yes or no" else y
 
 
-def drawn(count: int, seed: int) -> list[Setting]:
+def drawn(count: int, seed: int, guides: Sequence[str] = tuple(GUIDES)) -> list[Setting]:
     """Return different settings."""
     dice, found = random.Random(seed), list[Setting]()
     while len(found) < count:
-        guide = dice.choice(list(GUIDES))
+        guide = dice.choice(list(guides))
         one = Setting(
             guide,
             dice.choice([1, 1, 2, 3]),
@@ -112,17 +116,18 @@ def one_by_one() -> list[Setting]:
     return [*guides, *others, Setting(temperature=0.5), Setting(batch=POINTS)]
 
 
-def ours(setting: Setting, steps: int) -> tuple[float, pd.History]:
+def ours(setting: Setting, steps: int, device: str = "cpu") -> tuple[float, pd.History]:
     """Return the seconds of one step of ``fit``."""
     torch.manual_seed(0)
     x, y = setting.data()
     model = pd.BayesianNet(setting.network(dropout=False), likelihood=LIKELIHOODS[setting.likelihood][0]())
+    x, y, model = x.to(device), y.to(device), model.to(device)
     how: dict[str, Any] = {"clip_norm": 1.0} if setting.clip else {}
     how |= {"schedule": lambda t: 0.5 ** (t / 1000)} if setting.schedule else {}
     how |= {"lr": 1e-6} if setting.optim == "sgd" else {}
     how |= {} if setting.temperature is None else {"loss": pd.ELBO(temperature=setting.temperature)}
     size = None if setting.batch == POINTS else setting.batch
-    guide = GUIDES[setting.guide](model)
+    guide = GUIDES[setting.guide](model).to(device)
     history = pd.fit(
         model, guide, x, y, steps=steps, batch_size=size, optim=setting.optim, compile=True, progress=False, **how
     )
@@ -150,19 +155,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--one-by-one", action="store_true", help="13-50-1, and what differs from it in one thing")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
+    on_gpu = given.device == "cuda"
+    guides = [name for name in GUIDES if not on_gpu or name in jax_general.GUIDES]
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     ratios = []
-    for setting in one_by_one() if given.one_by_one else drawn(given.count, given.seed):
+    settings = one_by_one() if given.one_by_one else drawn(given.count, given.seed, guides)
+    name = "JAX" if on_gpu else "torch"
+    for setting in [each for each in settings if each.guide in guides]:
         best, base, engine, why = math.inf, math.inf, "", ""
+        if on_gpu:
+            base = jax_general.seconds(setting, given.device, given.rounds)
         for _ in range(given.rounds):
-            base = min(base, eager(setting, given.steps))
-            seconds, history = ours(setting, given.steps)
+            base = base if on_gpu else min(base, eager(setting, given.steps))
+            seconds, history = ours(setting, given.steps, given.device)
             best, engine, why = min(best, seconds), history.engine, history.why
         ratios.append(best / base)
         print(
-            f"{best / base:6.3f}  {1e6 * best:7.0f} µs, torch {1e6 * base:6.0f}  {engine:9} {setting} {why}", flush=True
+            f"{best / base:6.3f}  {1e6 * best:7.1f} µs, {name} {1e6 * base:6.1f}  {engine:9} {setting} {why}",
+            flush=True,
         )
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
     print(f"geometric mean {mean:.3f}, largest {max(ratios):.3f}, of {len(ratios)}")

@@ -22,9 +22,9 @@ from pyro_dropout.engines.cuda.values import UnsupportedError, Value, c_type
 THREADS = 512
 _SIDE_BY_SIDE = 128  # networks that run at once, about one on each processor; of more, several share one
 _MOST_STEPS = 1000  # of one launch
+_SEVERAL = 4  # networks from which each is best left to a processor of its own
 _DRAWN = 2**26  # random numbers of one launch
 _STATE = 2**17  # bytes of what a step changes
-_CYCLES = 80_000  # of products: with more, a network is faster on the whole GPU
 _FAR = 2**24  # bytes that threads share in the GPU's memory
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
 _AWAY = (
@@ -118,9 +118,10 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
             changed.append((state[k], stored))
         else:
             results.append(stored)
-    if lanes > 1 and loops.cycles > _CYCLES:
-        raise UnsupportedError(f"products take {loops.cycles:.0f} cycles of one processor, and may take {_CYCLES}")
     body = loops.written([value.name or "" for value in (*(v for _, v in changed), *results)])
+    mine, others = loops.microseconds()
+    if copies < _SEVERAL and lanes > 1 and mine > others:  # one processor against all of them
+        raise UnsupportedError(f"a step would take one processor about {mine:.0f} µs, and all of them {others:.0f}")
     places, end, far = loops.memory(words, near // WORD)
     if far * WORD > _FAR:
         raise UnsupportedError(f"a step needs {far * WORD} bytes beside what threads share, and may have {_FAR}")
