@@ -32,6 +32,7 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
+from pyro_dropout.guides.dropout import KEEP
 from pyro_dropout.guides.summary import ignored_inputs
 from pyro_dropout.registry import guides
 from pyro_dropout.training.collapse import note_learned
@@ -81,7 +82,7 @@ def built(rows: Rows, depth: int, width: int, guide: str, prior: str, seed: int)
     model = pd.BayesianNet(net, prior_of(prior, net), likelihood)
     entry = guides()[guide]
     options = {"members": MEMBERS} if "members" in entry.options else {}
-    return model, entry.make(model, lambda name: 0.9, **options).to(device)
+    return model, entry.make(model, lambda name: KEEP, **options).to(device)
 
 
 def trained(rows: Rows, depth: int, width: int, guide: str, prior: str, steps: list[int]) -> Any:

@@ -131,14 +131,12 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
         return f"const {kind}* RESTRICT {name} = (const {kind}*)given[{number}]{offset};"
 
     begins = []  # of what differs from step to step
-    for k, value in enumerate(recorded.inputs[writes:], writes):
+    for k, each in enumerate(recorded.inputs[writes:], writes):
         if k in recorded.each:
-            begins.append(
-                pointer(f"x{k}", value.dtype, k, f" + ((long long)step * {copies} + block) * {value.numel()}")
-            )
+            begins.append(pointer(f"x{k}", each.dtype, k, f" + ((long long)step * {copies} + block) * {each.numel()}"))
         else:
-            own = f" + (long long)block * {value.numel()}" if k in recorded.stacked else ""
-            lines.append(pointer(f"x{k}", value.dtype, k, own))
+            own = f" + (long long)block * {each.numel()}" if k in recorded.stacked else ""
+            lines.append(pointer(f"x{k}", each.dtype, k, own))
     number = len(recorded.inputs)
     lines += [pointer(f"c{k}", value.dtype, number + k) for k, value in enumerate(constants.tensors)]
     number += len(constants.tensors)
@@ -149,8 +147,8 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
     ends = []
     for size in sorted({kept.size for kept, _ in changed}):
         one = "" if size == 1 else "[i]"
-        each = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in changed if kept.size == size)
-        ends.append(f"for (int i = tid; i < {size}; i += {threads}) {{ {each} }}")
+        copied = " ".join(f"s{kept.number}[i] = {v.name}{one};" for kept, v in changed if kept.size == size)
+        ends.append(f"for (int i = tid; i < {size}; i += {threads}) {{ {copied} }}")
     for k, value in enumerate(results):
         place, one = f"(({c_type(value.dtype)}*)given[{number + k}])", "" if value.size == 1 else "[i]"
         at = f"((long long)step * {copies} + block) * {value.size} + i"

@@ -17,6 +17,7 @@ from pyro_dropout.generative.precision import Precision, products_in
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.training.optimisers import Update, named
 from pyro_dropout.training.training_task import TrainingTask
+from pyro_dropout.training.wide_kernels import kernels
 from tests.oracles.triton_here import PLACE, needed
 
 needed()
