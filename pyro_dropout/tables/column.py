@@ -16,7 +16,7 @@ from pyro_dropout.tables.cells import EXACT, Cell, Number, as_text, brief, is_bl
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import Numbers, rounded
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import Bools, distinct_in, missing_in, numbers_in
+from pyro_dropout.tables.whole_column import Bools, Cells
 
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
 
@@ -78,11 +78,11 @@ class Column:
             return False
         return self.notation.label(cell) not in self._known
 
-    def strangers(self, cells: Sequence[Cell]) -> Bools:
+    def strangers(self, cells: Cells) -> Bools:
         """Return which cells of a column are such categories."""
         if self.categories is None:
             return np.zeros(len(cells), np.bool_)
-        distinct = distinct_in(cells)
+        distinct = cells.distinct
         return distinct.spread([self.strange(cell) for cell in distinct.cells])
 
     @functools.cached_property
@@ -99,10 +99,10 @@ class Column:
     def measured(self, table: Table) -> Numbers:
         """Return the same, as an array with NaN for missing values where float64 holds all of them."""
         cells = table.column(self.name)
-        numbers = numbers_in(cells) if self.notation.plain else None
+        numbers = cells.numbers if self.notation.plain else None
         if numbers is not None:
             return numbers
-        distinct = distinct_in(cells)
+        distinct = cells.distinct
         found = [self.notation.value(cell) for cell in distinct.cells]
         for row, cell, value in zip(distinct.rows.tolist(), distinct.cells, found, strict=True):
             if value is None or not -_MOST <= value <= _MOST:
@@ -129,7 +129,7 @@ class Column:
         """Return the index of each cell among the categories, -1 for missing values; one more for all others."""
         known = self.categories or ()
         place = {label: k for k, label in enumerate(known)}
-        distinct = distinct_in(table.column(self.name))
+        distinct = table.column(self.name).distinct
         labels = [self.notation.label(cell) for cell in distinct.cells]
         for row, label in zip(distinct.rows.tolist(), labels, strict=True):
             if label not in place and not self.other:
@@ -145,7 +145,7 @@ class Column:
         x = self._waves(table) if self.categories is None else self._one_hot(table)
         if not self.gaps:
             return x
-        missing = torch.from_numpy(missing_in(table.column(self.name))).unsqueeze(-1)
+        missing = torch.from_numpy(table.column(self.name).missing).unsqueeze(-1)
         if self.categories is not None:
             x = x.masked_fill(missing, 0.0)
         return torch.cat([x, missing.to(x)], 1)

@@ -4,7 +4,6 @@ An encoding is learned from the training table and then applied to every other t
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -13,11 +12,11 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cell, Number, brief
+from pyro_dropout.tables.cells import Number, brief
 from pyro_dropout.tables.column import Column, finite, labels_of, name_of
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import blanked, distinct_in, missing_in, numbers_in
+from pyro_dropout.tables.whole_column import Cells
 
 Remarks = Counter[tuple[str, str]]  # {(what was done, column): cells}
 
@@ -102,16 +101,16 @@ class Encoding:
             return table, remarks
         columns = dict(table.columns)
         for column in self.inputs:
-            columns[column.name] = self._usable(column, table.column(column.name), remarks)
-            count = int(missing_in(columns[column.name]).sum())
+            columns[column.name] = cells = self._usable(column, table.column(column.name), remarks)
+            count = int(cells.missing.sum())
             if count:
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
         return replace(table, columns=columns), remarks + gaps
 
-    def _usable(self, column: Column, cells: Sequence[Cell], remarks: Remarks) -> Sequence[Cell]:
-        if column.categories is None and numbers_in(cells) is not None:
+    def _usable(self, column: Column, cells: Cells, remarks: Remarks) -> Cells:
+        if column.categories is None and cells.numbers is not None:
             return cells
-        distinct = distinct_in(cells)
+        distinct = cells.distinct
         gone = np.zeros(len(distinct.cells), np.bool_)
         for place, (cell, count) in enumerate(zip(distinct.cells, distinct.counts.tolist(), strict=True)):
             if column.blank(cell):
@@ -121,7 +120,7 @@ class Encoding:
                 what = "(other)" if column.other else "missing"
                 remarks[f"rare or not seen in training, read as {what}", column.name] += count
                 gone[place] = not column.other
-        return blanked(cells, distinct.spread(gone))
+        return cells.without(distinct.spread(gone))
 
     def inputs_of(self, table: Table) -> Tensor:
         """Return the inputs of a table, (N, Q); missing values are filled, or NaN without ``fill``."""
@@ -157,7 +156,7 @@ class Encoding:
 
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
-        missing = missing_in(table.column(self.target))
+        missing = table.column(self.target).missing
         if missing.any():
             raise RangeError(f"{table.where(int(missing.argmax()), self.target)}: the value is missing.")
         if not self.classes:

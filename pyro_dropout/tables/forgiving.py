@@ -32,7 +32,7 @@ from pyro_dropout.tables.recognition import (
     settle,
 )
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import Ints, blanked, distinct_in, missing_in, numbers_in
+from pyro_dropout.tables.whole_column import Cells, Ints
 
 _RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
@@ -111,18 +111,18 @@ def choose_columns(
     table, remarks = _blanked(table, [name for name in names if name not in categorical])
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
-    filled = [name for name in names if not missing_in(table.columns[name]).all()]
+    filled = [name for name in names if not table.column(name).missing.all()]
     for name in names:
         if name not in filled and name in asked:
             raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
     left |= {name: "no values" for name in names if name not in filled}
-    texts = [name for name in filled if name in categorical or _mixed(table.columns[name])]
+    texts = [name for name in filled if name in categorical or _mixed(table.column(name))]
     texts += [target] if task == "classification" else []
     with as_range_errors():
         found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead)
     left |= unknown
     for name in [name for name in found if name != target and name not in asked]:
-        why = _useless(name, table.columns[name], found[name].notation)
+        why = _useless(name, table.column(name), found[name].notation)
         if why:
             del found[name]
             left[name] = why
@@ -162,8 +162,8 @@ def learn_forgiving(
             column = _categories(table, training if fills else table, name, notation or PLAIN, least if fills else 1)
         else:
             column = number_column(table, name, notation)
-        cells = training.columns[name]
-        missing = int(missing_in(cells).sum()) + (0 if column.other else int(column.strangers(cells).sum()))
+        cells = training.column(name)
+        missing = int(cells.missing.sum()) + (0 if column.other else int(column.strangers(cells).sum()))
         column = replace(column, gaps=indicates and missing >= least)
         if notation is not None and notation.kind == "date":
             column = replace(column, cycles=_cycles(known_numbers(column.measured(training))))
@@ -200,14 +200,15 @@ def _blanked(table: Table, names: Collection[str]) -> tuple[Table, Remarks]:
     """Return the table without words for missing values in columns whose other cells are numbers, dates or truths."""
     columns, remarks = dict(table.columns), Remarks()
     for name in names:
-        if numbers_in(columns[name]) is not None:
+        cells = table.column(name)
+        if cells.numbers is not None:
             continue
-        distinct = distinct_in(columns[name])
+        distinct = cells.distinct
         blank = [is_blank(cell) for cell in distinct.cells]
         if any(blank) and not all(blank) and all(map(_is_value, compress(distinct.cells, map(not_, blank)))):
             for cell, count in compress(zip(distinct.cells, distinct.counts.tolist(), strict=True), blank):
                 remarks[f"{brief(cell)} read as missing", name] += count
-            columns[name] = blanked(columns[name], distinct.spread(blank))
+            columns[name] = cells.without(distinct.spread(blank))
     return replace(table, columns=columns), remarks
 
 
@@ -241,7 +242,7 @@ def _recognised(
         except TwoReadingsError as cause:
             unclear[name] = cause
         except UnrecognisedError:
-            cells = distinct_in(table.columns[name]).cells
+            cells = table.column(name).distinct.cells
             forms = date_forms(cells)
             if len(forms) == 1 and name != names[-1]:
                 found[name] = Recognised(Notation("date", form=forms[0]))
@@ -258,23 +259,23 @@ def _recognised(
     return {name: found[name] for name in names if name in found}, left
 
 
-def _mixed(cells: Sequence[Cell]) -> bool:
+def _mixed(cells: Cells) -> bool:
     """Return whether a column holds texts some of which happen to be numbers, such as the numbers of tickets."""
-    if numbers_in(cells) is not None:
+    if cells.numbers is not None:
         return False
-    distinct = distinct_in(cells)
+    distinct = cells.distinct
     texts: int = sum(compress(distinct.counts.tolist(), (not _is_value(cell) for cell in distinct.cells)))
     known = int(distinct.counts.sum())
     return _TEXTS * known < texts < known
 
 
-def _useless(name: str, cells: Sequence[Cell], notation: Notation | None) -> str:
+def _useless(name: str, cells: Cells, notation: Notation | None) -> str:
     """Return why a column cannot be used; "" if it can."""
     named = notation is not None and (notation.padded or _IDENTIFIER.fullmatch(name) or _CAMEL.fullmatch(name))
-    numbers = numbers_in(cells)
+    numbers = cells.numbers
     if notation is not None and not named and numbers is not None and some_different(numbers) > 1:
         return ""
-    found, different = int((~missing_in(cells)).sum()), _different(cells)
+    found, different = int((~cells.missing).sum()), _different(cells)
     if different == 1:
         return "constant" if found == len(cells) else ""
     if notation is None and different == found:
@@ -288,21 +289,21 @@ def _useless(name: str, cells: Sequence[Cell], notation: Notation | None) -> str
     return ""
 
 
-def _different(cells: Sequence[Cell]) -> int:
+def _different(cells: Cells) -> int:
     """Return how many different labels a column has."""
-    numbers = numbers_in(cells)
+    numbers = cells.numbers
     if numbers is not None:
         known = known_numbers(numbers)
         if len(np.unique(known)) == len(known):  # different numbers have different labels
             return len(known)
-    return len({as_label(cell) for cell in distinct_in(cells).cells})
+    return len({as_label(cell) for cell in cells.distinct.cells})
 
 
-def _whole(notation: Notation, cells: Sequence[Cell]) -> Numbers:
+def _whole(notation: Notation, cells: Cells) -> Numbers:
     """Return the numbers in a column if all are whole and have no unit, else []."""
     if notation.kind != "number" or notation.unit:
         return []
-    numbers = numbers_in(cells) if notation.plain else None
+    numbers = cells.numbers if notation.plain else None
     if numbers is not None:
         known = known_numbers(numbers)
         return known if np.array_equal(known, np.floor(known)) else []
@@ -315,7 +316,7 @@ def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
     """Return whether a column counts the rows of the file from 0 or 1, and its name says nothing of time."""
     if found.notation is None or _TIME.fullmatch(name.lower()):
         return False
-    values = _whole(found.notation, table.columns[name])
+    values = _whole(found.notation, table.column(name))
     if len(values) < len(table) or values[0] not in (0, 1):
         return False
     return all(value == values[0] + row for row, value in enumerate(values))
@@ -328,7 +329,7 @@ def _categories(table: Table, training: Table, name: str, notation: Notation, le
     """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
     labels_in(table, name, notation)  # raises if a label has two meanings
     counts: Counter[str] = Counter()
-    distinct = distinct_in(training.columns[name])
+    distinct = training.column(name).distinct
     for cell, count in zip(distinct.cells, distinct.counts.tolist(), strict=True):
         counts[notation.label(cell)] += count
     common = tuple(sorted(label for label, count in counts.items() if count >= least))

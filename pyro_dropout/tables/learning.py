@@ -11,7 +11,6 @@ from pyro_dropout.tables.notation import PLAIN, Decimal, Notation
 from pyro_dropout.tables.precision import centre_of, check_kept, known_numbers, some_different
 from pyro_dropout.tables.recognition import Recognised, as_range_errors, quoted, recognise, settle
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import distinct_in, missing_in
 
 Task = Literal["auto", "regression", "classification"]
 
@@ -45,7 +44,7 @@ def learn(
     if not names:
         raise ShapeError(f"{table.file}: no column is left to predict {target!r} from.")
     for name in names:
-        if missing_in(table.columns[name]).all():
+        if table.column(name).missing.all():
             raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
@@ -79,7 +78,7 @@ def input_column(table: Table, name: str, notation: Notation | None) -> Column:
 
 def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
     """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    known = ~missing_in(table.columns[name])
+    known = ~table.column(name).missing
     kind = None if notation is None else notation.kind
     if kind == "date":
         raise RangeError(
@@ -118,7 +117,7 @@ def number_column(table: Table, name: str, notation: Notation) -> Column:
 def labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
     """Return the labels of a column; raise if one stands for 1.1 and 1.10, which may be a number or two versions."""
     met: dict[str, tuple[int, Cell]] = {}
-    distinct = distinct_in(table.columns[name])
+    distinct = table.column(name).distinct
     for row, cell in zip(distinct.rows.tolist(), distinct.cells, strict=True):
         label = notation.label(cell)
         other = met.setdefault(label, (row, cell))[1]

@@ -23,7 +23,6 @@ from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.precision import known_numbers
 from pyro_dropout.tables.stand_ins import stand_in
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import missing_in
 
 Missing = Literal["auto", "refuse", "drop", "mean"]
 
@@ -260,18 +259,18 @@ def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]
         asked, why = (
             ([target], f"without {target!r} left out") if missing == "auto" else (names, "with missing values dropped")
         )
-        lost = np.any([missing_in(table.columns[name]) for name in asked], axis=0)
+        lost = np.any([table.column(name).missing for name in asked], axis=0)
         return (table.only(np.flatnonzero(~lost)), f" ({lost.sum()} {why})") if lost.any() else (table, "")
     if missing == "mean":
         _refuse(table, [target], "A target is not filled in; use --missing drop.")
-        gaps = sum(int(missing_in(table.columns[name]).sum()) for name in names)
+        gaps = sum(int(table.column(name).missing.sum()) for name in names)
         return table, f" ({gaps} missing values filled in)" if gaps else ""
     _refuse(table, names, "Drop such rows with --missing drop, or fill in means with --missing mean.")
     return table, ""
 
 
 def _refuse(table: Table, names: Collection[str], remedy: str) -> None:
-    gaps = {name: missing_in(table.columns[name]) for name in names}
+    gaps = {name: table.column(name).missing for name in names}
     first = {name: int(gap.argmax()) for name, gap in gaps.items() if gap.any()}
     if first:
         name = min(first, key=lambda name: first[name])  # of one row, the first column

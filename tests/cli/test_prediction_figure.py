@@ -17,7 +17,7 @@ from pyro_dropout.cli.prediction_figure import draw_over, far_rows, holes, plot_
 from pyro_dropout.prediction.plot_style import PALETTE
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.files import Table
+from pyro_dropout.tables.table import Table
 from tests.cli.command import run
 
 ANSWERS: dict[str, Any] = {

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables import reading
+from pyro_dropout.tables.cells import as_label, as_number
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.files import Table, as_label, as_number, read_file
+from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.learning import learn
 from pyro_dropout.tables.reading import read_input_pieces
+from pyro_dropout.tables.table import Table
 
 read_table = functools.partial(reading.read_table, strict=True)
 COLOURS = ("red", "blue", "green")
@@ -110,11 +112,11 @@ def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) 
     numbers = {"a": range(12), "b": range(1, 13)}
     pyarrow.parquet.write_table(pyarrow.table({**numbers, "when": when, "nest": nest}), path)
     assert list(read_file(path).columns) == ["a", "b"]
-    with pytest.raises(pd.RangeError, match=r"column 'when': its type is time32.* leave it out \(--drop\)"):
+    with pytest.raises(pd.RangeError, match=r"column 'when': its type is time; .* leave it out \(--drop\)"):
         read_table(path, target="b")
-    with pytest.raises(pd.RangeError, match=r"column 'nest': its type is struct"):
+    with pytest.raises(pd.RangeError, match=r"column 'nest': its type is dict"):
         read_table(path, target="b", drop=("when",))
-    with pytest.raises(pd.RangeError, match=r"column 'when': its type is time32"):
+    with pytest.raises(pd.RangeError, match=r"column 'when': its type is time"):
         read_table(path, target="when", drop=("nest",))
     encoding = read_table(path, target="b", drop=("when", "nest")).encoding
     assert encoding is not None
@@ -122,7 +124,7 @@ def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) 
         read_inputs(path, encoding)
     assert read_inputs(path, encoding, ignore_extra=True)[1].shape == (12, 1)
     pyarrow.parquet.write_table(pyarrow.table({"b": numbers["b"], "a": when}), path)
-    with pytest.raises(pd.RangeError, match=r"column 'a': its type is time32"):
+    with pytest.raises(pd.RangeError, match=r"column 'a': its type is time"):
         read_inputs(path, encoding)
 
 

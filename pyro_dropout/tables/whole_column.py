@@ -1,0 +1,178 @@
+"""A whole column in a pandas Series, so that texts are parsed and counted at once.
+
+A cell becomes a value of Python when it is asked for.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, overload
+
+import numpy as np
+import pandas
+from numpy.typing import NDArray
+
+from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.tables.cells import EXACT, MISSING, Cell, as_number, cell_from
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+_FEW = 100  # texts that are looked at one by one before all of them
+_GAPS = {"".join(case) for word in MISSING for case in product(*zip(word, word.upper(), strict=True))}
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The different cells of a column that are not missing, in the order in which they appear.
+
+    Attributes:
+        cells: one of each.
+        rows: where each appears first.
+        counts: how often each appears.
+        codes: of each row of the column, the place of its cell among ``cells``; -1 if it is missing.
+    """
+
+    cells: Sequence[Cell]
+    rows: Ints
+    counts: Ints
+    codes: Ints
+
+    def spread(self, chosen: Sequence[bool] | Bools) -> Bools:
+        """Return for each row whether its cell is one of the chosen; a missing cell is not."""
+        return np.append(np.asarray(chosen, np.bool_), False)[self.codes]
+
+
+class Cells(Sequence[Cell]):
+    """The cells of a column, None where the value is missing.
+
+    Args:
+        values: a Series of texts (``str``), of ``float64`` numbers below 2^53, or of any cells (``object``).
+
+    Example:
+        >>> cells = Cells.of([" oak", "n/a", "elm", "oak"])
+        >>> cells, cells.distinct.cells, cells.distinct.codes.tolist()
+        (['oak', None, 'elm', 'oak'], ['oak', 'elm'], [0, -1, 1, 0])
+    """
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    @classmethod
+    def of(cls, values: Iterable[object], where: Callable[[int], str] = "row {}".format) -> "Cells":
+        """Return values of Python as a column; raise ``TypeError`` with the name of a type that is not read."""
+        found: list[Cell] = []
+        try:
+            for value in values:
+                found.append(cell_from(value))
+        except RangeError as cause:
+            raise RangeError(f"{where(len(found))}: {cause}") from None
+        kinds = {type(cell) for cell in found} - {type(None)}
+        if kinds == {str}:
+            return texts_of(found)
+        if kinds and kinds <= {int, float} and all(cell is None or abs(cell) < EXACT for cell in found):  # type: ignore[arg-type]
+            return cls(pandas.Series(found, dtype=np.float64))
+        return cls(pandas.Series(found, dtype=object))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, row: int) -> Cell: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[Cell]: ...
+
+    def __getitem__(self, row: int | slice) -> Cell | list[Cell]:
+        if isinstance(row, slice):
+            return list(Cells(self.values.iloc[row]))
+        cell: Cell = self.values.iloc[row : row + 1 or None].tolist()[0]
+        return None if self.missing[row] else cell
+
+    def __iter__(self) -> Iterator[Cell]:
+        for cell, gap in zip(self.values.tolist(), self.missing.tolist(), strict=True):
+            yield None if gap else cell
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cells | list) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def take(self, rows: Ints) -> "Cells":
+        """Return the column with only these rows; its numbers are not parsed again."""
+        some = Cells(self.values.iloc[rows])
+        if self.__dict__.get("numbers") is not None and self.numbers is not None:
+            some.__dict__["numbers"] = self.numbers[rows]
+        return some
+
+    def without(self, gone: Bools) -> "Cells":
+        """Return the column with more missing cells."""
+        return Cells(self.values.mask(gone, None)) if gone.any() else self
+
+    @functools.cached_property
+    def missing(self) -> Bools:
+        """Which cells are missing."""
+        return np.array(self.values.isna())
+
+    @property
+    def texts(self) -> Any:
+        """A Series of the texts that are not missing, if all cells are texts; else None."""
+        return self.values[~self.missing] if isinstance(self.values.dtype, pandas.StringDtype) else None
+
+    @functools.cached_property
+    def numbers(self) -> Floats | None:
+        """The column's numbers, NaN where missing; None unless all are plain numbers that float64 holds."""
+        if self.values.dtype == np.float64:
+            return np.array(self.values)
+        texts = self.texts
+        if texts is None or any(as_number(text) is None for text in texts.iloc[:_FEW]):
+            return None
+        values = _parsed(texts)
+        if values is None or not bool((np.abs(values) < EXACT).all()):
+            return None
+        numbers = np.full(len(self), np.nan)
+        numbers[~self.missing] = values
+        return numbers
+
+    @functools.cached_property
+    def distinct(self) -> Distinct:
+        """The different cells; in a column of many types, where 1, 1.0 and True are equal, each counts as different."""
+        if self.values.dtype == object:
+            rows = np.flatnonzero(~self.missing)
+            codes = np.full(len(self), -1)
+            codes[rows] = np.arange(len(rows))
+            return Distinct(self.values.iloc[rows].tolist(), rows, np.ones_like(rows), codes)
+        codes, cells = self.values.factorize()
+        rows = np.empty(len(cells) + 1, np.int64)  # one more for missing cells, whose code is -1
+        rows[codes[::-1]] = np.arange(len(codes))[::-1]  # the last that is written stays: the first row
+        return Distinct(cells.tolist(), rows[:-1], np.bincount(codes + 1, minlength=len(cells) + 1)[1:], codes)
+
+
+def texts_of(texts: Any) -> Cells:
+    """Return texts as cells, without the spaces around them, and None for those that mean a missing value."""
+    try:
+        series = pandas.Series(texts, dtype="str").str.strip()
+    except UnicodeEncodeError:  # half of a pair of UTF-16, which some encodings allow
+        return Cells(pandas.Series(list(map(cell_from, texts)), dtype=object))
+    return Cells(series.mask(series.isin(_GAPS)))
+
+
+def _parsed(texts: Any) -> Floats | None:
+    """Return texts as the float64 nearest to each; None if one is not a number."""
+    try:
+        import pyarrow
+
+        found: Floats = pyarrow.array(texts).cast("float64").to_numpy(zero_copy_only=False)
+    except (ImportError, ValueError):  # pyarrow does not know all that Python does: "１２"
+        if texts.str.contains("_", regex=False).any():  # 1_000 is a number only in Python
+            return None
+        try:
+            found = texts.to_numpy(object).astype(np.float64)
+        except ValueError:
+            return None
+    return found
