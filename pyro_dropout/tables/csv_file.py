@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 import numpy as np
-import pandas
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import as_moment
@@ -187,7 +186,7 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
         raw = text.encode()
     except UnicodeEncodeError:
         return None
-    if not raw or b"\0" in raw or raw.count(b"\r") != raw.count(b"\r\n"):
+    if not raw or b"\0" in raw or (b"\r" in raw and raw.count(b"\r") != raw.count(b"\r\n")):
         return None
     view = np.frombuffer(b"\n" + raw + b"\n", np.uint8)
     ends = np.flatnonzero(view == ord("\n"))
@@ -200,12 +199,18 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
     if not np.isin(around, outside).all() or (np.searchsorted(quotes, ends) % 2).any():
         return None
     try:
-        frame = pandas.read_csv(
-            io.BytesIO(raw), sep=separator, names=range(width), dtype="str", keep_default_na=False, engine="pyarrow"
+        from pyarrow import csv as arrow
+
+        names = [str(place) for place in range(width)]
+        table = arrow.read_csv(
+            io.BytesIO(raw),
+            arrow.ReadOptions(column_names=names),
+            arrow.ParseOptions(delimiter=separator),
+            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string")),
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None
-    return [texts_of(frame[k]) for k in range(width)] if len(frame) == len(lengths) else None
+    return [texts_of(column) for column in table.columns] if len(table) == len(lengths) else None
 
 
 def _odd_pieces(

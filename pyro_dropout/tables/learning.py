@@ -8,7 +8,7 @@ from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Decimal, Notation
-from pyro_dropout.tables.precision import centre_of, check_kept, known_numbers, some_different
+from pyro_dropout.tables.precision import centre_of, known_numbers, some_different
 from pyro_dropout.tables.recognition import Recognised, as_range_errors, quoted, recognise, settle
 from pyro_dropout.tables.table import Table
 
@@ -109,9 +109,7 @@ def outcome_column(table: Table, name: str, task: Task, notation: Notation | Non
 def number_column(table: Table, name: str, notation: Notation) -> Column:
     """Return a column of numbers or dates, centred if single precision needs it."""
     values = known_numbers(Column(name, None, notation).measured(table))
-    column = Column(name, None, notation, centre_of(values))
-    check_kept(values, column.centre, f"{table.file}, column {name!r}")
-    return column
+    return Column(name, None, notation, centre_of(values, f"{table.file}, column {name!r}"))
 
 
 def labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:

@@ -47,8 +47,10 @@ def some_different(values: Numbers) -> int:
     return min(2, len(set(found)))
 
 
-def centre_of(values: Numbers) -> Number:
+def centre_of(values: Numbers, where: str = "the column") -> Number:
     """Return the number to subtract from a column before rounding: its median if that is needed, else 0.
+
+    Raise if rounding makes most of the different values of the column equal to another even then.
 
     Example:
         >>> centre_of([1.5, 2.5, 4.0]), centre_of([1_700_000_000 + second for second in range(100)])
@@ -59,31 +61,25 @@ def centre_of(values: Numbers) -> Number:
     ordered, middle = _ordered(values)
     plain, centred = _centred(ordered, 0), _centred(ordered, middle)
     spread = float(_centred(values, middle).std(correction=0)) or 1.0  # a constant is not scaled
-    if _ROUNDING * float(plain.abs().max()) > _FINE * spread:
-        return middle
-    distinct = _distinct(centred)
-    merged, still = distinct - _distinct(plain.float()), distinct - _distinct(centred.float())
-    whole = bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart
-    return middle if still < merged > (0 if whole else _FEW * distinct) else 0
+    distinct, rounds = _distinct(centred), _distinct(plain.float())
+    merged, still = distinct - rounds, distinct - _distinct(centred.float())
+    whole = merged and bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart
+    coarse = _ROUNDING * float(plain[[0, -1]].abs().max()) > _FINE * spread
+    centre = middle if coarse or still < merged > (0 if whole else _FEW * distinct) else 0
+    exact, left = (centred, distinct - still) if centre else (plain, rounds)
+    if 0 < float(exact[[0, -1]].abs().max()) < torch.finfo(torch.float32).tiny:
+        raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
+    if 2 * left < (distinct if centre else _distinct(plain)):
+        raise RangeError(
+            f"{where}: its values lie so far apart that single precision cannot tell most of them from their"
+            " neighbours; take logarithms, or change or drop the column."
+        )
+    return centre
 
 
 def rounded(values: Numbers, centre: Number) -> Tensor:
     """Return numbers minus the centre, (N,), in float32; NaN for missing values."""
     return _centred(values, centre).float()
-
-
-def check_kept(values: Numbers, centre: Number, where: str) -> None:
-    """Raise if rounding makes most of the different values of a column equal to another."""
-    if not len(values):
-        return
-    exact = _centred(_ordered(values)[0], centre)
-    if 0 < float(exact.abs().max()) < torch.finfo(torch.float32).tiny:
-        raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
-    if 2 * _distinct(exact.float()) < _distinct(exact):
-        raise RangeError(
-            f"{where}: its values lie so far apart that single precision cannot tell most of them from their"
-            " neighbours; take logarithms, or change or drop the column."
-        )
 
 
 def _ordered(values: Numbers) -> tuple[Numbers, Number]:

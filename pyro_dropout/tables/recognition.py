@@ -18,6 +18,7 @@ from pyro_dropout.tables.whole_column import Cells, Floats
 
 _FORTRAN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[dD][-+]?[0-9]{1,3}")  # 1.5D+03 is 1500
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
+_FEW = 100  # cells that are looked at before all of them
 _PADDED = re.compile(r"[-+]?0[0-9]+")
 
 
@@ -182,14 +183,16 @@ def _plain_cells(cells: Cells, numbers: Floats) -> Recognised:
     notation = Notation(binary=bool(((known == 0) | (known == 1)).all()))
     if texts is None:
         return Recognised(notation)
-    noughts = texts[texts.str.startswith(("0", "-0", "+0"))]
-    notation = replace(notation, padded=bool(noughts.str.fullmatch(_PADDED.pattern).any()))
-    points = texts.str.contains(".", regex=False).to_numpy()
+    whole = texts[numbers == np.floor(numbers)]
+    padded = whole[whole.str.startswith(("0", "-0", "+0"))].str.fullmatch(_PADDED.pattern)
+    notation = replace(notation, padded=bool(padded.any()))
+    if not all(cell is None or fits(str(cell), ",", ".") for cell in cells[:_FEW]) and len(whole) < len(known):
+        return Recognised(notation, points=True)
+    points = texts.str.contains(".", regex=False).to_numpy(bool, na_value=False)
     if not points.any():
         return Recognised(notation)
-    pointed = all(fits(text, ",", ".") for text in texts)  # ends with the first that does not
-    marked = int(np.flatnonzero(~cells.missing)[points.argmax()])
-    return Recognised(notation, marked if pointed else None, not pointed)
+    pointed = all(cell is None or fits(str(cell), ",", ".") for cell in cells)  # ends with the first that does not
+    return Recognised(notation, int(points.argmax()) if pointed else None, not pointed)
 
 
 def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:

@@ -16,12 +16,18 @@ from numpy.typing import NDArray
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import EXACT, MISSING, Cell, as_number, cell_from
 
+try:
+    import pyarrow
+    from pyarrow import compute
+except ImportError:  # pandas has all that is needed, in more time
+    pyarrow = None
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-_FEW = 100  # texts that are looked at one by one before all of them
-_GAPS = {"".join(case) for word in MISSING for case in product(*zip(word, word.upper(), strict=True))}
+_FEW = 20  # texts that are looked at one by one before all of them
+_GAPS = [*{"".join(case) for word in MISSING for case in product(*zip(word, word.upper(), strict=True))}]
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,8 @@ class Cells(Sequence[Cell]):
     """The cells of a column, None where the value is missing.
 
     Args:
-        values: a Series of texts (``str``), of ``float64`` numbers below 2^53, or of any cells (``object``).
+        values: a Series of texts (``str``), of ``float64`` numbers below 2^53, or of any cells (``object``); or a
+            function that returns it.
 
     Example:
         >>> cells = Cells.of([" oak", "n/a", "elm", "oak"])
@@ -58,7 +65,12 @@ class Cells(Sequence[Cell]):
     """
 
     def __init__(self, values: Any) -> None:
-        self.values = values
+        self._values = values
+
+    @functools.cached_property
+    def values(self) -> Any:
+        """The Series."""
+        return self._values() if callable(self._values) else self._values
 
     @classmethod
     def of(cls, values: Iterable[object], where: Callable[[int], str] = "row {}".format) -> "Cells":
@@ -77,7 +89,7 @@ class Cells(Sequence[Cell]):
         return cls(pandas.Series(found, dtype=object))
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.missing)
 
     @overload
     def __getitem__(self, row: int) -> Cell: ...
@@ -105,8 +117,9 @@ class Cells(Sequence[Cell]):
 
     def take(self, rows: Ints) -> "Cells":
         """Return the column with only these rows; its numbers are not parsed again."""
-        some = Cells(self.values.iloc[rows])
-        if self.__dict__.get("numbers") is not None and self.numbers is not None:
+        some = Cells(lambda: self.values.iloc[rows])
+        some.__dict__["missing"] = self.missing[rows]
+        if self.numbers is not None:
             some.__dict__["numbers"] = self.numbers[rows]
         return some
 
@@ -121,8 +134,8 @@ class Cells(Sequence[Cell]):
 
     @property
     def texts(self) -> Any:
-        """A Series of the texts that are not missing, if all cells are texts; else None."""
-        return self.values[~self.missing] if isinstance(self.values.dtype, pandas.StringDtype) else None
+        """The Series, if all its cells are texts; else None."""
+        return self.values if isinstance(self.values.dtype, pandas.StringDtype) else None
 
     @functools.cached_property
     def numbers(self) -> Floats | None:
@@ -130,14 +143,12 @@ class Cells(Sequence[Cell]):
         if self.values.dtype == np.float64:
             return np.array(self.values)
         texts = self.texts
-        if texts is None or any(as_number(text) is None for text in texts.iloc[:_FEW]):
+        if texts is None or any(cell is not None and as_number(cell) is None for cell in self[:_FEW]):
             return None
         values = _parsed(texts)
-        if values is None or not bool((np.abs(values) < EXACT).all()):
+        if values is None or not bool(((np.abs(values) < EXACT) | self.missing).all()):
             return None
-        numbers = np.full(len(self), np.nan)
-        numbers[~self.missing] = values
-        return numbers
+        return values
 
     @functools.cached_property
     def distinct(self) -> Distinct:
@@ -154,25 +165,34 @@ class Cells(Sequence[Cell]):
 
 
 def texts_of(texts: Any) -> Cells:
-    """Return texts as cells, without the spaces around them, and None for those that mean a missing value."""
+    """Return texts as cells, without the spaces around them, and None for those that mean a missing value.
+
+    Args:
+        texts: a list, a Series or an array of Arrow.
+    """
     try:
-        series = pandas.Series(texts, dtype="str").str.strip()
+        if pyarrow is None:
+            series = pandas.Series(texts, dtype="str").str.strip()
+            return Cells(series.mask(series.isin(_GAPS)))
+        array = texts if isinstance(texts, pyarrow.ChunkedArray) else pyarrow.array(texts, "large_string")
     except UnicodeEncodeError:  # half of a pair of UTF-16, which some encodings allow
         return Cells(pandas.Series(list(map(cell_from, texts)), dtype=object))
-    return Cells(series.mask(series.isin(_GAPS)))
+    array = compute.utf8_trim_whitespace(array)
+    gaps = compute.is_in(array, value_set=pyarrow.array(_GAPS, array.type))
+    array = compute.if_else(gaps, None, array) if compute.any(gaps).as_py() else array
+    return Cells(array.to_pandas().astype("str"))
 
 
 def _parsed(texts: Any) -> Floats | None:
-    """Return texts as the float64 nearest to each; None if one is not a number."""
+    """Return texts as the float64 nearest to each, NaN where missing; None if one is not a number."""
     try:
-        import pyarrow
-
-        found: Floats = pyarrow.array(texts).cast("float64").to_numpy(zero_copy_only=False)
-    except (ImportError, ValueError):  # pyarrow does not know all that Python does: "１２"
-        if texts.str.contains("_", regex=False).any():  # 1_000 is a number only in Python
-            return None
-        try:
-            found = texts.to_numpy(object).astype(np.float64)
-        except ValueError:
-            return None
-    return found
+        if pyarrow is not None:
+            return np.array(pyarrow.array(texts).cast("float64").to_numpy(zero_copy_only=False))
+    except ValueError:  # Python knows more numbers: "１２"
+        pass
+    if texts.str.contains("_", regex=False).any():  # 1_000 is a number only in Python
+        return None
+    try:
+        return np.array(texts.to_numpy(object, na_value=np.nan).astype(np.float64))
+    except ValueError:
+        return None

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
+from pyro_dropout.tables import whole_column
 from pyro_dropout.tables.cells import EXACT, as_number, cell_of
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.reading import read_input_pieces, read_table
@@ -202,6 +203,7 @@ def test_without_pyarrow_a_file_has_the_same_cells(tmp_path: Path, monkeypatch: 
     path.write_text("a,b\n1.5, oak\n,NA\n-3e2,elm\n")
     table = read_file(path)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(whole_column, "pyarrow", None)
     with pandas.option_context("mode.string_storage", "python"):
         other = read_file(path)
         assert other.columns == table.columns == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
