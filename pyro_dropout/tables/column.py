@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -162,12 +161,6 @@ class Column:
         places = torch.from_numpy(self.places(table)).unsqueeze(-1)
         x = (places == torch.arange(len(self.categories or ()) + self.other)).to(torch.get_default_dtype())
         return x.masked_fill_(places < 0, math.nan)
-
-    def plotted(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells for a plot: numbers in their own units, dates as days since 1970-01-01, or names."""
-        if self.categories is not None:
-            return [None if cell is None else self.notation.label(cell) for cell in cells]
-        return [self.notation.value(cell) for cell in cells]
 
     @classmethod
     def from_json(cls, found: Record) -> "Column":

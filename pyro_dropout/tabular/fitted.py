@@ -294,7 +294,14 @@ class FittedTable:
             lambda points: held if points is x else ask(points), self.encoding, x, y, level=level, title=title
         )
 
-    def drawn(self, table: Table, x: Tensor, asked: Question, importance: Importance | None = None) -> Figure:
+    def drawn(
+        self,
+        table: Table,
+        x: Tensor,
+        asked: Question,
+        importance: Importance | None = None,
+        over: str | None = None,
+    ) -> Figure:
         """Return the picture of rows of a table, which may have the target; they are predicted as in ``answers``."""
         kept = [row for row, cell in enumerate(table.columns.get(self.encoding.target, [])) if cell is not None]
         y = None
@@ -319,6 +326,7 @@ class FittedTable:
             unfamiliar=None if self.calibration.support is None else self.calibration.support.flag(x.cpu()),
             rows="rows",
             title=title,
+            over=over,
         )
 
     def _within(self, x: Tensor) -> Tensor:

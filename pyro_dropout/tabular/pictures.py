@@ -39,6 +39,7 @@ def picture(
     unfamiliar: Bool[Tensor, " N"] | None = None,
     rows: str = "held-back rows",
     title: str = "",
+    over: str | None = None,
 ) -> Figure:
     """Draw what predictions for some rows of a table are worth, and what they depend on.
 
@@ -54,6 +55,7 @@ def picture(
         unfamiliar: which rows are unlike the training rows; they are drawn in another colour.
         rows: what the rows are, for titles.
         title: of the figure.
+        over: a column to draw predictions over, whether or not it matters most.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -82,6 +84,7 @@ def picture(
     if importance is None and not single:
         importance = explain(predict, x, features_of(encoding), repeats=2, rows=200)
     names = [encoding.inputs[0].name] if importance is None else list(importance.names[:2])
+    names = names if over is None else [over, *(name for name in names if name != over)][: len(names)]
     shape = (1, 3) if single else (2, 2)
     figure = matplotlib.figure.Figure(figsize=(13, 4.6) if single else (11, 8.6), layout="constrained")
     panels = list(figure.subplots(*shape).flat)

@@ -278,14 +278,3 @@ def test_only_regular_files_are_read(twins: Path, tmp_path: Path, name: str, kin
         assert (code, f"{path.name}' is a {kind}" in said) == (2, True)
     done = run("resume", tmp_path / "run", "--quiet")
     assert (done.exit_code, f"{path.name}' is a {kind}" in done.stderr) == (2, True)
-
-
-def test_a_plot_does_not_read_a_device(twins: Path, tmp_path: Path) -> None:
-    shutil.copytree(twins / "one", tmp_path / "run")
-    edited(tmp_path / "run", lambda record: record["data"].update(file="/dev/zero"))
-    done = run(
-        "predict", tmp_path / "run", twins / "one.csv", "--out", tmp_path / "p.csv", "--plot", tmp_path / "p.png",
-        "--over", "width", "--samples", 5, "--quiet",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.stderr
-    assert "/dev/zero is not a regular file, so the plot does not show the training data" in done.stdout
