@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
+from pyro_dropout.tables.column_selection import choose_columns
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
-from pyro_dropout.tables.forgiving import choose_columns, learn_forgiving
 from pyro_dropout.tables.learning import Task, learn
 from pyro_dropout.tables.notation import Decimal
 from pyro_dropout.tables.precision import known_numbers
@@ -124,23 +124,19 @@ def read_table(
     target = list(table.columns)[-1] if target is None else target
     table.column(target)
     if strict:
-        table, said = _complete(table, target, "refuse" if missing == "auto" else missing, drop)
-        chosen = None
-    else:
-        chosen = choose_columns(table, target, task, categorical, drop, keep, decimal)
+        missing = "refuse" if missing == "auto" else missing
+        table, said = _complete(table, target, missing, drop)
+    chosen = choose_columns(table, target, task, categorical, drop, keep, decimal, strict)
+    if not strict:
         table, said = _complete(chosen.table, target, missing, set(table.columns) - {*chosen.found})
     if len(table) < _FEWEST:
         raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
     test, train = _split(table, held_back, seed)
-    fills, remarks = missing == "mean" or (missing == "auto" and not strict), Remarks()
-    left: dict[str, str] = {}
-    if chosen is None:
-        learned = learn(table, target, task, categorical, drop, decimal)
-    else:
-        learned, left = learn_forgiving(chosen, table, train.numpy(), task, fills, indicates=missing == "auto")
-        left = chosen.left_out | left
-        learned = replace(learned, left_out=(*drop, *left))
-        remarks.update({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
+    fills = missing in ("mean", "auto")
+    learned, left = learn(chosen, table, train.numpy(), task, fills, indicates=missing == "auto")
+    left = chosen.left_out | left
+    learned = learned if strict else replace(learned, left_out=(*drop, *left))
+    remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
     if fills:
         learned = replace(learned, fill=(math.nan,) * len(learned.features))  # what cannot be used may become a gap
     clean, done = learned.cleaned(table)

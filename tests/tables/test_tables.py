@@ -21,7 +21,6 @@ from pyro_dropout.tables.cells import as_label, as_number
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.files import read_file
-from pyro_dropout.tables.learning import learn
 from pyro_dropout.tables.reading import read_input_pieces
 from pyro_dropout.tables.table import Table
 
@@ -139,8 +138,9 @@ def test_numbers_and_labels() -> None:
 
 
 def test_columns_become_numbers(tmp_path: Path) -> None:
-    table = read_file(written(tmp_path, rows(4)))
-    encoding = learn(table, "price")
+    path = written(tmp_path, rows(12))
+    table, encoding = read_file(path).only(range(4)), read_table(path, target="price").encoding
+    assert encoding is not None
     assert encoding.features == ["size", "colour=blue", "colour=green", "colour=red"]
     assert encoding.inputs_of(table).tolist() == [
         [0.5, 0.0, 0.0, 1.0],
@@ -167,7 +167,8 @@ def test_columns_become_numbers(tmp_path: Path) -> None:
 def test_a_target_is_a_class_or_a_number(values: list[str], task: str, classes: tuple[str, ...]) -> None:
     cells = [values[k % len(values)] for k in range(12)]
     table = Table("t.csv", {"x": ["1"] * 12, "y": list(cells)}, list(range(2, 14)))
-    encoding = learn(table, "y", task)  # type: ignore[arg-type]
+    encoding = read_table(table, target="y", task=task, held_back=0.0).encoding  # type: ignore[arg-type]
+    assert encoding is not None
     assert encoding.classes == classes
     y = encoding.targets_of(table)
     if classes:

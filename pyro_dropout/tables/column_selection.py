@@ -1,25 +1,20 @@
-"""Learn how an ordinary table becomes numbers: what cannot be used is left out by name, and gaps become features.
+"""Choose the columns of a table that can be used; what cannot is left out by name, or refused.
 
-First, from all rows, the columns are chosen that can be used; then each is encoded, from the training rows only.
-Nothing is decided here about the target: it is recognised, or refused, as in ``learning``.
+The choice is made from all rows. Nothing is decided about the target: it is recognised, or refused.
 """
 
-import math
 import re
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from operator import not_
 
 import numpy as np
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
-from pyro_dropout.tables.column import CYCLES, Column
-from pyro_dropout.tables.encoding import Encoding, Remarks
-from pyro_dropout.tables.learning import MOST, Task, labels_in, number_column, outcome_column
-from pyro_dropout.tables.notation import PLAIN, Decimal, Notation, date_forms, is_number
+from pyro_dropout.tables.encoding import Remarks
+from pyro_dropout.tables.learning import Task, outcome_column
+from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number
 from pyro_dropout.tables.precision import Numbers, known_numbers, some_different
 from pyro_dropout.tables.recognition import (
     Recognised,
@@ -32,9 +27,8 @@ from pyro_dropout.tables.recognition import (
     settle,
 )
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Cells, Ints
+from pyro_dropout.tables.whole_column import Cells
 
-_RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
 _IDENTIFIER = re.compile(
@@ -60,6 +54,7 @@ class Chosen:
         asked: columns that are used because somebody said so.
         left_out: {name: why} of the columns that cannot be used.
         remarks: which words were taken for missing values.
+        strict: whether every column is used, or refused.
     """
 
     table: Table
@@ -68,11 +63,18 @@ class Chosen:
     asked: frozenset[str]
     left_out: dict[str, str]
     remarks: Remarks
+    strict: bool = False
 
     @property
     def names(self) -> list[str]:
         """The columns to predict from."""
         return [name for name in self.found if name != self.target]
+
+    def check_some(self, used: Sequence[object]) -> None:
+        """Raise unless there is a column to predict from."""
+        if not used:
+            why = "".join(f"; {name!r} is left out ({why})" for name, why in self.left_out.items())
+            raise ShapeError(f"{self.table.file}: no column is left to predict {self.target!r} from{why}.")
 
 
 def choose_columns(
@@ -83,32 +85,40 @@ def choose_columns(
     drop: Collection[str] = (),
     keep: Collection[str] = (),
     decimal: Decimal | None = None,
+    strict: bool = False,
 ) -> Chosen:
     """Return the columns that can be used, and why the others cannot.
 
     Columns are left out if they have no values or one value, identify the rows, or hold free text. Those that are named
-    in ``categorical`` or ``keep`` are used or refused.
+    in ``categorical`` or ``keep``, and all if ``strict``, are used or refused.
 
     Args:
         table: all rows, as they stand in the file.
         target: the column to predict.
-        task: as for ``learn``.
+        task: "regression" or "classification"; "auto" infers it from the target's values.
         categorical: columns to treat as categories.
         drop: columns to leave out.
         keep: columns to use although they look useless.
-        decimal: as for ``learn``.
+        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways.
+        strict: whether every column that is not dropped must be used.
     """
-    asked = frozenset({*categorical, *keep})
-    for name in (target, *asked, *(name for name in drop if name not in table.unread)):
+    others = [name for name in (*table.columns, *table.unread) if name not in (target, *drop)]
+    asked = frozenset({*categorical, *keep, *(others if strict else ())})
+    for name in (target, *categorical, *keep, *(name for name in drop if name not in table.unread)):
         table.column(name)
     for name in drop:
         if name == target or name in asked:
             raise PyroDropoutError(
                 f"the column {name!r} cannot be both {'the target' * (name == target) or 'used'} and left out."
             )
+    for name in table.unread if strict else ():
+        if name not in drop:
+            table.column(name)  # raises
     left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in drop}
-    names = [name for name in table.columns if name not in (target, *drop)]
-    table, remarks = _blanked(table, [name for name in names if name not in categorical])
+    names = [name for name in others if name not in table.unread]
+    remarks = Remarks()
+    if not strict:
+        table, remarks = _blanked(table, [name for name in names if name not in categorical])
     instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
     instead[target] = "predict classes (--task classification)"
     filled = [name for name in names if not table.column(name).missing.all()]
@@ -116,10 +126,10 @@ def choose_columns(
         if name not in filled and name in asked:
             raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
     left |= {name: "no values" for name in names if name not in filled}
-    texts = [name for name in filled if name in categorical or _mixed(table.column(name))]
+    texts = [name for name in filled if name in categorical or (not strict and _mixed(table.column(name)))]
     texts += [target] if task == "classification" else []
     with as_range_errors():
-        found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead)
+        found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead, strict)
     left |= unknown
     for name in [name for name in found if name != target and name not in asked]:
         why = _useless(name, table.column(name), found[name].notation)
@@ -132,68 +142,11 @@ def choose_columns(
     for name in counting if len(counting) < len(found.keys() - {target}) else counting[1:]:
         del found[name]
         left[name] = f"counts the rows; --keep {quoted(name)} uses it"
-    chosen = Chosen(table, target, found, asked, left, remarks)
-    if names:
+    chosen = Chosen(table, target, found, asked, left, remarks, strict)
+    if names and not strict:
         outcome_column(table, target, task, found[target].notation)  # raises if there is nothing to predict
-    _check_some(chosen, chosen.names)
+    chosen.check_some(chosen.names)
     return chosen
-
-
-def learn_forgiving(
-    chosen: Chosen, table: Table, train: Ints, task: Task, fills: bool, indicates: bool
-) -> tuple[Encoding, dict[str, str]]:
-    """Return the encoding of chosen columns, and why some of them are left out after all.
-
-    Args:
-        chosen: the columns.
-        table: the rows that are used.
-        train: which of them are for training; rare categories and gaps are counted there.
-        task: as for ``learn``.
-        fills: whether gaps are filled in; if not, all categories stay, because they cannot become gaps.
-        indicates: whether gaps get a feature of their own.
-    """
-    training = table.only(train)
-    least = min(_RARE, math.ceil(_SHARE * len(train)))
-    left: dict[str, str] = {}
-    inputs: list[Column] = []
-    for name in chosen.names:
-        notation = chosen.found[name].notation
-        if notation is None or notation.kind == "boolean":
-            column = _categories(table, training if fills else table, name, notation or PLAIN, least if fills else 1)
-        else:
-            column = number_column(table, name, notation)
-        cells = training.column(name)
-        missing = int(cells.missing.sum()) + (0 if column.other else int(column.strangers(cells).sum()))
-        column = replace(column, gaps=indicates and missing >= least)
-        if notation is not None and notation.kind == "date":
-            column = replace(column, cycles=_cycles(known_numbers(column.measured(training))))
-        why = _unlearned(column, training)
-        if why and name in chosen.asked:
-            raise RangeError(f"{table.file}, column {name!r}: {why}; leave the column out (--drop {quoted(name)}).")
-        if why:
-            left[name] = why
-        else:
-            inputs.append(column)
-    _check_some(replace(chosen, left_out=chosen.left_out | left), inputs)
-    outcome = outcome_column(table, chosen.target, task, chosen.found[chosen.target].notation)
-    made = Encoding(
-        tuple(inputs),
-        chosen.target,
-        outcome.categories or (),
-        target_notation=outcome.notation,
-        target_centre=outcome.centre,
-        forgiving=True,
-    )
-    return made, left
-
-
-# --- choosing columns -------------------------------------------------------------------------------------------------
-
-
-def _check_some(chosen: Chosen, left: Sequence[object]) -> None:
-    if not left:
-        why = "".join(f"; {name!r} is left out ({why})" for name, why in chosen.left_out.items())
-        raise ShapeError(f"{chosen.table.file}: no column is left to predict {chosen.target!r} from{why}.")
 
 
 def _blanked(table: Table, names: Collection[str]) -> tuple[Table, Remarks]:
@@ -205,7 +158,11 @@ def _blanked(table: Table, names: Collection[str]) -> tuple[Table, Remarks]:
             continue
         distinct = cells.distinct
         blank = [is_blank(cell) for cell in distinct.cells]
-        if any(blank) and not all(blank) and all(map(_is_value, compress(distinct.cells, map(not_, blank)))):
+        if (
+            any(blank)
+            and not all(blank)
+            and all(gone or _is_value(cell) for gone, cell in zip(blank, distinct.cells, strict=True))
+        ):
             for cell, count in compress(zip(distinct.cells, distinct.counts.tolist(), strict=True), blank):
                 remarks[f"{brief(cell)} read as missing", name] += count
             columns[name] = cells.without(distinct.spread(blank))
@@ -226,6 +183,7 @@ def _recognised(
     asked: Collection[str],
     decimal: Decimal | None,
     instead: dict[str, str],
+    strict: bool,
 ) -> tuple[dict[str, Recognised], dict[str, str]]:
     """Return how columns are written, in their order, and why some cannot be recognised.
 
@@ -240,8 +198,12 @@ def _recognised(
         try:
             found[name] = recognise(table, name, decimal, instead[name])
         except TwoReadingsError as cause:
+            if strict:
+                raise
             unclear[name] = cause
         except UnrecognisedError:
+            if strict:
+                raise
             cells = table.column(name).distinct.cells
             forms = date_forms(cells)
             if len(forms) == 1 and name != names[-1]:
@@ -263,17 +225,15 @@ def _mixed(cells: Cells) -> bool:
     """Return whether a column holds texts some of which happen to be numbers, such as the numbers of tickets."""
     if cells.numbers is not None:
         return False
-    distinct = cells.distinct
-    texts: int = sum(compress(distinct.counts.tolist(), (not _is_value(cell) for cell in distinct.cells)))
-    known = int(distinct.counts.sum())
+    counts, known = cells.distinct.counts, int(cells.distinct.counts.sum())
+    texts = int(counts[[not _is_value(cell) for cell in cells.distinct.cells]].sum())
     return _TEXTS * known < texts < known
 
 
 def _useless(name: str, cells: Cells, notation: Notation | None) -> str:
     """Return why a column cannot be used; "" if it can."""
     named = notation is not None and (notation.padded or _IDENTIFIER.fullmatch(name) or _CAMEL.fullmatch(name))
-    numbers = cells.numbers
-    if notation is not None and not named and numbers is not None and some_different(numbers) > 1:
+    if notation is not None and not named and cells.numbers is not None and some_different(cells.numbers) > 1:
         return ""
     found, different = int((~cells.missing).sum()), _different(cells)
     if different == 1:
@@ -282,18 +242,15 @@ def _useless(name: str, cells: Cells, notation: Notation | None) -> str:
         return "text, all different"
     if notation is None and 2 * different > found:
         return f"free text, {different} different values"
-    if notation is None or different < found:
-        return ""
-    if named and len(_whole(notation, cells)):
+    if named and notation is not None and different == found and len(_whole(notation, cells)):
         return f"an identifier; --keep {quoted(name)} uses it"
     return ""
 
 
 def _different(cells: Cells) -> int:
     """Return how many different labels a column has."""
-    numbers = cells.numbers
-    if numbers is not None:
-        known = known_numbers(numbers)
+    if cells.numbers is not None:
+        known = known_numbers(cells.numbers)
         if len(np.unique(known)) == len(known):  # different numbers have different labels
             return len(known)
     return len({as_label(cell) for cell in cells.distinct.cells})
@@ -303,13 +260,11 @@ def _whole(notation: Notation, cells: Cells) -> Numbers:
     """Return the numbers in a column if all are whole and have no unit, else []."""
     if notation.kind != "number" or notation.unit:
         return []
-    numbers = cells.numbers if notation.plain else None
-    if numbers is not None:
-        known = known_numbers(numbers)
+    if notation.plain and cells.numbers is not None:
+        known = known_numbers(cells.numbers)
         return known if np.array_equal(known, np.floor(known)) else []
-    found = [cell for cell in cells if cell is not None]
-    values = [value for value in map(notation.value, found) if value is not None and math.isfinite(value)]
-    return values if len(values) == len(found) and all(value == int(value) for value in values) else []
+    values = [notation.value(cell) for cell in cells if cell is not None]
+    return values if all(value is not None and value % 1 == 0 for value in values) else []
 
 
 def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
@@ -320,42 +275,3 @@ def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
     if len(values) < len(table) or values[0] not in (0, 1):
         return False
     return all(value == values[0] + row for row, value in enumerate(values))
-
-
-# --- encoding them ----------------------------------------------------------------------------------------------------
-
-
-def _categories(table: Table, training: Table, name: str, notation: Notation, least: int) -> Column:
-    """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
-    labels_in(table, name, notation)  # raises if a label has two meanings
-    counts: Counter[str] = Counter()
-    distinct = training.column(name).distinct
-    for cell, count in zip(distinct.cells, distinct.counts.tolist(), strict=True):
-        counts[notation.label(cell)] += count
-    common = tuple(sorted(label for label, count in counts.items() if count >= least))
-    rest = sum(count for count in counts.values() if count < least)
-    return Column(name, common, notation, other=rest >= least)
-
-
-def _cycles(found: Numbers) -> tuple[str, ...]:
-    """Return the cycles that dates go through at least twice, and of which they see more than one part."""
-    days = np.unique(np.array(found, np.float64)).tolist()
-    if not days:
-        return ()
-    whole = {cycle: each for cycle, each in CYCLES.items() if days[-1] - days[0] >= 2 * each}
-    return tuple(cycle for cycle, each in whole.items() if len({round(day % each, 4) for day in days}) > 1)
-
-
-def _unlearned(column: Column, training: Table) -> str:
-    """Return why a network can learn nothing from a column; "" if it can."""
-    if column.categories is None:
-        different = some_different(column.measured(training))
-        if not different:
-            return "no values in the training rows"
-    else:
-        different = len(column.categories) + column.other
-        if not column.categories:
-            return "no category is common enough to learn from"
-        if len(column.categories) > MOST:
-            return f"{len(column.categories)} different texts are too many for categories (at most {MOST})"
-    return "constant in the training rows" if different + column.gaps < 2 else ""
