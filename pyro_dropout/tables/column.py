@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -10,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.protocols import Record
 from pyro_dropout.tables.cells import EXACT, Cell, Number, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import Numbers, rounded
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tables.whole_column import Bools, Cells
 
-CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
+Cycle = Literal["day", "week", "year"]
+CYCLES: dict[Cycle, float] = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
 
 _MOST = torch.finfo(torch.float32).max
 
@@ -42,7 +43,7 @@ class Column:
     centre: Number = 0
     other: bool = False
     gaps: bool = False
-    cycles: tuple[str, ...] = ()
+    cycles: tuple[Cycle, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -161,40 +162,3 @@ class Column:
         places = torch.from_numpy(self.places(table)).unsqueeze(-1)
         x = (places == torch.arange(len(self.categories or ()) + self.other)).to(torch.get_default_dtype())
         return x.masked_fill_(places < 0, math.nan)
-
-    @classmethod
-    def from_json(cls, found: Record) -> "Column":
-        """Return the column in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
-        categories = found["categories"]
-        # Older runs have no notation: their numbers are plain.
-        notation = Notation.from_json(found["notation"]) if "notation" in found else PLAIN
-        labels = None if categories is None else labels_of(categories, notation)
-        centre = finite(found.get("centre", 0), "the centre of a column")
-        other, gaps, cycles = found.get("other", False), found.get("gaps", False), found.get("cycles", ())
-        if not isinstance(other, bool) or not isinstance(gaps, bool) or not set(cycles) <= set(CYCLES):
-            raise TypeError(f"what becomes of the column {found['name']!r}")
-        return cls(name_of(found["name"]), labels, notation, centre, other, gaps, tuple(cycles))
-
-
-def name_of(found: object) -> str:
-    """Return the name of a column in a record; raise ``TypeError`` if it is none."""
-    if not isinstance(found, str):
-        raise TypeError(f"the name of a column, {found!r},")
-    return found
-
-
-def labels_of(found: object, notation: Notation) -> tuple[str, ...]:
-    """Return the labels in a record; older runs wrote some of them differently, and kept 1 and 1.0 apart."""
-    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
-        raise TypeError("a list of categories")
-    labels = tuple(notation.label(each) for each in found)
-    if len(set(labels)) < len(labels):
-        raise TypeError(f"the list of categories {list(found)!r}, in which one is written in two ways,")
-    return labels
-
-
-def finite(value: object, what: str) -> Number:
-    """Return a number in a record; raise ``TypeError`` if it is none, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{what}, {value!r},")
-    return value

@@ -13,8 +13,9 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.cells import Number, brief
-from pyro_dropout.tables.column import Column, finite, labels_of, name_of
+from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.notation import PLAIN, Notation
+from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tables.whole_column import Cells
 
@@ -170,27 +171,14 @@ class Encoding:
     @classmethod
     def from_json(cls, found: Record) -> "Encoding":
         """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
-        inputs = tuple(map(Column.from_json, found["inputs"]))
-        target = name_of(found["target"])
-        notation = Notation.from_json(found["target_notation"]) if "target_notation" in found else PLAIN
-        classes = labels_of(found["classes"], notation)
-        gaps = found["fill"]
-        fill = None if gaps is None else tuple(float(finite(each, "what fills gaps")) for each in gaps)
-        ranges = None if found.get("ranges") is None else tuple(map(_range, found["ranges"]))  # older runs have none
-        centre = finite(found.get("target_centre", 0), "the centre of the target")
-        forgiving, left_out = found.get("forgiving", False), tuple(map(name_of, found.get("left_out", ())))
-        if not isinstance(forgiving, bool):
-            raise TypeError("'forgiving'")
-        made = cls(inputs, target, classes, fill, ranges, notation, centre, forgiving, left_out)
-        if len({column.name for column in inputs} | {target}) <= len(inputs):
-            raise TypeError("a column that occurs twice")
-        if not inputs or any(each is not None and len(each) != len(made.features) for each in (fill, ranges)):
+        made = built(cls, found)
+        columns = (*made.inputs, made.outcome)
+        for names in ([column.name for column in columns], *(column.categories or () for column in columns)):
+            if len(set(names)) < len(names):
+                raise TypeError("a column or a category that occurs twice")
+        if not all(column.notation.known for column in columns):
+            raise TypeError("the notation of a column")
+        parts = [each for each in (made.fill, made.ranges) if each is not None]
+        if not made.inputs or any(len(each) != len(made.features) for each in parts):
             raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made
-
-
-def _range(value: object) -> tuple[float, float]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise TypeError(f"the range of an input, {value!r},")
-    low, high = (finite(end, "the range of an input") for end in value)
-    return float(low), float(high)

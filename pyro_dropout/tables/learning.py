@@ -12,7 +12,7 @@ import numpy as np
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
-from pyro_dropout.tables.column import CYCLES, Column
+from pyro_dropout.tables.column import CYCLES, Column, Cycle
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.notation import PLAIN, Notation
 from pyro_dropout.tables.precision import Numbers, centre_of, known_numbers, some_different
@@ -141,7 +141,7 @@ def _categories(table: Table, counted: Table, name: str, notation: Notation, lea
     return Column(name, common, notation, other=rest >= least)
 
 
-def _cycles(found: Numbers) -> tuple[str, ...]:
+def _cycles(found: Numbers) -> tuple[Cycle, ...]:
     """Return the cycles that dates go through at least twice, and of which they see more than one part."""
     days = np.unique(np.array(found, np.float64)).tolist()
     if not days:

@@ -15,6 +15,7 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.column_selection import choose_columns
+from pyro_dropout.tables.csv_file import Separator
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
@@ -42,7 +43,7 @@ class Reading:
     seed: int = 0
     decimal: Decimal | None = None
     encoding: str | None = None
-    separator: str | None = None
+    separator: Separator | None = None
     keep: tuple[str, ...] = ()
     strict: bool = False
 

@@ -28,7 +28,8 @@ from pyro_dropout.tabular.choice import (
 from pyro_dropout.tabular.fitted import FittedTable, finished
 from pyro_dropout.tabular.groups import group_labels
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_folder import Run, Training, sha256_of
+from pyro_dropout.tabular.run_folder import Run, sha256_of
+from pyro_dropout.tabular.run_record import Training
 from pyro_dropout.training.fit import fit
 
 IN_MEMORY = "(a table in memory)"

@@ -200,8 +200,6 @@ def test_an_encoding_survives_json(names: list[str], labels: list[str], fill: fl
     count = len(made.features)
     made = Encoding(inputs, "target", tuple(labels), (fill,) * count, ((fill, fill + 1),) * count)
     assert Encoding.from_json(json.loads(json.dumps(made.as_json()))) == made
-    older = {name: part for name, part in made.as_json().items() if name != "ranges"}
-    assert Encoding.from_json(older) == dataclasses.replace(made, ranges=None)
 
 
 def test_what_lies_beyond_the_training_rows_is_named(tmp_path: Path) -> None:
