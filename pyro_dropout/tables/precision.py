@@ -60,7 +60,7 @@ def centre_of(values: Numbers, where: str = "the column") -> Number:
         return 0
     ordered, middle = _ordered(values)
     plain, centred = _centred(ordered, 0), _centred(ordered, middle)
-    spread = float(_centred(values, middle).std(correction=0)) or 1.0  # a constant is not scaled
+    spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
     distinct, rounds = _distinct(centred), _distinct(plain.float())
     merged, still = distinct - rounds, distinct - _distinct(centred.float())
     whole = merged and bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart

@@ -46,6 +46,17 @@ class Distinct:
     counts: Ints
     codes: Ints
 
+    @classmethod
+    def of(cls, cells: Sequence[Cell], codes: Ints) -> "Distinct":
+        """Return those of some cells that codes refer to, in the order in which they appear."""
+        rows = np.full(len(cells) + 1, len(codes))  # one more for missing cells, whose code is -1
+        rows[codes[::-1]] = np.arange(len(codes))[::-1]  # the last that is written stays: the first row
+        order = np.argsort(rows[:-1], kind="stable")[: np.count_nonzero(rows[:-1] < len(codes))]
+        place = np.full(len(cells) + 1, -1)
+        place[order] = np.arange(len(order))
+        counts = np.bincount(codes + 1, minlength=len(cells) + 1)[1:]
+        return cls([cells[k] for k in order.tolist()], rows[order], counts[order], place[codes])
+
     def spread(self, chosen: Sequence[bool] | Bools) -> Bools:
         """Return for each row whether its cell is one of the chosen; a missing cell is not."""
         return np.append(np.asarray(chosen, np.bool_), False)[self.codes]
@@ -116,11 +127,13 @@ class Cells(Sequence[Cell]):
         return repr(list(self))
 
     def take(self, rows: Ints) -> "Cells":
-        """Return the column with only these rows; its numbers are not parsed again."""
+        """Return the column with only these rows; what is known of it is not computed again."""
         some = Cells(lambda: self.values.iloc[rows])
         some.__dict__["missing"] = self.missing[rows]
         if self.numbers is not None:
             some.__dict__["numbers"] = self.numbers[rows]
+        elif "distinct" in self.__dict__:
+            some.__dict__["distinct"] = Distinct.of(self.distinct.cells, self.distinct.codes[rows])
         return some
 
     def without(self, gone: Bools) -> "Cells":
@@ -159,9 +172,7 @@ class Cells(Sequence[Cell]):
             codes[rows] = np.arange(len(rows))
             return Distinct(self.values.iloc[rows].tolist(), rows, np.ones_like(rows), codes)
         codes, cells = self.values.factorize()
-        rows = np.empty(len(cells) + 1, np.int64)  # one more for missing cells, whose code is -1
-        rows[codes[::-1]] = np.arange(len(codes))[::-1]  # the last that is written stays: the first row
-        return Distinct(cells.tolist(), rows[:-1], np.bincount(codes + 1, minlength=len(cells) + 1)[1:], codes)
+        return Distinct.of(cells.tolist(), codes)
 
 
 def texts_of(texts: Any) -> Cells:
@@ -177,21 +188,32 @@ def texts_of(texts: Any) -> Cells:
         array = texts if isinstance(texts, pyarrow.ChunkedArray) else pyarrow.array(texts, "large_string")
     except UnicodeEncodeError:  # half of a pair of UTF-16, which some encodings allow
         return Cells(pandas.Series(list(map(cell_from, texts)), dtype=object))
-    array = compute.utf8_trim_whitespace(array)
-    gaps = compute.is_in(array, value_set=pyarrow.array(_GAPS, array.type))
-    array = compute.if_else(gaps, None, array) if compute.any(gaps).as_py() else array
-    return Cells(array.to_pandas().astype("str"))
+    numbers = _cast(array)
+    if numbers is None or np.isnan(numbers).any():
+        array = compute.utf8_trim_whitespace(array)
+        gaps = compute.is_in(array, value_set=pyarrow.array(_GAPS, array.type))
+        array = compute.if_else(gaps, None, array) if compute.any(gaps).as_py() else array
+    cells = Cells(array.to_pandas().astype("str"))
+    if numbers is not None and bool((np.abs(numbers) < EXACT).all()):  # so there is no gap, and nothing to strip
+        cells.__dict__["numbers"] = numbers
+    return cells
+
+
+def _cast(array: Any) -> Floats | None:
+    """Return texts of Arrow as the float64 nearest to each, NaN where missing; None if one is not a plain number."""
+    try:
+        # A cast that fails is slow: Arrow writes a message for each text.
+        few = array.slice(0, _FEW).cast("float64")
+        return np.array(array.cast(few.type).to_numpy(zero_copy_only=False))
+    except ValueError:
+        return None
 
 
 def _parsed(texts: Any) -> Floats | None:
-    """Return texts as the float64 nearest to each, NaN where missing; None if one is not a number."""
-    try:
-        if pyarrow is not None:
-            return np.array(pyarrow.array(texts).cast("float64").to_numpy(zero_copy_only=False))
-    except ValueError:  # Python knows more numbers: "１２"
-        pass
-    if texts.str.contains("_", regex=False).any():  # 1_000 is a number only in Python
-        return None
+    """Return the same of a Series; Python knows more numbers than Arrow, such as "１２"."""
+    found = None if pyarrow is None else _cast(pyarrow.array(texts))
+    if found is not None or texts.str.contains("_", regex=False).any():  # 1_000 is a number only in Python
+        return found
     try:
         return np.array(texts.to_numpy(object, na_value=np.nan).astype(np.float64))
     except ValueError:
