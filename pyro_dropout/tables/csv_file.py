@@ -25,7 +25,6 @@ SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
 _BOMS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # after UTF-32, which begins in the same way
-_BLOCK = 2**20  # bytes
 _LOOK = 200  # lines that are looked at to tell separators apart
 _SHOWN = 60  # characters of a line in a message
 
@@ -244,25 +243,18 @@ def _records(path: Path, lines: Iterator[str], line: int, separator: str) -> Ite
 
 def _check_text(path: Path, encoding: str) -> None:
     """Raise an error with the byte position if a file is not text; a line reader knows only the place in its buffer."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    done = 0
-    with path.open("rb") as file:
-        while True:
-            block = file.read(_BLOCK)
-            held = len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as cause:
-                what = "neither Parquet nor UTF-8" if encoding.startswith("utf-8") else f"not {encoding}"
-                raise PyroDropoutError(
-                    f"{path.name} is {what} text: byte {done - held + cause.start + 1} cannot be decoded. Name its"
-                    " encoding, for example with --encoding latin-1, or save it in UTF-8."
-                ) from None
-            if "\0" in text:
-                raise PyroDropoutError(
-                    f"{path.name} is not a table: it holds binary data. Give a CSV or a Parquet file, and name an"
-                    " encoding that the file does not declare (--encoding utf-16-le)."
-                )
-            if not block:
-                return
-            done += len(block)
+    raw = path.read_bytes()
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as cause:
+        what = "neither Parquet nor UTF-8" if encoding.startswith("utf-8") else f"not {encoding}"
+        first = cause.start + 1 + len(codecs.BOM_UTF8) * (encoding == "utf-8-sig" and raw.startswith(codecs.BOM_UTF8))
+        raise PyroDropoutError(
+            f"{path.name} is {what} text: byte {first} cannot be decoded. Name its encoding, for example with"
+            " --encoding latin-1, or save it in UTF-8."
+        ) from None
+    if "\0" in text:
+        raise PyroDropoutError(
+            f"{path.name} is not a table: it holds binary data. Give a CSV or a Parquet file, and name an encoding that"
+            " the file does not declare (--encoding utf-16-le)."
+        )

@@ -3,6 +3,7 @@
 An encoding is learned from the training table and then applied to every other table.
 """
 
+import itertools
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
 
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
 from pyro_dropout.tables.cells import Number, brief
 from pyro_dropout.tables.column import Column
@@ -71,6 +72,25 @@ class Encoding:
     def features(self) -> list[str]:
         """The names of the network's inputs."""
         return [name for column in self.inputs for name in column.features]
+
+    @property
+    def places(self) -> dict[str, list[int]]:
+        """The places of each column's features among the network's inputs."""
+        ends = itertools.accumulate((len(column.features) for column in self.inputs), initial=0)
+        pairs = zip(self.inputs, itertools.pairwise(ends), strict=True)
+        return {column.name: list(range(*span)) for column, span in pairs}
+
+    def groups(self, x: Tensor, name: str) -> list[str]:
+        """Return the category of each encoded row in a column of categories; "" where it is missing."""
+        column = next((each for each in self.inputs if each.name == name), None)
+        if column is None or column.categories is None:
+            known = ", ".join(each.name for each in self.inputs if each.categories is not None) or "none"
+            what = "is not a column of categories among the inputs" if column is None else "holds numbers"
+            raise PyroDropoutError(f"groups: {name!r} {what}; the columns of categories are: {known}.")
+        labels = [*column.categories, *(["(other)"] if column.other else [])]
+        best = x[:, self.places[name][: len(labels)]].max(-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [labels[place] if value == 1 else "" for place, value in pairs]
 
     @property
     def network_inputs(self) -> tuple[object, ...]:

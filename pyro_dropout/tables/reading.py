@@ -21,8 +21,7 @@ from pyro_dropout.tables.encoding import Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.learning import Task, learn
 from pyro_dropout.tables.notation import Decimal
-from pyro_dropout.tables.precision import known_numbers
-from pyro_dropout.tables.stand_ins import stand_in
+from pyro_dropout.tables.precision import known_numbers, stand_in
 from pyro_dropout.tables.table import Table
 
 Missing = Literal["auto", "refuse", "drop", "mean"]

@@ -17,7 +17,7 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import predicted_tails
 from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tabular.explain import Importance, Predict, draw_importance, explain, features_of
+from pyro_dropout.tabular.explain import Importance, Predict, draw_importance, explain
 from pyro_dropout.tabular.partial_dependence import Dependence, Interval, dependence
 
 _DRAWN = 250  # rows with an interval of their own
@@ -82,7 +82,7 @@ def picture(
         raise PyroDropoutError(f"encoding has no classes, but predict gives {prediction.family}.")
     single = len(encoding.inputs) == 1
     if importance is None and not single:
-        importance = explain(predict, x, features_of(encoding), repeats=2, rows=200)
+        importance = explain(predict, x, encoding.places, repeats=2, rows=200)
     names = [encoding.inputs[0].name] if importance is None else list(importance.names[:2])
     names = names if over is None else [over, *(name for name in names if name != over)][: len(names)]
     shape = (1, 3) if single else (2, 2)
@@ -320,7 +320,7 @@ def _depends(
             ax.plot(places, data[1][:, 0].double().cpu() + centre, ".", color="0.4", ms=3, label="actual", zorder=0)
         ax.set_ylabel(encoding.target)
     if not named:
-        inputs = data[0][:, features_of(encoding)[found.column.name][0]].double().cpu() + float(found.column.centre)
+        inputs = data[0][:, encoding.places[found.column.name][0]].double().cpu() + float(found.column.centre)
         ax.plot(inputs[_some(len(inputs))], [0] * len(_some(len(inputs))), "|", color="0.3", ms=7, alpha=0.5,
                 transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
     unit = f" ({found.column.notation.unit})" if found.column.notation.unit else ""
