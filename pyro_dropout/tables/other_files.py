@@ -4,14 +4,16 @@ import importlib
 import json
 import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.cells import as_text, cell_from
+from pyro_dropout.tables.cells import as_text
 from pyro_dropout.tables.frame import from_arrow, table_from
 from pyro_dropout.tables.table import Table, named
+from pyro_dropout.tables.whole_column import cell_from
 
 _FORMS = "a list of records, [{...}, {...}], or an object of columns, {...: [...]}"
 
@@ -36,7 +38,8 @@ def read_parquet(path: Path, size: int | None, strict: bool = True) -> Iterator[
             for found in [file.read()] if size is None else file.iter_batches(batch_size=size):
                 rows = list(range(done + 1, done + found.num_rows + 1))
                 columns = {name: from_arrow(found.column(k)) for k, name in enumerate(names)}
-                yield table_from(path.name, columns, rows)
+                table, types = table_from(path.name, columns, rows), dict(zip(names, found.schema.types, strict=True))
+                yield replace(table, unread={name: str(types[name]) for name in table.unread})
                 done += found.num_rows
     except (importlib.import_module("pyarrow").ArrowException, OSError) as cause:
         raise PyroDropoutError(f"{path.name} is not a valid Parquet file: {str(cause).splitlines()[0]}") from None

@@ -3,9 +3,12 @@
 A cell becomes a value of Python when it is asked for.
 """
 
+import datetime
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import product
 from typing import Any, overload
 
@@ -14,7 +17,7 @@ import pandas
 from numpy.typing import NDArray
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import EXACT, MISSING, Cell, as_number, cell_from
+from pyro_dropout.tables.cells import EXACT, MISSING, Cell, as_number, cell_of
 
 try:
     import pyarrow
@@ -28,6 +31,41 @@ Bools = NDArray[np.bool_]
 
 _FEW = 20  # texts that are looked at one by one before all of them
 _GAPS = [*{"".join(case) for word in MISSING for case in product(*zip(word, word.upper(), strict=True))}]
+
+
+def cell_from(value: object) -> Cell:
+    """Return a value of Python, NumPy or pandas as the cell that a CSV file would have; raise ``TypeError`` for others.
+
+    Example:
+        >>> import datetime, numpy as np
+        >>> [cell_from(value) for value in (" NA ", np.float32(0.1), np.int64(3), float("nan"))]
+        [None, 0.1, 3, None]
+        >>> cell_from(datetime.date(2024, 1, 31))
+        datetime.datetime(2024, 1, 31, 0, 0)
+    """
+    if value is None or type(value).__name__ in ("NaTType", "NAType"):
+        return None
+    if isinstance(value, str):
+        return cell_of(str(value))
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        # The shortest decimal number that rounds to it: the 0.1 of a CSV file, not the 0.10000000149 of float32.
+        return None if math.isnan(value) else float(str(value)) if isinstance(value, np.floating) else value
+    if isinstance(value, Decimal):
+        return None if value.is_nan() else format(value, "f")
+    if isinstance(value, datetime.datetime):
+        if getattr(value, "nanosecond", 0):  # pandas has them, a cell has not
+            raise RangeError(f"the date {value} is finer than a microsecond; round it.")
+        zone = None if value.tzinfo is None else datetime.UTC
+        value = value if zone is None else value.astimezone(zone)
+        parts = value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond
+        return datetime.datetime(*parts, tzinfo=zone)
+    if isinstance(value, datetime.date):
+        return datetime.datetime(value.year, value.month, value.day)
+    raise TypeError(type(value).__name__)
 
 
 @dataclass(frozen=True)
