@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.tables.cells import EXACT, Cell, Number, as_text, brief, is_blank
+from pyro_dropout.tables.cells import Cell, Number, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
-from pyro_dropout.tables.precision import Numbers, rounded
+from pyro_dropout.tables.precision import Numbers, exact_numbers, rounded
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tables.whole_column import Bools, Cells
 
@@ -89,15 +89,8 @@ class Column:
     def _known(self) -> frozenset[str]:
         return frozenset(self.categories or ())
 
-    def values(self, table: Table) -> list[Number | None]:
-        """Return the column's numbers, exactly, before centring; None for missing values."""
-        found = self.measured(table)
-        if isinstance(found, np.ndarray):
-            return [None if math.isnan(value) else value for value in found.tolist()]
-        return list(found)
-
     def measured(self, table: Table) -> Numbers:
-        """Return the same, as an array with NaN for missing values where float64 holds all of them."""
+        """Return the column's numbers, exactly, before centring; NaN for missing values."""
         cells = table.column(self.name)
         numbers = cells.numbers if self.notation.plain else None
         if numbers is not None:
@@ -107,10 +100,7 @@ class Column:
         for row, cell, value in zip(distinct.rows.tolist(), distinct.cells, found, strict=True):
             if value is None or not -_MOST <= value <= _MOST:
                 raise RangeError(f"{table.where(row, self.name)}: {self._mistake(cell, value)}")
-        if all(isinstance(value, float) and abs(value) < EXACT for value in found):
-            return np.array([*found, math.nan], np.float64)[distinct.codes]
-        found.append(None)
-        return [found[code] for code in distinct.codes.tolist()]
+        return exact_numbers([*found, None])[distinct.codes]
 
     def _mistake(self, cell: Cell, value: Number | None) -> str:
         """Return what is wrong with a cell that is not a number of single precision."""

@@ -15,7 +15,7 @@ from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
 from pyro_dropout.tables.encoding import Remarks
 from pyro_dropout.tables.learning import Task, outcome_column
 from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number
-from pyro_dropout.tables.precision import Numbers, known_numbers, some_different
+from pyro_dropout.tables.precision import Numbers, exact_numbers, known_numbers, some_different
 from pyro_dropout.tables.recognition import (
     Recognised,
     TwoReadingsError,
@@ -257,14 +257,15 @@ def _different(cells: Cells) -> int:
 
 
 def _whole(notation: Notation, cells: Cells) -> Numbers:
-    """Return the numbers in a column if all are whole and have no unit, else []."""
+    """Return the numbers in a column if all are whole and have no unit, else none."""
     if notation.kind != "number" or notation.unit:
-        return []
+        return np.empty(0)
     if notation.plain and cells.numbers is not None:
         known = known_numbers(cells.numbers)
-        return known if np.array_equal(known, np.floor(known)) else []
-    values = [notation.value(cell) for cell in cells if cell is not None]
-    return values if all(value is not None and value % 1 == 0 for value in values) else []
+    else:
+        known = exact_numbers(notation.value(cell) for cell in cells if cell is not None)
+    with np.errstate(invalid="ignore"):  # infinity has no remainder
+        return known if bool((known % 1 == 0).all()) else np.empty(0)
 
 
 def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
@@ -274,4 +275,4 @@ def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
     values = _whole(found.notation, table.column(name))
     if len(values) < len(table) or values[0] not in (0, 1):
         return False
-    return all(value == values[0] + row for row, value in enumerate(values))
+    return bool((values == values[0] + np.arange(len(values))).all())

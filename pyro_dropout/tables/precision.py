@@ -5,8 +5,8 @@ arithmetic, and only then rounded.
 """
 
 import math
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,35 +16,36 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import EXACT, Number
 
-Numbers = Sequence[Number | None] | NDArray[np.float64]  # None or NaN is missing; in an array, all are below 2**53
+Numbers = NDArray[Any]  # NaN is missing; float64, or objects of Python if whole numbers of 2**53 or more are among them
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
 
 
-@overload
-def known_numbers(values: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def exact_numbers(values: Iterable[Number | None]) -> Numbers:
+    """Return numbers as an array that keeps all their digits.
 
-
-@overload
-def known_numbers(values: Numbers) -> Numbers: ...
+    Example:
+        >>> exact_numbers([1, 2.5, None]), exact_numbers([2**53 + 1, 2.0**60])
+        (array([1. , 2.5, nan]), array([9007199254740993, 1152921504606846976], dtype=object))
+    """
+    found = [math.nan if value is None else value for value in values]
+    if not any(abs(value) >= EXACT for value in found):
+        return np.array(found, np.float64)
+    return np.array([int(each) if isinstance(each, float) and each.is_integer() else each for each in found], object)
 
 
 def known_numbers(values: Numbers) -> Numbers:
     """Return the numbers that are not missing."""
-    if isinstance(values, np.ndarray):
-        gaps = np.isnan(values)
-        return values[~gaps] if gaps.any() else values
-    return [value for value in values if value is not None]
+    gaps = np.asarray(values != values, np.bool_)
+    return values[~gaps] if gaps.any() else values
 
 
 def some_different(values: Numbers) -> int:
     """Return how many different numbers there are: 0, 1, or 2 for more than one."""
     found = known_numbers(values)
-    if isinstance(found, np.ndarray):
-        return 0 if not len(found) else 1 + bool(found.min() < found.max())
-    return min(2, len(set(found)))
+    return 0 if not len(found) else 1 + bool(found.min() < found.max())
 
 
 def centre_of(values: Numbers, where: str = "the column") -> Number:
@@ -53,12 +54,13 @@ def centre_of(values: Numbers, where: str = "the column") -> Number:
     Raise if rounding makes most of the different values of the column equal to another even then.
 
     Example:
-        >>> centre_of([1.5, 2.5, 4.0]), centre_of([1_700_000_000 + second for second in range(100)])
-        (0, 1700000050)
+        >>> centre_of(np.array([1.5, 2.5, 4.0])), centre_of(1_700_000_000.0 + np.arange(100))
+        (0, 1700000050.0)
     """
     if not len(values):
         return 0
-    ordered, middle = _ordered(values)
+    ordered = np.sort(values)
+    middle: Number = ordered[len(ordered) // 2 :][:1].tolist()[0]
     plain, centred = _centred(ordered, 0), _centred(ordered, middle)
     spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
     distinct, rounds = _distinct(centred), _distinct(plain.float())
@@ -82,34 +84,10 @@ def rounded(values: Numbers, centre: Number) -> Tensor:
     return _centred(values, centre).float()
 
 
-def _ordered(values: Numbers) -> tuple[Numbers, Number]:
-    """Return numbers in order, and the one in the middle."""
-    if not isinstance(values, np.ndarray):
-        ordered = sorted(value for value in values if value is not None)
-        return ordered, ordered[len(ordered) // 2]
-    array = np.sort(values)
-    middle = float(array[len(array) // 2])
-    if middle == 0:  # 0.0 and -0.0 keep their order
-        middle = float(values[values == 0][len(array) // 2 - int((array < 0).sum())])
-    return array, middle
-
-
 def _centred(values: Numbers, centre: Number) -> Tensor:
     """Return numbers minus the centre, in float64; whole numbers that float64 cannot hold are subtracted exactly."""
-    if isinstance(values, np.ndarray):
-        if abs(centre) < EXACT:
-            return torch.from_numpy(values - float(centre))
-        values = [None if math.isnan(value) else value for value in values.tolist()]
-    found = torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float64)
-    if abs(centre) < EXACT and not bool((found.abs() >= EXACT).any()):
-        return found - float(centre)
-    differences = (math.nan if value is None else float(_exact(value) - centre) for value in values)
-    return torch.tensor(list(differences), dtype=torch.float64)
-
-
-def _exact(value: Number) -> Number:
-    """Return a whole number as an integer, so that its difference from another is exact."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    exact = values if abs(centre) < EXACT or values.dtype == object else exact_numbers([*values.tolist(), EXACT])[:-1]
+    return torch.from_numpy(np.asarray(exact - centre, np.float64))
 
 
 def _distinct(values: Tensor) -> int:
