@@ -39,7 +39,12 @@ class Table:
     separator: str = ","
 
     def __post_init__(self) -> None:
-        whole = {name: each if isinstance(each, Cells) else Cells.of(each) for name, each in self.columns.items()}
+        whole: dict[str, Cells] = {}
+        for name, each in self.columns.items():
+            try:
+                whole[name] = each if isinstance(each, Cells) else Cells.of(each)
+            except TypeError as cause:
+                self.unread[name] = str(cause)
         object.__setattr__(self, "columns", whole)
 
     def __len__(self) -> int:

@@ -1,11 +1,8 @@
 """Tables from files: what is read, how columns become numbers, and what is done about values that are missing."""
 
-import csv
 import dataclasses
 import functools
-import io
 import json
-import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -61,41 +58,6 @@ def test_comments_blank_lines_and_quotes_do_not_shift_rows(tmp_path: Path) -> No
     assert table.where(2, "b") == "table.csv, row 7, column 'b'"
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
-
-
-@given(st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=1, max_size=6))
-def test_what_csv_writes_is_what_is_read(cells: list[list[str]]) -> None:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer)
-    writer.writerow(["first", "second", "third"])
-    writer.writerows(cells)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "t.csv")
-        path.write_bytes(buffer.getvalue().encode())
-        table = read_file(path)
-    missing = {"", "na", "n/a", "n.a.", "#n/a", "nan", "<na>", "null", "none", "?"}
-    expected = [[None if value.strip().lower() in missing else value.strip() for value in row] for row in cells]
-    assert [list(row) for row in zip(*table.columns.values(), strict=True)] == expected
-
-
-def test_parquet_says_what_csv_says(tmp_path: Path) -> None:
-    text = rows()
-    one = read_table(written(tmp_path, text), seed=3)
-    size, colour, price = zip(*(line.split(",") for line in text.splitlines()[1:]), strict=True)
-    columns = {
-        "size": pyarrow.array([float(value) for value in size], pyarrow.float32()),
-        "colour": pyarrow.array(colour).dictionary_encode(),
-        "price": pyarrow.array([int(value) for value in price], pyarrow.int32()),
-    }
-    path = tmp_path / "table.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    other = read_table(path, seed=3)
-    for mine, theirs in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
-        assert torch.equal(mine, theirs)
-    assert one.encoding == other.encoding
-
-
 def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     columns = {"a": [1, None, 3], "b": [float("nan"), 2.0, 3.0], "c": [True, None, False], "d": [None, None, None]}
@@ -125,13 +87,6 @@ def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) 
     pyarrow.parquet.write_table(pyarrow.table({"b": numbers["b"], "a": when}), path)
     with pytest.raises(pd.RangeError, match=r"column 'a': its type is time32"):
         read_inputs(path, encoding)
-
-
-def test_numbers_and_labels() -> None:
-    assert [as_number(cell) for cell in ("1", "-2.5e3", " 7 ", "1_0", "x", None, 2.0)] == [
-        1.0, -2500.0, 7.0, None, None, None, 2.0,
-    ]  # fmt: skip
-    assert [as_label(cell) for cell in ("01", 1.0, 1.5, float("inf"))] == ["01", "1", "1.5", "inf"]
 
 
 # --- encoding ---------------------------------------------------------------------------------------------------------
@@ -288,3 +243,9 @@ def test_new_gaps_are_filled_only_if_old_ones_were(tmp_path: Path) -> None:
     with pytest.raises(pd.RangeError, match=r"new.csv, row 3, column 'size': the value is missing"):
         read_inputs(new, strict)
     assert read_inputs(new, lenient)[1][1].tolist() == [6.0, 1.0, 0.0, 0.0]  # the mean of 0.5, 1.5, ..., 11.5
+
+
+def test_what_no_table_can_hold_is_named() -> None:
+    table = Table("t", {"x": range(12), "list": [[1]] * 12, "y": range(12)}, list(range(12)))
+    with pytest.raises(pd.RangeError, match=r"t, column 'list': its type is list; numbers, text"):
+        read_table(table)
