@@ -206,7 +206,7 @@ def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
             io.BytesIO(raw),
             arrow.ReadOptions(column_names=names),
             arrow.ParseOptions(delimiter=separator),
-            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string")),
+            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string"), check_utf8=False),
         )
     except (ImportError, ValueError):  # a row with too many or too few cells
         return None

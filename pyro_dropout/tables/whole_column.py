@@ -106,6 +106,7 @@ class Cells(Sequence[Cell]):
     Args:
         values: a Series of texts (``str``), of ``float64`` numbers below 2^53, or of any cells (``object``); or a
             function that returns it.
+        array: texts of Arrow, instead of it; they are parsed and stripped when they are asked for.
 
     Example:
         >>> cells = Cells.of([" oak", "n/a", "elm", "oak"])
@@ -113,13 +114,21 @@ class Cells(Sequence[Cell]):
         (['oak', None, 'elm', 'oak'], ['oak', 'elm'], [0, -1, 1, 0])
     """
 
-    def __init__(self, values: Any) -> None:
-        self._values = values
+    def __init__(self, values: Any, array: Any = None) -> None:
+        self._values, self._array = values, array
 
     @functools.cached_property
     def values(self) -> Any:
         """The Series."""
+        if self._array is not None:
+            return (_stripped(self._array) if self._plain is None else self._array).to_pandas().astype("str")
         return self._values() if callable(self._values) else self._values
+
+    @functools.cached_property
+    def _plain(self) -> Floats | None:
+        """The numbers of texts of Arrow that are all plain numbers; then none is missing, and none has spaces."""
+        found = None if self._array is None else _cast(self._array)
+        return None if found is None or not bool((np.abs(found) < EXACT).all()) else found
 
     @classmethod
     def of(cls, values: Iterable[object], where: Callable[[int], str] = "row {}".format) -> "Cells":
@@ -181,7 +190,7 @@ class Cells(Sequence[Cell]):
     @functools.cached_property
     def missing(self) -> Bools:
         """Which cells are missing."""
-        return np.array(self.values.isna())
+        return np.array(self.values.isna()) if self._plain is None else np.zeros(len(self._plain), np.bool_)
 
     @property
     def texts(self) -> Any:
@@ -191,6 +200,8 @@ class Cells(Sequence[Cell]):
     @functools.cached_property
     def numbers(self) -> Floats | None:
         """The column's numbers, NaN where missing; None unless all are plain numbers that float64 holds."""
+        if self._plain is not None:
+            return self._plain
         if self.values.dtype == np.float64:
             return np.array(self.values)
         texts = self.texts
@@ -226,15 +237,14 @@ def texts_of(texts: Any) -> Cells:
         array = texts if isinstance(texts, pyarrow.ChunkedArray) else pyarrow.array(texts, "large_string")
     except UnicodeEncodeError:  # half of a pair of UTF-16, which some encodings allow
         return Cells(pandas.Series(list(map(cell_from, texts)), dtype=object))
-    numbers = _cast(array)
-    if numbers is None or np.isnan(numbers).any():
-        array = compute.utf8_trim_whitespace(array)
-        gaps = compute.is_in(array, value_set=pyarrow.array(_GAPS, array.type))
-        array = compute.if_else(gaps, None, array) if compute.any(gaps).as_py() else array
-    cells = Cells(array.to_pandas().astype("str"))
-    if numbers is not None and bool((np.abs(numbers) < EXACT).all()):  # so there is no gap, and nothing to strip
-        cells.__dict__["numbers"] = numbers
-    return cells
+    return Cells(None, array)
+
+
+def _stripped(array: Any) -> Any:
+    """Return texts of Arrow without the spaces around them, null for those that mean a missing value."""
+    array = compute.utf8_trim_whitespace(array)
+    gaps = compute.is_in(array, value_set=pyarrow.array(_GAPS, array.type))
+    return compute.if_else(gaps, None, array) if compute.any(gaps).as_py() else array
 
 
 def _cast(array: Any) -> Floats | None:
