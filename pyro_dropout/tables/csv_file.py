@@ -1,6 +1,6 @@
 """Read CSV files: their encoding, comments before the header, the header, the separator and the rows.
 
-pandas reads the rows with pyarrow, as texts. Python's csv module reads what is not simple, and says what is wrong.
+pyarrow reads the rows, as texts. Python's csv module reads what is not simple, and says what is wrong.
 """
 
 import codecs
