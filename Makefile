@@ -88,7 +88,7 @@ PREPARE := $(RUN) pyro_dropout.cli.first_import
 
 # Stamps are written last, so an interrupted installation is simply done again.
 $(VENV)/.installed: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) -c constraints.txt -e .
+	$(PIP) -c constraints.txt -e ".[tables]"
 	$(PREPARE)
 	@touch $@
 

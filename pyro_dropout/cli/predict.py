@@ -3,8 +3,7 @@
 import csv
 import itertools
 import os
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from pyro_dropout.tables.cells import Cell, Number
     from pyro_dropout.tables.table import Table
     from pyro_dropout.tabular.fitted import FittedTable
-    from pyro_dropout.tabular.run_folder import Run
 
     Columns = dict[str, list[Cell]]
 
@@ -43,7 +41,6 @@ HELP = (
 _OUT = Path("predictions.csv")
 _PIECE = 2**22  # outputs in memory at once, over rows and draws
 _PICTURED = 2000  # rows that the picture is about, and the chart of what predictions depend on
-_DRAWN = 250  # about as many rows are drawn; at most twice as many
 
 
 def predict(
@@ -55,7 +52,7 @@ def predict(
     plot: Annotated[
         Path | None, output_option(metavar="FILE", help="Where to save a plot of them (PNG, PDF, SVG).")
     ] = None,
-    over: Annotated[str | None, output_option(metavar="COLUMN", help="Column on the plot's x axis.")] = None,
+    over: Annotated[str | None, output_option(metavar="COLUMN", help="Column whose curve the plot shows.")] = None,
     with_inputs: Annotated[
         bool, output_option("--with-inputs", help="Also write the columns of the input table.")
     ] = False,
@@ -114,21 +111,16 @@ def predict(
             for _ in found:  # this rank's share of each piece; rank 0 writes
                 pass
             return
-        shown = _Shown(plot is not None and over is not None)
-        told = _with_inputs(found) if with_inputs else found
-        count = _write(out, shown.passing(told), run.encoding.target_centre, progress=not quiet)
-        drawings = []
-        if plot is not None and over is not None:
-            drawn, remark = shown.draw(run, plot, over, level, count)
-            drawings.append(f"plot against {drawn}: {os.path.relpath(plot)}{remark and '. '}{remark}")
-        importance = None
-        if explain is not None or (plot is not None and over is None):
+        told = (columns for columns, _ in (_with_inputs(found) if with_inputs else found))
+        count = _write(out, told, run.encoding.target_centre, progress=not quiet)
+        drawings, importance = [], None
+        if explain is not None or plot is not None:
             few = min(_PICTURED, max(2, 4 * size))  # less memory for many classes
             first = next(read_input_pieces(data, run.encoding, few, ignore_extra=ignore_extra, **how))
             some = "" if count <= few else f" of the first {few:,} rows"
             importance = None if explain is None else fitted.explained(first[1], asked)
-            if plot is not None and over is None:
-                _save(fitted.drawn(*first, asked, importance), plot)
+            if plot is not None:
+                _save(fitted.drawn(*first, asked, importance, over), plot)
                 drawings.append(f"picture{some}: {os.path.relpath(plot)}")
             if importance is not None and explain is not None:
                 _save(importance.plot(run.encoding.target), explain)
@@ -172,72 +164,6 @@ def _with_inputs(found: "Iterable[tuple[Columns, Table]]") -> "Iterator[tuple[Co
             name: ["" if cell is None else as_text(cell) for cell in each] for name, each in table.columns.items()
         }
         yield {"row": columns["row"]} | cells | columns, table
-
-
-class _Shown:
-    """The rows to plot: all of them if they are few, else a random subset."""
-
-    def __init__(self, wanted: bool) -> None:
-        self._share = 1.0 if wanted else 0.0  # of the rows, kept
-        self._random = random.Random(0)
-        self._lots: list[float] = []  # each kept row's number, below the share
-        self._answers: Columns = {}
-        self._cells: Columns = {}
-
-    def passing(self, pieces: "Iterable[tuple[Columns, Table]]") -> "Iterator[Columns]":
-        """Yield the predictions of each piece, and keep some."""
-        for columns, table in pieces:
-            if self._share:
-                self._keep(columns, table.columns, len(table))
-            yield columns
-
-    def _keep(self, columns: "Columns", cells: "Mapping[str, Sequence[Cell]]", rows: int) -> None:
-        drawn = [self._random.random() for _ in range(rows)]
-        chosen = [row for row, lot in enumerate(drawn) if lot < self._share]
-        self._lots += [drawn[row] for row in chosen]
-        for kept, seen in ((self._answers, columns), (self._cells, cells)):
-            for name, values in seen.items():
-                kept.setdefault(name, []).extend(values[row] for row in chosen)
-        while len(self._lots) > 2 * _DRAWN:
-            self._share /= 2
-            stay = [lot < self._share for lot in self._lots]
-            for kept in (self._answers, self._cells):
-                for name, values in kept.items():
-                    kept[name] = list(itertools.compress(values, stay))
-            self._lots = list(itertools.compress(self._lots, stay))
-
-    def draw(self, run: "Run", path: Path, over: str | None, level: float, rows: int) -> tuple[str, str]:
-        """Write the plot, with the training table if it still exists; return the x column and a remark."""
-        from pyro_dropout.cli.prediction_figure import draw_over, widest
-        from pyro_dropout.tabular.fitted import uncentred
-
-        over = over or widest(self._cells, [column.name for column in run.encoding.inputs])
-        known, remark = _fitted_to(run)
-        centre = run.encoding.outcome.centre
-        answers = {name: uncentred(name, values, centre) for name, values in self._answers.items()}
-        guide = run.recipe.guide
-        figure = draw_over(run.encoding, over, self._cells, answers, guide=guide, rows=rows, level=level, known=known)
-        _save(figure, path)
-        return over, remark
-
-
-def _fitted_to(run: "Run") -> "tuple[Mapping[str, Sequence[Cell]], str]":
-    """Return the columns of the training table; if it is missing or has changed, none and the reason."""
-    from pyro_dropout.mathematics.errors import PyroDropoutError
-    from pyro_dropout.tables.files import read_file
-    from pyro_dropout.tabular.run_folder import sha256_of
-    from pyro_dropout.training.checkpoints.regular_file import check_regular
-
-    path = Path(run.file)
-    try:
-        check_regular(path, "it is not read.")
-        same = sha256_of(path) == run.sha256
-    except (OSError, PyroDropoutError):
-        why = "is not a regular file" if os.path.exists(path) else "no longer exists"
-        return {}, f"{run.file} {why}, so the plot does not show the training data."
-    if not same:
-        return {}, f"{run.file} has changed since the fit, so the plot does not show it."
-    return read_file(path, encoding=run.reading.encoding, separator=run.reading.separator).columns, ""
 
 
 def _save(figure: "Figure", path: Path) -> None:

@@ -3,53 +3,17 @@
 The rule is that of the command line; see ``tabular/choice.py``.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.sklearn.network import Pair
 from pyro_dropout.tabular.choice import Choice, choose_recipe, natural_scale
-from pyro_dropout.tabular.recipe import Recipe
 
 # What the choice decides, or has values of its own for.
 _DECIDED = ("activation", "keep", "length_scale", "tau", "learning_rate", "batch_size", "early_stopping", "warm_start")
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """The network of a recipe, as an ``Architecture``: what is needed to build it before training.
-
-    Example:
-        >>> import torch
-        >>> from pyro_dropout.tabular.recipe import Recipe
-        >>> plan = Chosen(3, 1, False, Recipe("mean-field", scale="log"))
-        >>> plan.pair(torch.randn(9, 3), torch.rand(9, 1))[0].likelihood.link
-        'log'
-    """
-
-    inputs: int
-    outputs: int
-    classes: bool
-    recipe: Recipe
-
-    @property
-    def guide(self) -> str:
-        """The name of the guide."""
-        return self.recipe.guide
-
-    def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
-        """Return a model in the units of the data, and its guide; the noise is always learned."""
-        names = tuple(map(str, range(self.outputs))) if self.classes else ()
-        made: Pair = self.recipe.build((x, y), names)  # type: ignore[assignment]
-        return made
-
-    def blank(self) -> tuple[Tensor, Tensor]:
-        """Return data of the right shape, which have a logarithm and log-odds."""
-        y = torch.zeros(2, dtype=torch.long) if self.classes else torch.full((2, self.outputs), 0.5).double()
-        return torch.zeros(2, self.inputs, dtype=torch.float64), y
 
 
 def check_decided(settings: Record, kind: type) -> None:

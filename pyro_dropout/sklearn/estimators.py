@@ -24,7 +24,7 @@ from pyro_dropout.mathematics.checks import check_count, check_device
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import DEFAULT_GUIDE
-from pyro_dropout.sklearn.automatic import Chosen, check_decided, choose
+from pyro_dropout.sklearn.automatic import check_decided, choose
 from pyro_dropout.sklearn.inputs import (
     check_estimator_settings,
     check_whole_numbers,
@@ -34,6 +34,7 @@ from pyro_dropout.sklearn.inputs import (
 )
 from pyro_dropout.sklearn.network import (
     Architecture,
+    Chosen,
     Learned,
     Pair,
     Plan,

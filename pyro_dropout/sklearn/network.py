@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pyro
 import torch
@@ -26,6 +26,7 @@ from pyro_dropout.judging.recalibration import refit_tau, reweighted
 from pyro_dropout.prediction.predict import predict
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.registry import resolve_guide
+from pyro_dropout.tabular.recipe import Recipe
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.history import History
 
@@ -111,31 +112,41 @@ def _noise(model: Standardised) -> Tensor:
     return model.likelihood.tau
 
 
-@runtime_checkable
-class Plan(Protocol):
-    """What builds a network and its posterior, before training or for weights that are loaded."""
+@dataclass(frozen=True)
+class Chosen:
+    """The network of a recipe, as an ``Architecture``: what is needed to build it before training.
 
-    @property
-    def inputs(self) -> int:
-        """The number of inputs."""
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.tabular.recipe import Recipe
+        >>> plan = Chosen(3, 1, False, Recipe("mean-field", scale="log"))
+        >>> plan.pair(torch.randn(9, 3), torch.rand(9, 1))[0].likelihood.link
+        'log'
+    """
 
-    @property
-    def outputs(self) -> int:
-        """The number of targets, or of classes."""
-
-    @property
-    def classes(self) -> bool:
-        """Whether the targets are classes."""
+    inputs: int
+    outputs: int
+    classes: bool
+    recipe: Recipe
 
     @property
     def guide(self) -> str:
         """The name of the guide."""
+        return self.recipe.guide
 
     def pair(self, x: Tensor, y: Tensor, tau: Tensor | None = None) -> Pair:
-        """Return a model in the units of the data, and its guide."""
+        """Return a model in the units of the data, and its guide; the noise is always learned."""
+        names = tuple(map(str, range(self.outputs))) if self.classes else ()
+        made: Pair = self.recipe.build((x, y), names)  # type: ignore[assignment]
+        return made
 
-    def blank(self) -> Points:
-        """Return data of the right shape."""
+    def blank(self) -> tuple[Tensor, Tensor]:
+        """Return data of the right shape, which have a logarithm and log-odds."""
+        y = torch.zeros(2, dtype=torch.long) if self.classes else torch.full((2, self.outputs), 0.5).double()
+        return torch.zeros(2, self.inputs, dtype=torch.float64), y
+
+
+Plan = Architecture | Chosen  # what builds a network and its posterior, before training or for weights that are loaded
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""The cells of a table: what is missing, what is a plain number or a date, and the name of a category."""
+"""One cell of a table: what is missing, what is a plain number or a date, and the name of a category."""
 
 import datetime
 import functools

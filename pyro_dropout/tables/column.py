@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import EXACT, Cell, Number, as_text, brief, is_blank
+from pyro_dropout.tables.cells import Cell, Number, as_text, brief, is_blank
 from pyro_dropout.tables.notation import PLAIN, Notation
-from pyro_dropout.tables.precision import Numbers, rounded
+from pyro_dropout.tables.precision import Numbers, exact_numbers, rounded
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import Bools, distinct_in, missing_in, numbers_in
+from pyro_dropout.tables.whole_column import Bools, Cells
 
-CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
+Cycle = Literal["day", "week", "year"]
+CYCLES: dict[Cycle, float] = {"day": 1.0, "week": 7.0, "year": 365.2425}  # in days
 
 _MOST = torch.finfo(torch.float32).max
 
@@ -43,7 +43,7 @@ class Column:
     centre: Number = 0
     other: bool = False
     gaps: bool = False
-    cycles: tuple[str, ...] = ()
+    cycles: tuple[Cycle, ...] = ()
 
     @property
     def features(self) -> list[str]:
@@ -78,39 +78,29 @@ class Column:
             return False
         return self.notation.label(cell) not in self._known
 
-    def strangers(self, cells: Sequence[Cell]) -> Bools:
+    def strangers(self, cells: Cells) -> Bools:
         """Return which cells of a column are such categories."""
         if self.categories is None:
             return np.zeros(len(cells), np.bool_)
-        distinct = distinct_in(cells)
+        distinct = cells.distinct
         return distinct.spread([self.strange(cell) for cell in distinct.cells])
 
     @functools.cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.categories or ())
 
-    def values(self, table: Table) -> list[Number | None]:
-        """Return the column's numbers, exactly, before centring; None for missing values."""
-        found = self.measured(table)
-        if isinstance(found, np.ndarray):
-            return [None if math.isnan(value) else value for value in found.tolist()]
-        return list(found)
-
     def measured(self, table: Table) -> Numbers:
-        """Return the same, as an array with NaN for missing values where float64 holds all of them."""
+        """Return the column's numbers, exactly, before centring; NaN for missing values."""
         cells = table.column(self.name)
-        numbers = numbers_in(cells) if self.notation.plain else None
+        numbers = cells.numbers if self.notation.plain else None
         if numbers is not None:
             return numbers
-        distinct = distinct_in(cells)
+        distinct = cells.distinct
         found = [self.notation.value(cell) for cell in distinct.cells]
         for row, cell, value in zip(distinct.rows.tolist(), distinct.cells, found, strict=True):
             if value is None or not -_MOST <= value <= _MOST:
                 raise RangeError(f"{table.where(row, self.name)}: {self._mistake(cell, value)}")
-        if all(isinstance(value, float) and abs(value) < EXACT for value in found):
-            return np.array([*found, math.nan], np.float64)[distinct.codes]
-        found.append(None)
-        return [found[code] for code in distinct.codes.tolist()]
+        return exact_numbers([*found, None])[distinct.codes]
 
     def _mistake(self, cell: Cell, value: Number | None) -> str:
         """Return what is wrong with a cell that is not a number of single precision."""
@@ -129,7 +119,7 @@ class Column:
         """Return the index of each cell among the categories, -1 for missing values; one more for all others."""
         known = self.categories or ()
         place = {label: k for k, label in enumerate(known)}
-        distinct = distinct_in(table.column(self.name))
+        distinct = table.column(self.name).distinct
         labels = [self.notation.label(cell) for cell in distinct.cells]
         for row, label in zip(distinct.rows.tolist(), labels, strict=True):
             if label not in place and not self.other:
@@ -145,7 +135,7 @@ class Column:
         x = self._waves(table) if self.categories is None else self._one_hot(table)
         if not self.gaps:
             return x
-        missing = torch.from_numpy(missing_in(table.column(self.name))).unsqueeze(-1)
+        missing = torch.from_numpy(table.column(self.name).missing).unsqueeze(-1)
         if self.categories is not None:
             x = x.masked_fill(missing, 0.0)
         return torch.cat([x, missing.to(x)], 1)
@@ -162,46 +152,3 @@ class Column:
         places = torch.from_numpy(self.places(table)).unsqueeze(-1)
         x = (places == torch.arange(len(self.categories or ()) + self.other)).to(torch.get_default_dtype())
         return x.masked_fill_(places < 0, math.nan)
-
-    def plotted(self, cells: Sequence[Cell]) -> list[Cell]:
-        """Return cells for a plot: numbers in their own units, dates as days since 1970-01-01, or names."""
-        if self.categories is not None:
-            return [None if cell is None else self.notation.label(cell) for cell in cells]
-        return [self.notation.value(cell) for cell in cells]
-
-    @classmethod
-    def from_json(cls, found: Record) -> "Column":
-        """Return the column in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
-        categories = found["categories"]
-        # Older runs have no notation: their numbers are plain.
-        notation = Notation.from_json(found["notation"]) if "notation" in found else PLAIN
-        labels = None if categories is None else labels_of(categories, notation)
-        centre = finite(found.get("centre", 0), "the centre of a column")
-        other, gaps, cycles = found.get("other", False), found.get("gaps", False), found.get("cycles", ())
-        if not isinstance(other, bool) or not isinstance(gaps, bool) or not set(cycles) <= set(CYCLES):
-            raise TypeError(f"what becomes of the column {found['name']!r}")
-        return cls(name_of(found["name"]), labels, notation, centre, other, gaps, tuple(cycles))
-
-
-def name_of(found: object) -> str:
-    """Return the name of a column in a record; raise ``TypeError`` if it is none."""
-    if not isinstance(found, str):
-        raise TypeError(f"the name of a column, {found!r},")
-    return found
-
-
-def labels_of(found: object, notation: Notation) -> tuple[str, ...]:
-    """Return the labels in a record; older runs wrote some of them differently, and kept 1 and 1.0 apart."""
-    if not isinstance(found, list | tuple) or not all(isinstance(each, str) for each in found):
-        raise TypeError("a list of categories")
-    labels = tuple(notation.label(each) for each in found)
-    if len(set(labels)) < len(labels):
-        raise TypeError(f"the list of categories {list(found)!r}, in which one is written in two ways,")
-    return labels
-
-
-def finite(value: object, what: str) -> Number:
-    """Return a number in a record; raise ``TypeError`` if it is none, or not finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError(f"{what}, {value!r},")
-    return value

@@ -1,4 +1,7 @@
-"""Read CSV files: their encoding, comments before the header, the header, the separator and the rows."""
+"""Read CSV files: their encoding, comments before the header, the header, the separator and the rows.
+
+pyarrow reads the rows, as texts. Python's csv module reads what is not simple, and says what is wrong.
+"""
 
 import codecs
 import csv
@@ -7,19 +10,21 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TextIO
+
+import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import as_moment
-from pyro_dropout.tables.csv_lines import Piece, plain_pieces
 from pyro_dropout.tables.notation import is_number
-from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import texts_of
+from pyro_dropout.tables.table import Table, named
+from pyro_dropout.tables.whole_column import Cells, texts_of
 
-SEPARATORS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+Separator = Literal["comma", "semicolon", "tab", "pipe"]
+SEPARATORS: dict[str, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 
 _BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32"}
 _BOMS |= {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}  # after UTF-32, which begins in the same way
-_BLOCK = 2**20  # bytes
 _LOOK = 200  # lines that are looked at to tell separators apart
 _SHOWN = 60  # characters of a line in a message
 
@@ -40,48 +45,24 @@ def read_csv(
     encoding = _encoding(path, encoding)
     try:
         start = _start(path, encoding, separator)
-        line, header = next(_records(path, encoding, start.line, start.separator))
-        names = [name.strip() for name in header]
-        names = names if strict else named(names)
-    except UnicodeDecodeError:
+        with path.open(encoding=encoding, newline="") as file:
+            records = _records(path, itertools.islice(file, start.line - 1, None), start.line, start.separator)
+            line, header = next(records)
+            names, notes = _names(path, header, start.separator, strict)
+        with path.open(encoding=encoding, newline="") as file:
+            for _ in range(line):
+                file.readline()
+            for columns, rows in _pieces(path, file, line, len(names), start.separator, size):
+                cells = dict(zip(names, columns, strict=True))
+                yield Table(path.name, cells, rows, notes=start.notes + notes, separator=start.separator)
+    except (UnicodeDecodeError, csv.Error) as cause:
         _check_text(path, encoding)
-        raise
-    notes = start.notes + _check_header(path, names, start.separator)
-    for columns, rows in _pieces(path, encoding, line, len(names), start.separator, size):
-        yield Table(path.name, dict(zip(names, columns, strict=True)), rows, notes=notes, separator=start.separator)
+        raise ShapeError(f"{path.name}, {cause}.") from None
 
 
-def named(names: list[str]) -> list[str]:
-    """Return the names of columns; those that have none are called after their place, as an index often is.
-
-    Example:
-        >>> named(["", "price", ""])
-        ['unnamed 1', 'price', 'unnamed 3']
-    """
-    return [name or f"unnamed {place}" for place, name in enumerate(names, 1)]
-
-
-def check_names(file: str, names: list[str]) -> None:
-    """Raise unless columns have names, all different."""
-    for place, name in enumerate(names, 1):
-        if not name:
-            raise ShapeError(f"{file}: column {place} of {len(names)} has no name in the header.")
-        if name in names[: place - 1]:
-            raise ShapeError(f"{file} has two columns called {name!r}; column names must be unique.")
-
-
-def check_width(file: str, names: list[str], least: int = 2) -> None:
-    """Raise unless there are enough columns: by default, one to predict and one to predict from."""
-    if len(names) < least:
-        raise ShapeError(
-            f"{file} must have at least two columns, one to predict and one to predict from; its header is"
-            f" {', '.join(map(repr, names)) or 'empty'}. The columns of a CSV file are separated by commas, semicolons,"
-            " tabs or pipes."
-        )
-
-
-def _check_header(path: Path, names: list[str], separator: str) -> tuple[str, ...]:
-    """Raise if the first line is a row of data; return what there is to say about it."""
+def _names(path: Path, header: list[str], separator: str, strict: bool) -> tuple[list[str], tuple[str, ...]]:
+    """Return the names of the columns, and what there is to say about them; raise if they are a row of data."""
+    names = [name.strip() for name in header]
     numbers = [name for name in names if is_number(name) or as_moment(name) is not None]
     whole = [name for name in numbers if name.isdecimal()]  # a year may be a name
     if numbers and (len(numbers) == len(names) or len(whole) < len(numbers)):
@@ -89,8 +70,8 @@ def _check_header(path: Path, names: list[str], separator: str) -> tuple[str, ..
             f"{path.name} has no header: its first line is {separator.join(names)[:_SHOWN]!r}. Write the columns' names"
             " there; names that are numbers need a letter."
         )
-    check_names(path.name, names)
-    return (f"columns named by numbers: {', '.join(whole)}",) if whole else ()
+    notes = (f"columns named by numbers: {', '.join(whole)}",) if whole else ()
+    return named(path.name, names, strict), notes
 
 
 def _encoding(path: Path, given: str | None) -> str:
@@ -183,70 +164,97 @@ def _is_header(path: Path, comment: tuple[int, str], head: list[str], mark: str)
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
-def _pieces(path: Path, encoding: str, line: int, width: int, separator: str, size: int | None) -> Iterator[Piece]:
-    """Yield the rows after a line, ``size`` at a time; the last piece is smaller, and may be empty."""
-    left: int | None = line
-    if encoding.startswith("utf-8"):
-        left = yield from plain_pieces(path, line, width, separator, size)
-    if left is None:
-        return
-    records = _records(path, encoding, left + 1, separator)
-    while True:
-        rows: list[int] = []
-        cells: list[list[str]] = []
-        for number, row in itertools.islice(records, size):
+def _pieces(
+    path: Path, file: TextIO, line: int, width: int, separator: str, size: int | None
+) -> Iterator[tuple[list[Cells], list[int]]]:
+    """Yield the columns after a line, ``size`` rows at a time, and the line of each row."""
+    while text := file.read() if size is None else "".join(itertools.islice(file, size)):
+        columns = _simple(text, width, separator)
+        if columns is None:
+            lines = itertools.chain(io.StringIO(text, newline=""), file)
+            yield from _odd_pieces(path, lines, line, width, separator, size)
+            return
+        rows = len(columns[0])
+        yield columns, list(range(line + 1, line + 1 + rows))
+        line += rows
+
+
+def _simple(text: str, width: int, separator: str) -> list[Cells] | None:
+    """Return columns that pandas reads; None unless each line is a row, and quotes stand around whole cells."""
+    text = text.rstrip("\r\n")
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError:
+        return None
+    if not raw or b"\0" in raw or (b"\r" in raw and raw.count(b"\r") != raw.count(b"\r\n")):
+        return None
+    view = np.frombuffer(b"\n" + raw + b"\n", np.uint8)
+    ends = np.flatnonzero(view == ord("\n"))
+    lengths = np.diff(ends)
+    if lengths.max() > csv.field_size_limit() or lengths.min() <= 1 + (view[ends[1:] - 1] == ord("\r")).max():
+        return None
+    quotes = np.flatnonzero(view == ord('"'))
+    outside = np.array([*b'\n\r"', ord(separator)], np.uint8)
+    around = np.stack([view[quotes[::2] - 1], view[quotes[1::2] + 1]]) if len(quotes) % 2 == 0 else np.zeros(1)
+    if not np.isin(around, outside).all() or (np.searchsorted(quotes, ends) % 2).any():
+        return None
+    try:
+        from pyarrow import csv as arrow
+
+        names = [str(place) for place in range(width)]
+        table = arrow.read_csv(
+            io.BytesIO(raw),
+            arrow.ReadOptions(column_names=names),
+            arrow.ParseOptions(delimiter=separator),
+            arrow.ConvertOptions(column_types=dict.fromkeys(names, "large_string"), check_utf8=False),
+        )
+    except (ImportError, ValueError):  # a row with too many or too few cells
+        return None
+    return [texts_of(column) for column in table.columns] if len(table) == len(lengths) else None
+
+
+def _odd_pieces(
+    path: Path, lines: Iterator[str], line: int, width: int, separator: str, size: int | None
+) -> Iterator[tuple[list[Cells], list[int]]]:
+    records = _records(path, lines, line + 1, separator)
+    while some := list(itertools.islice(records, size)):
+        for number, row in some:
             if len(row) != width:
                 hint = " Comments may stand before the header only." if row[0].startswith("#") else ""
                 raise ShapeError(f"{path.name}, row {number}: {len(row)} values for {width} columns.{hint}")
-            rows.append(number)
-            cells.append(row)
-        yield [texts_of(column) for column in zip(*cells, strict=True)] if cells else [[]] * width, rows
-        if size is None or len(rows) < size:
+        yield [texts_of([row[k] for _, row in some]) for k in range(width)], [number for number, _ in some]
+
+
+def _records(path: Path, lines: Iterator[str], line: int, separator: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows in lines, the first of which has this number, with the line on which each ends."""
+    reader = csv.reader(lines, delimiter=separator, strict=True)
+    while True:
+        try:
+            row = next(reader)
+        except StopIteration:
             return
-
-
-def _records(path: Path, encoding: str, line: int, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows from a line on, with the number of the line on which each ends."""
-    with path.open(encoding=encoding, newline="") as file:
-        reader = csv.reader(itertools.islice(file, line - 1, None), delimiter=separator, strict=True)
-        while True:
-            try:
-                row = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as cause:
-                _check_text(path, encoding)
-                raise ShapeError(f"{path.name}, row {line - 1 + reader.line_num}: {cause}.") from None
-            except UnicodeDecodeError:
-                _check_text(path, encoding)
-                raise
-            if any("\0" in value for value in row):
-                _check_text(path, encoding)
-            if row:
-                yield line - 1 + reader.line_num, row
+        except csv.Error as cause:
+            raise csv.Error(f"row {line - 1 + reader.line_num}: {cause}") from None
+        if any("\0" in value for value in row):
+            raise csv.Error(f"row {line - 1 + reader.line_num}: a NUL character")
+        if row:
+            yield line - 1 + reader.line_num, row
 
 
 def _check_text(path: Path, encoding: str) -> None:
     """Raise an error with the byte position if a file is not text; a line reader knows only the place in its buffer."""
-    decoder = codecs.getincrementaldecoder(encoding)()
-    done = 0
-    with path.open("rb") as file:
-        while True:
-            block = file.read(_BLOCK)
-            held = len(decoder.getstate()[0])
-            try:
-                text = decoder.decode(block, final=not block)
-            except UnicodeDecodeError as cause:
-                what = "neither Parquet nor UTF-8" if encoding.startswith("utf-8") else f"not {encoding}"
-                raise PyroDropoutError(
-                    f"{path.name} is {what} text: byte {done - held + cause.start + 1} cannot be decoded. Name its"
-                    " encoding, for example with --encoding latin-1, or save it in UTF-8."
-                ) from None
-            if "\0" in text:
-                raise PyroDropoutError(
-                    f"{path.name} is not a table: it holds binary data. Give a CSV or a Parquet file, and name an"
-                    " encoding that the file does not declare (--encoding utf-16-le)."
-                )
-            if not block:
-                return
-            done += len(block)
+    raw = path.read_bytes()
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as cause:
+        what = "neither Parquet nor UTF-8" if encoding.startswith("utf-8") else f"not {encoding}"
+        first = cause.start + 1 + len(codecs.BOM_UTF8) * (encoding == "utf-8-sig" and raw.startswith(codecs.BOM_UTF8))
+        raise PyroDropoutError(
+            f"{path.name} is {what} text: byte {first} cannot be decoded. Name its encoding, for example with"
+            " --encoding latin-1, or save it in UTF-8."
+        ) from None
+    if "\0" in text:
+        raise PyroDropoutError(
+            f"{path.name} is not a table: it holds binary data. Give a CSV or a Parquet file, and name an encoding that"
+            " the file does not declare (--encoding utf-16-le)."
+        )

@@ -3,21 +3,22 @@
 An encoding is learned from the training table and then applied to every other table.
 """
 
+import itertools
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.errors import RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.protocols import Record
-from pyro_dropout.tables.cells import Cell, Number, brief
-from pyro_dropout.tables.column import Column, finite, labels_of, name_of
+from pyro_dropout.tables.cells import Number, brief
+from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.notation import PLAIN, Notation
+from pyro_dropout.tables.plain_data import built
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import blanked, distinct_in, missing_in, numbers_in
+from pyro_dropout.tables.whole_column import Cells
 
 Remarks = Counter[tuple[str, str]]  # {(what was done, column): cells}
 
@@ -73,6 +74,25 @@ class Encoding:
         return [name for column in self.inputs for name in column.features]
 
     @property
+    def places(self) -> dict[str, list[int]]:
+        """The places of each column's features among the network's inputs."""
+        ends = itertools.accumulate((len(column.features) for column in self.inputs), initial=0)
+        pairs = zip(self.inputs, itertools.pairwise(ends), strict=True)
+        return {column.name: list(range(*span)) for column, span in pairs}
+
+    def groups(self, x: Tensor, name: str) -> list[str]:
+        """Return the category of each encoded row in a column of categories; "" where it is missing."""
+        column = next((each for each in self.inputs if each.name == name), None)
+        if column is None or column.categories is None:
+            known = ", ".join(each.name for each in self.inputs if each.categories is not None) or "none"
+            what = "is not a column of categories among the inputs" if column is None else "holds numbers"
+            raise PyroDropoutError(f"groups: {name!r} {what}; the columns of categories are: {known}.")
+        labels = [*column.categories, *(["(other)"] if column.other else [])]
+        best = x[:, self.places[name][: len(labels)]].max(-1)
+        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+        return [labels[place] if value == 1 else "" for place, value in pairs]
+
+    @property
     def network_inputs(self) -> tuple[object, ...]:
         """What must be the same in two encodings for one network to serve both."""
         columns = tuple(replace(column, notation=PLAIN) for column in (*self.inputs, self.outcome))
@@ -102,16 +122,16 @@ class Encoding:
             return table, remarks
         columns = dict(table.columns)
         for column in self.inputs:
-            columns[column.name] = self._usable(column, table.column(column.name), remarks)
-            count = int(missing_in(columns[column.name]).sum())
+            columns[column.name] = cells = self._usable(column, table.column(column.name), remarks)
+            count = int(cells.missing.sum())
             if count:
                 gaps["missing values filled in" + ", with an indicator" * column.gaps, column.name] = count
         return replace(table, columns=columns), remarks + gaps
 
-    def _usable(self, column: Column, cells: Sequence[Cell], remarks: Remarks) -> Sequence[Cell]:
-        if column.categories is None and numbers_in(cells) is not None:
+    def _usable(self, column: Column, cells: Cells, remarks: Remarks) -> Cells:
+        if column.categories is None and cells.numbers is not None:
             return cells
-        distinct = distinct_in(cells)
+        distinct = cells.distinct
         gone = np.zeros(len(distinct.cells), np.bool_)
         for place, (cell, count) in enumerate(zip(distinct.cells, distinct.counts.tolist(), strict=True)):
             if column.blank(cell):
@@ -121,7 +141,7 @@ class Encoding:
                 what = "(other)" if column.other else "missing"
                 remarks[f"rare or not seen in training, read as {what}", column.name] += count
                 gone[place] = not column.other
-        return blanked(cells, distinct.spread(gone))
+        return cells.without(distinct.spread(gone))
 
     def inputs_of(self, table: Table) -> Tensor:
         """Return the inputs of a table, (N, Q); missing values are filled, or NaN without ``fill``."""
@@ -157,7 +177,7 @@ class Encoding:
 
     def targets_of(self, table: Table) -> Tensor:
         """Return the targets of a table: class indices (N,), or numbers (N, 1)."""
-        missing = missing_in(table.column(self.target))
+        missing = table.column(self.target).missing
         if missing.any():
             raise RangeError(f"{table.where(int(missing.argmax()), self.target)}: the value is missing.")
         if not self.classes:
@@ -171,27 +191,14 @@ class Encoding:
     @classmethod
     def from_json(cls, found: Record) -> "Encoding":
         """Return the encoding in a record; raise ``KeyError`` or ``TypeError`` if it is invalid."""
-        inputs = tuple(map(Column.from_json, found["inputs"]))
-        target = name_of(found["target"])
-        notation = Notation.from_json(found["target_notation"]) if "target_notation" in found else PLAIN
-        classes = labels_of(found["classes"], notation)
-        gaps = found["fill"]
-        fill = None if gaps is None else tuple(float(finite(each, "what fills gaps")) for each in gaps)
-        ranges = None if found.get("ranges") is None else tuple(map(_range, found["ranges"]))  # older runs have none
-        centre = finite(found.get("target_centre", 0), "the centre of the target")
-        forgiving, left_out = found.get("forgiving", False), tuple(map(name_of, found.get("left_out", ())))
-        if not isinstance(forgiving, bool):
-            raise TypeError("'forgiving'")
-        made = cls(inputs, target, classes, fill, ranges, notation, centre, forgiving, left_out)
-        if len({column.name for column in inputs} | {target}) <= len(inputs):
-            raise TypeError("a column that occurs twice")
-        if not inputs or any(each is not None and len(each) != len(made.features) for each in (fill, ranges)):
+        made = built(cls, found)
+        columns = (*made.inputs, made.outcome)
+        for names in ([column.name for column in columns], *(column.categories or () for column in columns)):
+            if len(set(names)) < len(names):
+                raise TypeError("a column or a category that occurs twice")
+        if not all(column.notation.known for column in columns):
+            raise TypeError("the notation of a column")
+        parts = [each for each in (made.fill, made.ranges) if each is not None]
+        if not made.inputs or any(len(each) != len(made.features) for each in parts):
             raise TypeError("inputs, and what fills and bounds them, do not fit together")
         return made
-
-
-def _range(value: object) -> tuple[float, float]:
-    if not isinstance(value, list | tuple) or len(value) != 2:
-        raise TypeError(f"the range of an input, {value!r},")
-    low, high = (finite(end, "the range of an input") for end in value)
-    return float(low), float(high)

@@ -11,15 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.cells import MISSING, Cell, as_label, as_number, brief
-from pyro_dropout.tables.csv_file import check_width, read_csv
-from pyro_dropout.tables.excel_file import read_excel
-from pyro_dropout.tables.json_file import read_json, read_json_lines
-from pyro_dropout.tables.parquet_file import read_parquet
+from pyro_dropout.tables.csv_file import read_csv
+from pyro_dropout.tables.other_files import read_excel, read_json, read_json_lines, read_parquet
 from pyro_dropout.tables.table import Table
 from pyro_dropout.training.checkpoints.regular_file import check_regular
-
-__all__ = ["MISSING", "Cell", "Table", "as_label", "as_number", "brief", "read_file", "read_pieces"]
 
 _KINDS = {".parquet": "parquet", ".pq": "parquet", ".xlsx": "excel", ".xlsm": "excel", ".json": "json"}
 _KINDS |= {".jsonl": "lines", ".ndjson": "lines"}
@@ -80,7 +75,13 @@ def read_pieces(
         raise ShapeError(f"{path.name} is empty; a header and rows are needed.")
     rows = 0
     for table in _tables(path, begins, size, encoding, separator, strict):
-        check_width(path.name, [*table.columns, *table.unread], least)
+        names = [*table.columns, *table.unread]
+        if len(names) < least:
+            raise ShapeError(
+                f"{path.name} must have at least two columns, one to predict and one to predict from; its header is"
+                f" {', '.join(map(repr, names)) or 'empty'}. The columns of a CSV file are separated by commas,"
+                " semicolons, tabs or pipes."
+            )
         rows += len(table)
         if len(table):
             yield table
@@ -92,15 +93,10 @@ def _tables(
     path: Path, begins: bytes, size: int | None, encoding: str | None, separator: str | None, strict: bool
 ) -> Iterator[Table]:
     kind = _MARKS.get(begins[:4]) or _KINDS.get(path.suffix.lower()) or _guessed(path, begins)
-    if kind == "parquet":
-        return read_parquet(path, size)
-    if kind == "excel":
-        return read_excel(path, size, strict)
-    if kind == "json":
-        return read_json(path, size, strict)
-    if kind == "lines":
-        return read_json_lines(path, size, strict)
-    return read_csv(path, size, encoding, separator, strict)
+    if kind == "csv":
+        return read_csv(path, size, encoding, separator, strict)
+    read = {"parquet": read_parquet, "excel": read_excel, "json": read_json, "lines": read_json_lines}[kind]
+    return read(path, size, strict)
 
 
 def _guessed(path: Path, begins: bytes) -> str:

@@ -1,15 +1,20 @@
-"""A data frame as a table."""
+"""A data frame as a table, with the cells that its CSV file would have."""
 
+import datetime
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import pandas
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.csv_file import check_names, named
-from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.values import table_from
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.tables.cells import EXACT
+from pyro_dropout.tables.table import Table, named
+from pyro_dropout.tables.whole_column import Cells, texts_of
 
-_SHORT = {"float16": np.float16, "float32": np.float32}
+_FIRST, _LAST = np.datetime64("0001-01-01", "us"), np.datetime64("9999-12-31T23:59:59.999999", "us")
+_WHOLE = {kind.lower(): pandas.array([], kind).dtype for n in (8, 16, 32, 64) for kind in (f"Int{n}", f"UInt{n}")}
 
 
 @runtime_checkable
@@ -43,16 +48,75 @@ def table_of(frame: Frame, name: str = "the table") -> Table:
     given = list(getattr(frame, "columns", ()))
     if not given or not hasattr(frame, "__getitem__"):
         raise PyroDropoutError(f"a data frame with named columns is needed; got {type(frame).__name__}.")
-    names = named([str(each).strip() for each in given])
-    check_names(name, names)
+    names = named(name, given, strict=False)
     if not len(frame):
         raise ShapeError(f"{name} has no rows.")
-    columns = {each: _values(frame[key]) for each, key in zip(names, given, strict=True)}
+    columns = {each: frame[key] for each, key in zip(names, given, strict=True)}
     return table_from(name, columns, list(range(len(frame))))
 
 
-def _values(column: Any) -> list[object]:
-    """Return the values of a column; short floats stay short, so that they can be written with few digits."""
-    short = _SHORT.get(str(getattr(column, "dtype", "")).lower())
-    values: list[object] = column.to_list() if hasattr(column, "to_list") else list(column)
-    return values if short is None else [short(each) if isinstance(each, float) else each for each in values]
+def table_from(file: str, columns: Mapping[str, Any], rows: list[int], notes: tuple[str, ...] = ()) -> Table:
+    """Return a table of named values; columns with a value of a type that cannot be read are named in ``unread``."""
+    cells: dict[str, Cells] = {}
+    unread: dict[str, str] = {}
+    for name, values in columns.items():
+        try:
+            cells[name] = column_of(values, functools.partial(Table(file, {}, rows).where, column=name))
+        except TypeError as cause:
+            unread[name] = str(cause)
+    return Table(file, cells, rows, unread, notes)
+
+
+def from_arrow(found: Any) -> Any:
+    """Return a table or an array of Arrow in types of pandas; whole numbers with gaps stay whole."""
+    return found.to_pandas(types_mapper=lambda kind: _WHOLE.get(str(kind)))
+
+
+def column_of(series: Any, where: Callable[[int], str]) -> Cells:
+    """Return a column of a data frame as cells; raise ``TypeError`` with the name of a type that is not read.
+
+    Args:
+        series: of pandas, or of a library with ``to_list`` and ``to_numpy``.
+        where: the place of a row, for messages.
+    """
+    if not isinstance(series, pandas.Series):
+        short = str(getattr(series, "dtype", "")).lower() in ("float16", "float32")
+        return Cells.of(
+            series.to_numpy() if short else series.to_list() if hasattr(series, "to_list") else series, where
+        )
+    series = series.reset_index(drop=True)
+    if isinstance(series.dtype, pandas.ArrowDtype):
+        series = from_arrow(series.array.__arrow_array__())
+    if isinstance(series.dtype, pandas.CategoricalDtype):
+        kind = series.cat.categories.dtype
+        series = series.astype(object if series.hasnans and not isinstance(kind, pandas.StringDtype) else kind)
+    is_a, kind = pandas.api.types, series.dtype
+    if isinstance(kind, pandas.StringDtype):
+        return texts_of(series)
+    if is_a.is_datetime64_any_dtype(kind):
+        return _moments(series, where)
+    if is_a.is_integer_dtype(kind) or is_a.is_float_dtype(kind):
+        values = series.to_numpy(
+            getattr(kind, "numpy_dtype", kind) if is_a.is_float_dtype(kind) else float, na_value=np.nan
+        )
+        if values.dtype == np.float64 and not bool((np.abs(values) >= EXACT).any()):
+            return Cells(pandas.Series(values))
+        return Cells.of(series if is_a.is_integer_dtype(kind) else values)
+    return Cells.of(series.tolist(), where)
+
+
+def _moments(series: Any, where: Callable[[int], str]) -> Cells:
+    zoned = series.dt.tz is not None
+    values = (series.dt.tz_convert("UTC").dt.tz_localize(None) if zoned else series).to_numpy()
+    coarse = values.astype("M8[us]")
+    if values.dtype == "M8[ns]":
+        odd = coarse != values
+    else:  # of which years are compared before they are converted, which may overflow
+        odd = (values < _FIRST.astype(values.dtype)) | (values > _LAST.astype(values.dtype))
+    odd &= ~np.isnat(values)
+    if odd.any():
+        raise RangeError(
+            f"{where(int(odd.argmax()))}: the date is finer than a microsecond, or not in the years 1 to 9999. Round or"
+            " remove it."
+        )
+    return Cells.of(each and each.replace(tzinfo=datetime.UTC if zoned else None) for each in coarse.tolist())

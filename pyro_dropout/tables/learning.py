@@ -1,85 +1,86 @@
-"""Learn from a training table how its columns become numbers; stop where a column may be read in two ways."""
+"""Learn how the chosen columns of a table become numbers.
 
-from collections.abc import Collection
-from typing import Literal
+Categories, cycles and gaps are learned from the training rows only.
+"""
 
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+import math
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Cell, as_number, as_text, brief
-from pyro_dropout.tables.column import Column
+from pyro_dropout.tables.column import CYCLES, Column, Cycle
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.notation import PLAIN, Decimal, Notation
-from pyro_dropout.tables.precision import centre_of, check_kept, known_numbers, some_different
-from pyro_dropout.tables.recognition import Recognised, as_range_errors, quoted, recognise, settle
+from pyro_dropout.tables.notation import PLAIN, Notation
+from pyro_dropout.tables.precision import Numbers, centre_of, known_numbers, some_different
+from pyro_dropout.tables.recognition import quoted
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import distinct_in, missing_in
+from pyro_dropout.tables.whole_column import Ints
+
+if TYPE_CHECKING:
+    from pyro_dropout.tables.column_selection import Chosen
 
 Task = Literal["auto", "regression", "classification"]
 
-MOST = 50  # categories of a column; with more, it probably identifies rows
+_MOST = 50  # categories of a column; with more, it probably identifies rows
+_RARE, _SHARE = 10, 0.01  # what fewer rows have, and a smaller share of them, is rare
 
 
 def learn(
-    table: Table,
-    target: str,
-    task: Task = "auto",
-    categorical: Collection[str] = (),
-    drop: Collection[str] = (),
-    decimal: Decimal | None = None,
-) -> Encoding:
-    """Return the encoding for a table: text is a category, and a target of text or of 0 and 1 is a class.
+    chosen: "Chosen", table: Table, train: Ints, task: Task, fills: bool, indicates: bool
+) -> tuple[Encoding, dict[str, str]]:
+    """Return the encoding of chosen columns, and why some of them are left out after all.
 
     Args:
-        table: the training table; it must contain all categories.
-        target: the column to predict.
+        chosen: the columns.
+        table: the rows that are used.
+        train: which of them are for training; rare categories and gaps are counted there.
         task: "regression" or "classification"; "auto" infers it from the target's values.
-        categorical: numeric columns to treat as categories.
-        drop: columns to leave out.
-        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways.
+        fills: whether gaps are filled in; if not, all categories stay, because they cannot become gaps.
+        indicates: whether gaps get a feature of their own.
     """
-    for name in (target, *categorical, *drop, *table.unread):
-        if name not in drop or name not in table.unread:
-            table.column(name)
-    if target in drop:
-        raise PyroDropoutError(f"the column {target!r} cannot be both the target and left out.")
-    names = [name for name in table.columns if name != target and name not in drop]
-    if not names:
-        raise ShapeError(f"{table.file}: no column is left to predict {target!r} from.")
-    for name in names:
-        if missing_in(table.columns[name]).all():
-            raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
-    instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
-    instead[target] = "predict classes (--task classification)"
-    asked = [name for name in names if name not in categorical] + [target] * (task != "classification")
-    with as_range_errors():
-        found = {name: recognise(table, name, decimal, instead[name]) for name in asked}
-        settle(table, found, decimal, instead)
-    inputs = tuple(input_column(table, name, found.get(name, Recognised(None)).notation) for name in names)
-    outcome = outcome_column(table, target, task, found.get(target, Recognised(None)).notation)
-    return Encoding(
-        inputs,
-        target,
+    every, training = chosen.strict or not fills, table.only(train)
+    least = min(_RARE, math.ceil(_SHARE * len(train)))
+    left: dict[str, str] = {}
+    inputs: list[Column] = []
+    for name in chosen.names:
+        notation = chosen.found[name].notation
+        if notation is None or notation.kind == "boolean":
+            column = _categories(table, table if every else training, name, notation or PLAIN, 1 if every else least)
+        else:
+            column = _number_column(table, name, notation)
+        if not chosen.strict:
+            cells = training.column(name)
+            missing = int(cells.missing.sum()) + (0 if column.other else int(column.strangers(cells).sum()))
+            column = replace(column, gaps=indicates and missing >= least)
+            if notation is not None and notation.kind == "date":
+                column = replace(column, cycles=_cycles(known_numbers(column.measured(training))))
+        why = _unlearned(column, training, chosen.strict)
+        if why and name in chosen.asked:
+            raise RangeError(f"{table.file}, column {name!r}: {why}; leave the column out (--drop {quoted(name)}).")
+        if why:
+            left[name] = why
+        else:
+            inputs.append(column)
+    replace(chosen, left_out=chosen.left_out | left).check_some(inputs)
+    outcome = outcome_column(table, chosen.target, task, chosen.found[chosen.target].notation)
+    made = Encoding(
+        tuple(inputs),
+        chosen.target,
         outcome.categories or (),
         target_notation=outcome.notation,
         target_centre=outcome.centre,
+        forgiving=not chosen.strict,
     )
-
-
-def input_column(table: Table, name: str, notation: Notation | None) -> Column:
-    """Return a column to predict from; raise if it has too many categories."""
-    if notation is not None and notation.kind != "boolean":
-        return number_column(table, name, notation)
-    column = Column(name, labels_in(table, name, notation or PLAIN), notation or PLAIN)
-    if len(column.categories or ()) > MOST:
-        raise RangeError(
-            f"{table.file}, column {name!r}: {len(column.categories or ())} different texts are too many for categories"
-            f" (at most {MOST}); leave the column out (--drop {quoted(name)})."
-        )
-    return column
+    return made, left
 
 
 def outcome_column(table: Table, name: str, task: Task, notation: Notation | None) -> Column:
     """Return the column to predict, as a number or as classes; raise if there is nothing to predict."""
-    known = ~missing_in(table.columns[name])
+    known = ~table.column(name).missing
     kind = None if notation is None else notation.kind
     if kind == "date":
         raise RangeError(
@@ -88,17 +89,17 @@ def outcome_column(table: Table, name: str, task: Task, notation: Notation | Non
         )
     notation = notation or PLAIN
     if task == "regression" or (kind == "number" and not notation.binary):
-        column = number_column(table, name, notation if kind == "number" else PLAIN)
+        column = _number_column(table, name, notation if kind == "number" else PLAIN)
         count = some_different(column.measured(table))
     else:
-        labels = labels_in(table, name, notation)
+        labels = _labels_in(table, name, notation)
         labels = tuple(sorted(labels, key=lambda label: (as_number(label) is None, as_number(label) or 0.0, label)))
         column, count = Column(name, labels, notation), len(labels)
     if count < 2:
         only = f"only one value, {brief(table.columns[name][int(known.argmax())])}" if known.any() else "no value"
         raise RangeError(f"{table.file}, column {name!r}: the target has {only}; there is nothing to predict.")
     rows = int(known.sum())
-    most = max(2, min(MOST, rows // 2))
+    most = max(2, min(_MOST, rows // 2))
     if column.categories is not None and count > most:
         raise RangeError(
             f"{table.file}, column {name!r}: {count} different values in {rows} rows are too many for classes (at"
@@ -107,18 +108,16 @@ def outcome_column(table: Table, name: str, task: Task, notation: Notation | Non
     return column
 
 
-def number_column(table: Table, name: str, notation: Notation) -> Column:
+def _number_column(table: Table, name: str, notation: Notation) -> Column:
     """Return a column of numbers or dates, centred if single precision needs it."""
     values = known_numbers(Column(name, None, notation).measured(table))
-    column = Column(name, None, notation, centre_of(values))
-    check_kept(values, column.centre, f"{table.file}, column {name!r}")
-    return column
+    return Column(name, None, notation, centre_of(values, f"{table.file}, column {name!r}"))
 
 
-def labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
+def _labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
     """Return the labels of a column; raise if one stands for 1.1 and 1.10, which may be a number or two versions."""
     met: dict[str, tuple[int, Cell]] = {}
-    distinct = distinct_in(table.columns[name])
+    distinct = table.column(name).distinct
     for row, cell in zip(distinct.rows.tolist(), distinct.cells, strict=True):
         label = notation.label(cell)
         other = met.setdefault(label, (row, cell))[1]
@@ -128,3 +127,39 @@ def labels_in(table: Table, name: str, notation: Notation) -> tuple[str, ...]:
                 " Write one of them everywhere, or put a letter before each."
             )
     return tuple(sorted(met))
+
+
+def _categories(table: Table, counted: Table, name: str, notation: Notation, least: int) -> Column:
+    """Return a column with a feature for each category that is not rare, and one for the rest if they are many."""
+    _labels_in(table, name, notation)  # raises if a label has two meanings
+    counts: Counter[str] = Counter()
+    distinct = counted.column(name).distinct
+    for cell, count in zip(distinct.cells, distinct.counts.tolist(), strict=True):
+        counts[notation.label(cell)] += count
+    common = tuple(sorted(label for label, count in counts.items() if count >= least))
+    rest = sum(count for count in counts.values() if count < least)
+    return Column(name, common, notation, other=rest >= least)
+
+
+def _cycles(found: Numbers) -> tuple[Cycle, ...]:
+    """Return the cycles that dates go through at least twice, and of which they see more than one part."""
+    days = np.unique(np.array(found, np.float64)).tolist()
+    if not days:
+        return ()
+    whole = {cycle: each for cycle, each in CYCLES.items() if days[-1] - days[0] >= 2 * each}
+    return tuple(cycle for cycle, each in whole.items() if len({round(day % each, 4) for day in days}) > 1)
+
+
+def _unlearned(column: Column, training: Table, strict: bool) -> str:
+    """Return why a network can learn nothing from a column; "" if it can, or if ``strict`` and it does no harm."""
+    count = len(column.categories or ())
+    if count > _MOST:
+        return f"{count} different texts are too many for categories (at most {_MOST})"
+    if strict:
+        return ""
+    different = some_different(column.measured(training)) if column.categories is None else count + column.other
+    if column.categories is None and not different:
+        return "no values in the training rows"
+    if column.categories is not None and not count:
+        return "no category is common enough to learn from"
+    return "constant in the training rows" if different + column.gaps < 2 else ""

@@ -7,14 +7,12 @@ import datetime
 import functools
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 from pyro_dropout.tables.cells import Cell, Number, as_label, as_moment, as_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pyro_dropout.protocols import Record
 
 Kind = Literal["number", "date", "boolean"]
 Decimal = Literal["point", "comma"]
@@ -127,15 +125,10 @@ class Notation:
         words += ["padded with zeros; --categorical if they are codes"] if self.padded else []
         return ", ".join(words)
 
-    @classmethod
-    def from_json(cls, found: "Record") -> "Notation":
-        """Return the notation in a record; raise ``TypeError`` if it is invalid."""
-        made = cls(**found)
-        marks = made.kind in get_args(Kind) and (made.decimal, made.thousands) in MARKS
-        flags = {made.zoned, made.binary, made.padded} <= {True, False} and made.form in ("", *FORMS)
-        if not marks or not isinstance(made.unit, str) or not flags:
-            raise TypeError(f"the notation of a column, {found!r},")
-        return made
+    @property
+    def known(self) -> bool:
+        """Whether this is one of the notations that are recognised; one in a file may be another."""
+        return (self.decimal, self.thousands) in MARKS and self.form in ("", *FORMS)
 
 
 PLAIN = Notation()

@@ -5,8 +5,8 @@ arithmetic, and only then rounded.
 """
 
 import math
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,55 +16,67 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import EXACT, Number
 
-Numbers = Sequence[Number | None] | NDArray[np.float64]  # None or NaN is missing; in an array, all are below 2**53
+Numbers = NDArray[Any]  # NaN is missing; float64, or objects of Python if whole numbers of 2**53 or more are among them
 
 _ROUNDING = torch.finfo(torch.float32).eps / 2
 _FINE = 1e-4  # of a standard deviation: errors of rounding that are not worth centring for
 _FEW = 0.01  # of the values may become equal to another by rounding
 
 
-@overload
-def known_numbers(values: NDArray[np.float64]) -> NDArray[np.float64]: ...
+def exact_numbers(values: Iterable[Number | None]) -> Numbers:
+    """Return numbers as an array that keeps all their digits.
 
-
-@overload
-def known_numbers(values: Numbers) -> Numbers: ...
+    Example:
+        >>> exact_numbers([1, 2.5, None]), exact_numbers([2**53 + 1, 2.0**60])
+        (array([1. , 2.5, nan]), array([9007199254740993, 1152921504606846976], dtype=object))
+    """
+    found = [math.nan if value is None else value for value in values]
+    if not any(abs(value) >= EXACT for value in found):
+        return np.array(found, np.float64)
+    return np.array([int(each) if isinstance(each, float) and each.is_integer() else each for each in found], object)
 
 
 def known_numbers(values: Numbers) -> Numbers:
     """Return the numbers that are not missing."""
-    if isinstance(values, np.ndarray):
-        gaps = np.isnan(values)
-        return values[~gaps] if gaps.any() else values
-    return [value for value in values if value is not None]
+    gaps = np.asarray(values != values, np.bool_)
+    return values[~gaps] if gaps.any() else values
 
 
 def some_different(values: Numbers) -> int:
     """Return how many different numbers there are: 0, 1, or 2 for more than one."""
     found = known_numbers(values)
-    if isinstance(found, np.ndarray):
-        return 0 if not len(found) else 1 + bool(found.min() < found.max())
-    return min(2, len(set(found)))
+    return 0 if not len(found) else 1 + bool(found.min() < found.max())
 
 
-def centre_of(values: Numbers) -> Number:
+def centre_of(values: Numbers, where: str = "the column") -> Number:
     """Return the number to subtract from a column before rounding: its median if that is needed, else 0.
 
+    Raise if rounding makes most of the different values of the column equal to another even then.
+
     Example:
-        >>> centre_of([1.5, 2.5, 4.0]), centre_of([1_700_000_000 + second for second in range(100)])
-        (0, 1700000050)
+        >>> centre_of(np.array([1.5, 2.5, 4.0])), centre_of(1_700_000_000.0 + np.arange(100))
+        (0, 1700000050.0)
     """
     if not len(values):
         return 0
-    ordered, middle = _ordered(values)
+    ordered = np.sort(values)
+    middle: Number = ordered[len(ordered) // 2 :][:1].tolist()[0]
     plain, centred = _centred(ordered, 0), _centred(ordered, middle)
-    spread = float(_centred(values, middle).std(correction=0)) or 1.0  # a constant is not scaled
-    if _ROUNDING * float(plain.abs().max()) > _FINE * spread:
-        return middle
-    distinct = _distinct(centred)
-    merged, still = distinct - _distinct(plain.float()), distinct - _distinct(centred.float())
-    whole = bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart
-    return middle if still < merged > (0 if whole else _FEW * distinct) else 0
+    spread = float(centred.std(correction=0)) or 1.0  # a constant is not scaled
+    distinct, rounds = _distinct(centred), _distinct(plain.float())
+    merged, still = distinct - rounds, distinct - _distinct(centred.float())
+    whole = merged and bool((plain == plain.round()).all())  # identifiers and clocks: all of them stay apart
+    coarse = _ROUNDING * float(plain[[0, -1]].abs().max()) > _FINE * spread
+    centre = middle if coarse or still < merged > (0 if whole else _FEW * distinct) else 0
+    exact, left = (centred, distinct - still) if centre else (plain, rounds)
+    if 0 < float(exact[[0, -1]].abs().max()) < torch.finfo(torch.float32).tiny:
+        raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
+    if 2 * left < (distinct if centre else _distinct(plain)):
+        raise RangeError(
+            f"{where}: its values lie so far apart that single precision cannot tell most of them from their"
+            " neighbours; take logarithms, or change or drop the column."
+        )
+    return centre
 
 
 def rounded(values: Numbers, centre: Number) -> Tensor:
@@ -72,50 +84,44 @@ def rounded(values: Numbers, centre: Number) -> Tensor:
     return _centred(values, centre).float()
 
 
-def check_kept(values: Numbers, centre: Number, where: str) -> None:
-    """Raise if rounding makes most of the different values of a column equal to another."""
-    if not len(values):
-        return
-    exact = _centred(_ordered(values)[0], centre)
-    if 0 < float(exact.abs().max()) < torch.finfo(torch.float32).tiny:
-        raise RangeError(f"{where}: its values are too small for single precision; change the unit.")
-    if 2 * _distinct(exact.float()) < _distinct(exact):
-        raise RangeError(
-            f"{where}: its values lie so far apart that single precision cannot tell most of them from their"
-            " neighbours; take logarithms, or change or drop the column."
-        )
-
-
-def _ordered(values: Numbers) -> tuple[Numbers, Number]:
-    """Return numbers in order, and the one in the middle."""
-    if not isinstance(values, np.ndarray):
-        ordered = sorted(value for value in values if value is not None)
-        return ordered, ordered[len(ordered) // 2]
-    array = np.sort(values)
-    middle = float(array[len(array) // 2])
-    if middle == 0:  # 0.0 and -0.0 keep their order
-        middle = float(values[values == 0][len(array) // 2 - int((array < 0).sum())])
-    return array, middle
-
-
 def _centred(values: Numbers, centre: Number) -> Tensor:
     """Return numbers minus the centre, in float64; whole numbers that float64 cannot hold are subtracted exactly."""
-    if isinstance(values, np.ndarray):
-        if abs(centre) < EXACT:
-            return torch.from_numpy(values - float(centre))
-        values = [None if math.isnan(value) else value for value in values.tolist()]
-    found = torch.tensor([math.nan if value is None else float(value) for value in values], dtype=torch.float64)
-    if abs(centre) < EXACT and not bool((found.abs() >= EXACT).any()):
-        return found - float(centre)
-    differences = (math.nan if value is None else float(_exact(value) - centre) for value in values)
-    return torch.tensor(list(differences), dtype=torch.float64)
-
-
-def _exact(value: Number) -> Number:
-    """Return a whole number as an integer, so that its difference from another is exact."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    exact = values if abs(centre) < EXACT or values.dtype == object else exact_numbers([*values.tolist(), EXACT])[:-1]
+    return torch.from_numpy(np.asarray(exact - centre, np.float64))
 
 
 def _distinct(values: Tensor) -> int:
     """Return how many of the numbers, which are in order, are different."""
     return 1 + int(np.count_nonzero(values.numpy()[1:] != values.numpy()[:-1]))
+
+
+# --- numbers that may stand for missing values -----------------------------------------------------------------------
+
+_LEAST, _SHARE = 3, 0.01  # rows that have such a number, and the share of them
+_DIFFERENT = 10  # other numbers that a measured quantity has
+_CODES = {-1.0, 0.0, *(sign * (10.0**k - 1) for k in range(2, 10) for sign in (-1, 1))}
+_FAR, _NEAR = 2.0, 0.5  # spreads between a number and the next one: of any number, and of one that is often a code
+
+
+def stand_in(numbers: NDArray[np.float64]) -> tuple[float, int] | None:
+    """Return a number that may stand for a missing value, and in how many rows it is; None if there is none.
+
+    It is repeated, at one end, and far from the others, as -999, 9999 or 0 may be.
+
+    Example:
+        >>> ages = np.arange(20.0, 80.0)
+        >>> stand_in(ages), stand_in(np.append(ages, [-999.0] * 5)), stand_in(np.append(ages, [19.0] * 5))
+        (None, (-999.0, 5), None)
+    """
+    for value in (numbers.min(), numbers.max()) if len(numbers) else ():
+        same = numbers == value
+        count, others = int(same.sum()), numbers[~same]
+        if count < max(_LEAST, _SHARE * len(numbers)) or len(np.unique(others)) < _DIFFERENT:
+            continue
+        low, high = np.quantile(others, (0.1, 0.9))
+        gap = float(np.abs(others - value).min())
+        signed = value < 0 <= others.min()  # a quantity that is never negative
+        limit = 0.0 if value in _CODES and signed else _NEAR if value in _CODES else _FAR
+        if gap > limit * max(high - low, others.std()):
+            return float(value), count
+    return None

@@ -14,16 +14,15 @@ from torch import Tensor
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Record
+from pyro_dropout.tables.column_selection import choose_columns
+from pyro_dropout.tables.csv_file import Separator
 from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding, Remarks, told
 from pyro_dropout.tables.files import read_file, read_pieces
-from pyro_dropout.tables.forgiving import choose_columns, learn_forgiving
 from pyro_dropout.tables.learning import Task, learn
 from pyro_dropout.tables.notation import Decimal
-from pyro_dropout.tables.precision import known_numbers
-from pyro_dropout.tables.stand_ins import stand_in
+from pyro_dropout.tables.precision import known_numbers, stand_in
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import missing_in
 
 Missing = Literal["auto", "refuse", "drop", "mean"]
 
@@ -43,7 +42,7 @@ class Reading:
     seed: int = 0
     decimal: Decimal | None = None
     encoding: str | None = None
-    separator: str | None = None
+    separator: Separator | None = None
     keep: tuple[str, ...] = ()
     strict: bool = False
 
@@ -125,23 +124,19 @@ def read_table(
     target = list(table.columns)[-1] if target is None else target
     table.column(target)
     if strict:
-        table, said = _complete(table, target, "refuse" if missing == "auto" else missing, drop)
-        chosen = None
-    else:
-        chosen = choose_columns(table, target, task, categorical, drop, keep, decimal)
+        missing = "refuse" if missing == "auto" else missing
+        table, said = _complete(table, target, missing, drop)
+    chosen = choose_columns(table, target, task, categorical, drop, keep, decimal, strict)
+    if not strict:
         table, said = _complete(chosen.table, target, missing, set(table.columns) - {*chosen.found})
     if len(table) < _FEWEST:
         raise ShapeError(f"{table.file} has {len(table)} rows{said}; at least {_FEWEST} are needed.")
     test, train = _split(table, held_back, seed)
-    fills, remarks = missing == "mean" or (missing == "auto" and not strict), Remarks()
-    left: dict[str, str] = {}
-    if chosen is None:
-        learned = learn(table, target, task, categorical, drop, decimal)
-    else:
-        learned, left = learn_forgiving(chosen, table, train.numpy(), task, fills, indicates=missing == "auto")
-        left = chosen.left_out | left
-        learned = replace(learned, left_out=(*drop, *left))
-        remarks.update({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
+    fills = missing in ("mean", "auto")
+    learned, left = learn(chosen, table, train.numpy(), task, fills, indicates=missing == "auto")
+    left = chosen.left_out | left
+    learned = learned if strict else replace(learned, left_out=(*drop, *left))
+    remarks = Remarks({(what, name): cells for (what, name), cells in chosen.remarks.items() if name not in left})
     if fills:
         learned = replace(learned, fill=(math.nan,) * len(learned.features))  # what cannot be used may become a gap
     clean, done = learned.cleaned(table)
@@ -260,18 +255,18 @@ def _complete(table: Table, target: str, missing: Missing, drop: Collection[str]
         asked, why = (
             ([target], f"without {target!r} left out") if missing == "auto" else (names, "with missing values dropped")
         )
-        lost = np.any([missing_in(table.columns[name]) for name in asked], axis=0)
+        lost = np.any([table.column(name).missing for name in asked], axis=0)
         return (table.only(np.flatnonzero(~lost)), f" ({lost.sum()} {why})") if lost.any() else (table, "")
     if missing == "mean":
         _refuse(table, [target], "A target is not filled in; use --missing drop.")
-        gaps = sum(int(missing_in(table.columns[name]).sum()) for name in names)
+        gaps = sum(int(table.column(name).missing.sum()) for name in names)
         return table, f" ({gaps} missing values filled in)" if gaps else ""
     _refuse(table, names, "Drop such rows with --missing drop, or fill in means with --missing mean.")
     return table, ""
 
 
 def _refuse(table: Table, names: Collection[str], remedy: str) -> None:
-    gaps = {name: missing_in(table.columns[name]) for name in names}
+    gaps = {name: table.column(name).missing for name in names}
     first = {name: int(gap.argmax()) for name, gap in gaps.items() if gap.any()}
     if first:
         name = min(first, key=lambda name: first[name])  # of one row, the first column
@@ -279,7 +274,9 @@ def _refuse(table: Table, names: Collection[str], remedy: str) -> None:
 
 
 def _means(table: Table, encoding: Encoding, x: Tensor) -> tuple[float, ...]:
-    means = x.nanmean(0)
+    means = x.mean(0)
+    gaps = means.isnan()
+    means[gaps] = x[:, gaps].nanmean(0)  # slow, and few columns have gaps
     if bool(means.isnan().any()):
         name = encoding.features[int(means.isnan().nonzero()[0])]
         raise ShapeError(f"{table.file}, column {name!r}: all values are missing in the training rows.")

@@ -13,12 +13,12 @@ import numpy as np
 from pyro_dropout.mathematics.errors import RangeError
 from pyro_dropout.tables.cells import Cell, as_label, as_moment, as_number, brief
 from pyro_dropout.tables.notation import MARKS, Decimal, Notation, fits, is_number, measured, split
-from pyro_dropout.tables.plain_numbers import written
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import Floats, Texts, distinct_in
+from pyro_dropout.tables.whole_column import Cells, Floats
 
 _FORTRAN = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[dD][-+]?[0-9]{1,3}")  # 1.5D+03 is 1500
 _POWERS = frozenset({"k", "K", "m", "M", "B", "b", "bn", "G", "T", "Mio", "Mrd"})
+_FEW = 100  # cells that are looked at before all of them
 _PADDED = re.compile(r"[-+]?0[0-9]+")
 
 
@@ -63,10 +63,10 @@ def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) ->
         decimal: the decimal mark of columns that may be read in two ways.
         instead: how to read the column as text, for messages.
     """
-    cells = table.columns[name]
-    if isinstance(cells, Texts) and cells.numbers is not None:
-        return _plain_texts(cells, cells.numbers)
-    distinct = distinct_in(cells)
+    cells = table.column(name)
+    if cells.numbers is not None:
+        return _plain_cells(cells, cells.numbers)
+    distinct = cells.distinct
     column = _Column(table, name, instead, distinct.rows.tolist(), distinct.cells, distinct.counts.tolist())
     if all(as_number(cell) is not None for cell in column.cells):
         return _plain(column, "", [cell if isinstance(cell, str) else "" for cell in column.cells])
@@ -177,12 +177,22 @@ def _marked(column: _Column, unit: str, digits: list[str], decimal: Decimal | No
     return Recognised(notation, points=notation.decimal == "." and bool(notation.thousands))
 
 
-def _plain_texts(cells: Texts, numbers: Floats) -> Recognised:
-    """Return the same as ``_plain`` for texts that are all plain numbers, without a unit."""
-    known, look = numbers[~cells.missing], written(cells.known)
-    notation = Notation(binary=bool(((known == 0) | (known == 1)).all()), padded=look.padded)
-    marked = None if look.marked is None else int(np.flatnonzero(~cells.missing)[look.marked])
-    return Recognised(notation, marked if look.pointed else None, marked is not None and not look.pointed)
+def _plain_cells(cells: Cells, numbers: Floats) -> Recognised:
+    """Return the same as ``_plain`` for a column of plain numbers without a unit."""
+    known, texts = numbers[~cells.missing], cells.texts
+    notation = Notation(binary=bool(((known == 0) | (known == 1)).all()))
+    if texts is None:
+        return Recognised(notation)
+    whole = texts[numbers == np.floor(numbers)]
+    padded = whole[whole.str.startswith(("0", "-0", "+0"))].str.fullmatch(_PADDED.pattern)
+    notation = replace(notation, padded=bool(padded.any()))
+    if not all(cell is None or fits(str(cell), ",", ".") for cell in cells[:_FEW]) and len(whole) < len(known):
+        return Recognised(notation, points=True)
+    points = texts.str.contains(".", regex=False).to_numpy(bool, na_value=False)
+    if not points.any():
+        return Recognised(notation)
+    pointed = all(cell is None or fits(str(cell), ",", ".") for cell in cells)  # ends with the first that does not
+    return Recognised(notation, int(points.argmax()) if pointed else None, not pointed)
 
 
 def _plain(column: _Column, unit: str, digits: list[str]) -> Recognised:

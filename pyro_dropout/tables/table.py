@@ -1,15 +1,15 @@
 """A table in memory: named columns, and where each row stands in its file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pyro_dropout.mathematics.checks import did_you_mean
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.tables.cells import Cell, brief
-from pyro_dropout.tables.texts import taken
+from pyro_dropout.tables.whole_column import Cells
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ class Table:
     notes: tuple[str, ...] = ()
     separator: str = ","
 
+    def __post_init__(self) -> None:
+        whole: dict[str, Cells] = {}
+        for name, each in self.columns.items():
+            try:
+                whole[name] = each if isinstance(each, Cells) else Cells.of(each)
+            except TypeError as cause:
+                self.unread[name] = str(cause)
+        object.__setattr__(self, "columns", whole)
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -45,7 +54,7 @@ class Table:
         """Return the location of a cell, for messages."""
         return f"{self.file}, row {self.rows[row]}, column {brief(column)}"
 
-    def column(self, name: str) -> Sequence[Cell]:
+    def column(self, name: str) -> Cells:
         """Return a column; raise if there is no such column."""
         if name in self.unread:
             raise RangeError(
@@ -55,10 +64,34 @@ class Table:
         if name not in self.columns:
             known = f"its columns are {', '.join(self.columns)}.{did_you_mean(name, self.columns)}"
             raise PyroDropoutError(f"{self.file} has no column {name!r}; {known}")
-        return self.columns[name]
+        found = self.columns[name]
+        assert isinstance(found, Cells)
+        return found
 
     def only(self, kept: Sequence[int] | NDArray[np.int64]) -> "Table":
         """Return the table with only these rows, counted from 0."""
         places = np.asarray(kept, np.int64)
-        columns = {name: taken(cells, places) for name, cells in self.columns.items()}
+        columns = {name: self.column(name).take(places) for name in self.columns}
         return replace(self, columns=columns, rows=np.asarray(self.rows)[places].tolist())
+
+
+def named(file: str, names: Iterable[object], strict: bool) -> list[str]:
+    """Return the names of columns; those that have none are called after their place, as an index often is.
+
+    Args:
+        file: for messages.
+        names: of the columns.
+        strict: whether each column must have a name.
+
+    Example:
+        >>> named("t.csv", ["", " price", ""], strict=False)
+        ['unnamed 1', 'price', 'unnamed 3']
+    """
+    found = [str(name).strip() for name in names]
+    found = found if strict else [name or f"unnamed {place}" for place, name in enumerate(found, 1)]
+    for place, name in enumerate(found, 1):
+        if not name:
+            raise ShapeError(f"{file}: column {place} of {len(found)} has no name in the header.")
+        if name in found[: place - 1]:
+            raise ShapeError(f"{file} has two columns called {name!r}; column names must be unique.")
+    return found

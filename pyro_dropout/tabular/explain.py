@@ -17,21 +17,10 @@ from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.plot_style import PALETTE, finish, literal_text
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure, Record
-from pyro_dropout.tables.encoding import Encoding
 
 Predict = Callable[[Tensor], Prediction]  # of inputs, (N, Q), always with the same draws
 
 _SHOWN = 15  # columns in a chart
-
-
-def features_of(encoding: Encoding) -> dict[str, list[int]]:
-    """Return the places of each column's features among the inputs of the network."""
-    found: dict[str, list[int]] = {}
-    start = 0
-    for column in encoding.inputs:
-        found[column.name] = list(range(start, start + len(column.features)))
-        start += len(column.features)
-    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +139,7 @@ def explain(
     Args:
         predict: predicts inputs, (N, Q), with the same draws at each call: ``pd.predict(..., shared=True, seed=0)``.
         x: inputs of real rows, at least two.
-        columns: the places of each column's features, as ``features_of(encoding)`` gives.
+        columns: the places of each column's features, as ``encoding.places`` gives.
         repeats: how often each column is shuffled.
         rows: how many rows are used, at most; chosen at random.
         seed: of the choice of rows and of the shuffles.

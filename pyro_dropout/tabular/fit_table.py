@@ -26,9 +26,9 @@ from pyro_dropout.tabular.choice import (
     natural_scale,
 )
 from pyro_dropout.tabular.fitted import FittedTable, finished
-from pyro_dropout.tabular.groups import group_labels
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_folder import Run, Training, sha256_of
+from pyro_dropout.tabular.run_folder import Run, sha256_of
+from pyro_dropout.tabular.run_record import Training
 from pyro_dropout.training.fit import fit
 
 IN_MEMORY = "(a table in memory)"
@@ -163,7 +163,7 @@ def plan_table(
     training = replace(training, batch_size=batch_for(len(x), training.batch_size))
     encoding = data.encoding.seen(x)
     if training.groups is not None:
-        group_labels(encoding, x[:1], training.groups)  # raises before the work, and not after it
+        encoding.groups(x[:1], training.groups)  # raises before the work, and not after it
     _check_scale(encoding, wanted.scale)
     if not len(data.test[0]):
         if training.groups is not None:
@@ -194,7 +194,7 @@ def held_back_after(
 
 def _held_back(prediction: Prediction, data: Dataset, encoding: Encoding, training: Training) -> Record:
     """Return scores and calibration by the held-back rows, as JSON."""
-    labels = None if training.groups is None else group_labels(encoding, data.test[0], training.groups)
+    labels = None if training.groups is None else encoding.groups(data.test[0], training.groups)
     split: Any = {"intervals": training.conformal, "column": training.groups, "groups": labels}
     return calibrate(prediction, data.test, data.train, data.classes, **split).as_json()
 

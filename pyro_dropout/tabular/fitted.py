@@ -25,8 +25,7 @@ from pyro_dropout.tables.frame import table_of
 from pyro_dropout.tables.reading import read_input_pieces
 from pyro_dropout.tables.table import Table
 from pyro_dropout.tabular.calibration import Calibration
-from pyro_dropout.tabular.explain import Importance, explain, features_of
-from pyro_dropout.tabular.groups import group_labels
+from pyro_dropout.tabular.explain import Importance, explain
 from pyro_dropout.tabular.pictures import picture
 from pyro_dropout.tabular.run_folder import Run
 
@@ -202,7 +201,7 @@ class FittedTable:
     def _unfamiliar(self, support: Support, x: Tensor) -> Columns:
         """Return which rows are unlike the training rows, and the columns that set them apart, one or two of them."""
         flags = support.flag(x)
-        names = [name for name, places in features_of(self.encoding).items() for _ in places]
+        names = [name for name, places in self.encoding.places.items() for _ in places]
         apart = [""] * len(x)
         for row, inputs in zip(flags.nonzero()[:, 0].tolist(), support.inputs(x[flags]), strict=True):
             apart[row] = "; ".join(dict.fromkeys(names[k] for k in inputs)) or "all inputs together"
@@ -215,7 +214,7 @@ class FittedTable:
 
     def groups(self, x: Tensor) -> list[str] | None:
         """Return the group of each encoded row; None if rows are not grouped."""
-        return None if self.calibration.column is None else group_labels(self.encoding, x, self.calibration.column)
+        return None if self.calibration.column is None else self.encoding.groups(x, self.calibration.column)
 
     def predict(
         self,
@@ -270,7 +269,7 @@ class FittedTable:
     def explained(self, x: Tensor, asked: Question, rows: int = 500) -> Importance:
         """Return the same of encoded rows; those outside the training range would drown the others."""
         near = self._within(x)
-        found = explain(self._asking(asked), x[near], features_of(self.encoding), rows=rows, seed=asked.seed)
+        found = explain(self._asking(asked), x[near], self.encoding.places, rows=rows, seed=asked.seed)
         return replace(found, within=not bool(near.all()))
 
     def plot(self, data: object = None, level: float = 0.95, seed: int = 0) -> Figure:
@@ -294,7 +293,14 @@ class FittedTable:
             lambda points: held if points is x else ask(points), self.encoding, x, y, level=level, title=title
         )
 
-    def drawn(self, table: Table, x: Tensor, asked: Question, importance: Importance | None = None) -> Figure:
+    def drawn(
+        self,
+        table: Table,
+        x: Tensor,
+        asked: Question,
+        importance: Importance | None = None,
+        over: str | None = None,
+    ) -> Figure:
         """Return the picture of rows of a table, which may have the target; they are predicted as in ``answers``."""
         kept = [row for row, cell in enumerate(table.columns.get(self.encoding.target, [])) if cell is not None]
         y = None
@@ -319,6 +325,7 @@ class FittedTable:
             unfamiliar=None if self.calibration.support is None else self.calibration.support.flag(x.cpu()),
             rows="rows",
             title=title,
+            over=over,
         )
 
     def _within(self, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tabular.explain import Predict, features_of
+from pyro_dropout.tabular.explain import Predict
 
 Interval = Callable[[Prediction], tuple[Tensor, Tensor]]
 
@@ -75,7 +75,7 @@ def dependence(
         True
     """
     column = next(each for each in encoding.inputs if each.name == name)
-    places = features_of(encoding)[name]
+    places = encoding.places[name]
     own = x[:, places]
     names: tuple[str, ...] = ()
     if column.categories is None:

@@ -17,7 +17,7 @@ from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.prediction.tails import predicted_tails
 from pyro_dropout.protocols import Axes, Figure
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tabular.explain import Importance, Predict, draw_importance, explain, features_of
+from pyro_dropout.tabular.explain import Importance, Predict, draw_importance, explain
 from pyro_dropout.tabular.partial_dependence import Dependence, Interval, dependence
 
 _DRAWN = 250  # rows with an interval of their own
@@ -39,6 +39,7 @@ def picture(
     unfamiliar: Bool[Tensor, " N"] | None = None,
     rows: str = "held-back rows",
     title: str = "",
+    over: str | None = None,
 ) -> Figure:
     """Draw what predictions for some rows of a table are worth, and what they depend on.
 
@@ -54,6 +55,7 @@ def picture(
         unfamiliar: which rows are unlike the training rows; they are drawn in another colour.
         rows: what the rows are, for titles.
         title: of the figure.
+        over: a column to draw predictions over, whether or not it matters most.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -80,8 +82,9 @@ def picture(
         raise PyroDropoutError(f"encoding has no classes, but predict gives {prediction.family}.")
     single = len(encoding.inputs) == 1
     if importance is None and not single:
-        importance = explain(predict, x, features_of(encoding), repeats=2, rows=200)
+        importance = explain(predict, x, encoding.places, repeats=2, rows=200)
     names = [encoding.inputs[0].name] if importance is None else list(importance.names[:2])
+    names = names if over is None else [over, *(name for name in names if name != over)][: len(names)]
     shape = (1, 3) if single else (2, 2)
     figure = matplotlib.figure.Figure(figsize=(13, 4.6) if single else (11, 8.6), layout="constrained")
     panels = list(figure.subplots(*shape).flat)
@@ -317,7 +320,7 @@ def _depends(
             ax.plot(places, data[1][:, 0].double().cpu() + centre, ".", color="0.4", ms=3, label="actual", zorder=0)
         ax.set_ylabel(encoding.target)
     if not named:
-        inputs = data[0][:, features_of(encoding)[found.column.name][0]].double().cpu() + float(found.column.centre)
+        inputs = data[0][:, encoding.places[found.column.name][0]].double().cpu() + float(found.column.centre)
         ax.plot(inputs[_some(len(inputs))], [0] * len(_some(len(inputs))), "|", color="0.3", ms=7, alpha=0.5,
                 transform=ax.get_xaxis_transform(), clip_on=False)  # fmt: skip
     unit = f" ({found.column.notation.unit})" if found.column.notation.unit else ""

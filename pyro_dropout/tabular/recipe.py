@@ -16,6 +16,7 @@ from pyro_dropout.generative.priors import Prior
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.target_scales import Counts, Transformed
 from pyro_dropout.protocols import Record
+from pyro_dropout.tables.plain_data import built
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.loss.temperature import warm_up
 from pyro_dropout.training.optimisers import cosine_decay
@@ -126,7 +127,7 @@ class Recipe:
     @classmethod
     def from_json(cls, record: Record) -> Self:
         """Return the recipe that was recorded."""
-        return cls(**record)
+        return built(cls, record)
 
 
 def table_model(

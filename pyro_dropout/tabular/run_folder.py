@@ -11,7 +11,6 @@ import warnings
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,7 @@ from pyro_dropout.tables.dataset import Dataset
 from pyro_dropout.tables.encoding import Encoding
 from pyro_dropout.tables.reading import Reading
 from pyro_dropout.tabular.recipe import Recipe
-from pyro_dropout.tabular.run_record import FORMAT, LATER, identity_of, read_record, seal_of
+from pyro_dropout.tabular.run_record import FORMAT, LATER, Training, identity_of, parts_of, read_record, seal_of
 from pyro_dropout.training.checkpoints.atomic_file import whole_file
 from pyro_dropout.training.checkpoints.posterior_file import load, save
 from pyro_dropout.training.checkpoints.regular_file import check_name, check_no_links, check_regular
@@ -33,39 +32,6 @@ from pyro_dropout.training.distributed.torchrun import rank_here
 
 RECORD, POSTERIOR, CHECKPOINTS = "run.json", "posterior.safetensors", "checkpoints"
 OWN = (RECORD, POSTERIOR, CHECKPOINTS)
-_CALIBRATED = ("conformal", "groups")
-
-
-@dataclass(frozen=True)
-class Training:
-    """How long and how a guide was trained, and what is made of the held-back rows.
-
-    Attributes:
-        steps: an argument of ``fit``, as the next four are.
-        lr: learning rate.
-        batch_size: rows in a step; None for all.
-        seed: of all random numbers.
-        compile: whether steps are compiled.
-        conformal: whether intervals are calibrated on the held-back rows.
-        groups: a column of categories within each of which they are to hold.
-    """
-
-    steps: int
-    lr: float
-    batch_size: int | None
-    seed: int
-    compile: bool | Literal["auto"] = "auto"
-    conformal: bool = True
-    groups: str | None = None
-
-    def options(self) -> Record:
-        """Return the arguments of ``fit``."""
-        return {k: v for k, v in asdict(self).items() if k not in _CALIBRATED}
-
-    def as_json(self) -> Record:
-        """Return what is recorded; what earlier versions lacked is left out where it is as they had it."""
-        plain = {"conformal": True, "groups": None}
-        return {k: v for k, v in asdict(self).items() if k not in plain or v != plain[k]}
 
 
 @dataclass(frozen=True)
@@ -79,7 +45,7 @@ class Run:
         encoding: what its columns mean.
         recipe: what is trained.
         training: how it was trained.
-        identity: what the posterior and the checkpoints of this run carry; None for a run of an earlier version.
+        identity: what the posterior and the checkpoints of this run carry.
         held_back: what the held-back rows said before training, as JSON; {} if there were none.
         later: what they said of more steps, in "found"; {} if the run was not trained for longer.
 
@@ -100,7 +66,7 @@ class Run:
     encoding: Encoding
     recipe: Recipe
     training: Training
-    identity: str | None = None
+    identity: str = ""
     held_back: Record = field(default_factory=dict)
     later: Record = field(default_factory=dict)
 
@@ -130,7 +96,7 @@ class Run:
         held_back: Record | None = None,
     ) -> "Run":
         """Return an untrained run with its identity."""
-        made = cls(file, sha256, reading, encoding, recipe, training, None, held_back or {})
+        made = cls(file, sha256, reading, encoding, recipe, training, "", held_back or {})
         return replace(made, identity=identity_of(made.as_json()))
 
     def data(self, file: str | Path | None = None) -> Dataset:
@@ -228,7 +194,7 @@ class Run:
             record[LATER] = {"found": held_back}
             record[LATER]["seal"] = seal_of(record["identity"], record[LATER])
         if rank_here() == 0:
-            _write(path, {key: value for key, value in record.items() if value is not None})
+            _write(path, record)
         return Run._of(record)
 
     @classmethod
@@ -239,21 +205,12 @@ class Run:
         if not Path(folder).is_dir():
             raise PyroDropoutError(f"there is no folder {str(folder)!r}; create a run with pyro-dropout fit.")
         check_no_links(Path(folder), *OWN)
-        record = read_record(path)
-        try:
-            return cls._of(record)
-        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as cause:
-            raise PyroDropoutError(f"{path} is damaged: {cause} is missing or wrong. Fit the run again.") from None
+        return cls._of(read_record(path))
 
     @classmethod
     def _of(cls, record: Record) -> "Run":
-        data: Record = {key: tuple(each) if isinstance(each, list) else each for key, each in record["data"].items()}
-        # Records of earlier versions have neither: every column was used, or refused.
-        data |= {"keep": data.get("keep") or (), "strict": data.get("strict") in (None, True)}
-        file, digest, recipe = data.pop("file"), data.pop("sha256"), Recipe.from_json(record["model"])
-        encoding, training = Encoding.from_json(record["encoding"]), Training(**record["training"])
-        held = record.get("held back", {}), record.get(LATER, {})
-        return cls(file, digest, Reading(**data), encoding, recipe, training, record["identity"], *held)
+        data, held = record["data"], (record.get("held back", {}), record.get(LATER, {}))
+        return cls(data["file"], data["sha256"], *parts_of(record), record["identity"], *held)
 
     def check_checkpoints(self, folder: str | Path) -> None:
         """Raise if the folder's posterior or a checkpoint belongs to another run; damaged ones are passed over."""
@@ -270,12 +227,6 @@ class Run:
             raise PyroDropoutError(
                 f"{path} belongs to another run: its identity is not that of {RECORD}. Put the files of one run"
                 " together again, or fit a new run."
-            )
-        if self.identity is None:
-            warnings.warn(
-                f"{path.parent} was written by an earlier version, which did not record that {RECORD} and {path.name}"
-                " belong together. Fit the run again if either may have been exchanged.",
-                stacklevel=3,
             )
         outputs = len(self.encoding.classes) or 1
         weights = self.recipe.width * (len(self.encoding.features) + outputs) * (self.recipe.members or 1)

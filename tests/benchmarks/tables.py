@@ -64,7 +64,7 @@ def main() -> None:
     """Print the seconds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--quoted", action="store_true", help="put texts in quotes, so that Python's csv reads them")
+    parser.add_argument("--quoted", action="store_true", help="put texts in quotes")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "houses.csv")

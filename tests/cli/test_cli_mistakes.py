@@ -218,13 +218,13 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "a garbled record": (of_run(spoiled("run.json", b"{")), "run.json is damaged: it is not JSON"),
     "a record with a hole": (of_run(swapped('"width"', '"depth"')), "run.json is damaged: 'depth' is missing or wrong"),
     "a record that fills gaps with text": (
-        of_run(swapped('"fill": null', '"fill": ["a", "b", "c"]'), which="strict"), "damaged: what fills gaps, 'a', is",
+        of_run(swapped('"fill": null', '"fill": ["a", "b", "c"]'), which="strict"), "damaged: 'fill' is",
     ),
     "a record that fills gaps with nothing": (
-        of_run(swapped('"fill": null', '"fill": [NaN, 1, 2]'), which="strict"), "damaged: what fills gaps, nan, is",
+        of_run(swapped('"fill": null', '"fill": [NaN, 1, 2]'), which="strict"), "damaged: 'fill' is",
     ),
     "a record with a range of one end": (
-        of_run(swapped('"ranges": [', '"ranges": [[1], ')), "run.json is damaged: the range of an input, [1], is",
+        of_run(swapped('"ranges": [', '"ranges": [[1], ')), "run.json is damaged: 'ranges' is",
     ),
     "a record of another guide": (
         of_run(swapped('"dropout-ensemble"', '"mean-field"')), "belongs to another run: its identity",

@@ -39,7 +39,7 @@ def test_nothing_is_obeyed_by_the_terminal(hostile: tuple[Path, str], tmp_path: 
     assert "ki\\x1b[2J" in said
     asked = ["predict", folder / "run", folder / "table.csv", "--out", tmp_path / "p.csv", "--samples", 5]
     shown = [said, run(*asked, "--plot", tmp_path / "p.png", "--over", COLUMNS[1]).output]
-    assert "plot against" in shown[-1]
+    assert "picture: " in shown[-1]
     shown.append(run(*asked, "--json").output)
     assert json.loads(shown[-1])["classes"] == sorted(CLASSES, key=lambda label: (label != "-3", label))
     bad = written(tmp_path, "a,b\x1b[31m\n1,\x1b[0mx\n2,y\n", f"t{ESCAPE[:4]}.csv")

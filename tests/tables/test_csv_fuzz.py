@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables import reading
-from pyro_dropout.tables.files import MISSING, read_file
+from pyro_dropout.tables.cells import MISSING
+from pyro_dropout.tables.files import read_file
 
 read_table = functools.partial(reading.read_table, strict=True)
 NAME = "t.csv"

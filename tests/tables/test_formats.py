@@ -159,7 +159,7 @@ def test_a_data_frame_has_the_cells_of_its_file() -> None:
         (pandas.DataFrame({"a": [], "b": []}), "the table has no rows"),
         (
             pandas.DataFrame({"a": [1], "when": pandas.to_datetime(["2024-01-01 00:00:00.000000001"])}),
-            "the table, row 0, column 'when': the date .* is finer than a microsecond",
+            "the table, row 0, column 'when': the date is finer than a microsecond",
         ),
     ],
 )

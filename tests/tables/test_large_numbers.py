@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables import reading
-from pyro_dropout.tables.precision import centre_of, rounded
+from pyro_dropout.tables.precision import centre_of, exact_numbers, rounded
 from pyro_dropout.tables.reading import read_input_pieces
 from tests.cli.command import FEW, run, table_of, written
 
@@ -70,11 +70,12 @@ def test_ordinary_numbers_are_left_alone(tmp_path: Path) -> None:
 )
 def test_rounding_errs_by_a_ten_thousandth_of_the_range(start: float, steps: list[int]) -> None:
     values = [start + step for step in steps]
+    array = exact_numbers(values)
     exact = [Fraction(start) + step for step in steps]
     if [Fraction(value) for value in values] != exact:
         return  # float64 itself cannot hold them
-    centre = centre_of(values)
-    found = rounded(values, centre)
+    centre = centre_of(array)
+    found = rounded(array, centre)
     assert len(found.unique()) == len(set(steps)) or not float(start).is_integer()
     for value, each in zip(exact, found.tolist(), strict=True):
         assert abs(Fraction(each) - (value - Fraction(centre))) <= Fraction(max(steps) - min(steps) or 1) / 10**4

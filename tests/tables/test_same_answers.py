@@ -251,7 +251,7 @@ def holds_what_was_meant(whole: Whole, folder: Path, path: Path, flags: dict[str
                 assert set(column.categories) == set(made.values) - {None}
         else:
             assert column.categories is None
-            found = column.values(table)
+            found = [None if value != value else value for value in column.measured(table).tolist()]
             for value, wanted in zip(found, made.values, strict=True):
                 assert (value is None) == (wanted is None)
                 if value is not None and wanted is not None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pyro_dropout import PyroDropoutError
+from pyro_dropout.tables.precision import stand_in
 from pyro_dropout.tables.reading import read_table
-from pyro_dropout.tables.stand_ins import stand_in
 
 RNG = np.random.default_rng(0)
 COLUMNS = {

@@ -1,11 +1,8 @@
 """Tables from files: what is read, how columns become numbers, and what is done about values that are missing."""
 
-import csv
 import dataclasses
 import functools
-import io
 import json
-import tempfile
 from pathlib import Path
 
 import pyarrow
@@ -17,11 +14,12 @@ from hypothesis import strategies as st
 
 import pyro_dropout as pd
 from pyro_dropout.tables import reading
+from pyro_dropout.tables.cells import as_label, as_number
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tables.files import Table, as_label, as_number, read_file
-from pyro_dropout.tables.learning import learn
+from pyro_dropout.tables.files import read_file
 from pyro_dropout.tables.reading import read_input_pieces
+from pyro_dropout.tables.table import Table
 
 read_table = functools.partial(reading.read_table, strict=True)
 COLOURS = ("red", "blue", "green")
@@ -60,41 +58,6 @@ def test_comments_blank_lines_and_quotes_do_not_shift_rows(tmp_path: Path) -> No
     assert table.where(2, "b") == "table.csv, row 7, column 'b'"
 
 
-TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
-
-
-@given(st.lists(st.lists(TEXTS, min_size=3, max_size=3), min_size=1, max_size=6))
-def test_what_csv_writes_is_what_is_read(cells: list[list[str]]) -> None:
-    buffer = io.StringIO(newline="")
-    writer = csv.writer(buffer)
-    writer.writerow(["first", "second", "third"])
-    writer.writerows(cells)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "t.csv")
-        path.write_bytes(buffer.getvalue().encode())
-        table = read_file(path)
-    missing = {"", "na", "n/a", "n.a.", "#n/a", "nan", "<na>", "null", "none", "?"}
-    expected = [[None if value.strip().lower() in missing else value.strip() for value in row] for row in cells]
-    assert [list(row) for row in zip(*table.columns.values(), strict=True)] == expected
-
-
-def test_parquet_says_what_csv_says(tmp_path: Path) -> None:
-    text = rows()
-    one = read_table(written(tmp_path, text), seed=3)
-    size, colour, price = zip(*(line.split(",") for line in text.splitlines()[1:]), strict=True)
-    columns = {
-        "size": pyarrow.array([float(value) for value in size], pyarrow.float32()),
-        "colour": pyarrow.array(colour).dictionary_encode(),
-        "price": pyarrow.array([int(value) for value in price], pyarrow.int32()),
-    }
-    path = tmp_path / "table.parquet"
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
-    other = read_table(path, seed=3)
-    for mine, theirs in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
-        assert torch.equal(mine, theirs)
-    assert one.encoding == other.encoding
-
-
 def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     columns = {"a": [1, None, 3], "b": [float("nan"), 2.0, 3.0], "c": [True, None, False], "d": [None, None, None]}
@@ -126,19 +89,13 @@ def test_parquet_has_nulls_booleans_and_types_that_are_left_out(tmp_path: Path) 
         read_inputs(path, encoding)
 
 
-def test_numbers_and_labels() -> None:
-    assert [as_number(cell) for cell in ("1", "-2.5e3", " 7 ", "1_0", "x", None, 2.0)] == [
-        1.0, -2500.0, 7.0, None, None, None, 2.0,
-    ]  # fmt: skip
-    assert [as_label(cell) for cell in ("01", 1.0, 1.5, float("inf"))] == ["01", "1", "1.5", "inf"]
-
-
 # --- encoding ---------------------------------------------------------------------------------------------------------
 
 
 def test_columns_become_numbers(tmp_path: Path) -> None:
-    table = read_file(written(tmp_path, rows(4)))
-    encoding = learn(table, "price")
+    path = written(tmp_path, rows(12))
+    table, encoding = read_file(path).only(range(4)), read_table(path, target="price").encoding
+    assert encoding is not None
     assert encoding.features == ["size", "colour=blue", "colour=green", "colour=red"]
     assert encoding.inputs_of(table).tolist() == [
         [0.5, 0.0, 0.0, 1.0],
@@ -165,7 +122,8 @@ def test_columns_become_numbers(tmp_path: Path) -> None:
 def test_a_target_is_a_class_or_a_number(values: list[str], task: str, classes: tuple[str, ...]) -> None:
     cells = [values[k % len(values)] for k in range(12)]
     table = Table("t.csv", {"x": ["1"] * 12, "y": list(cells)}, list(range(2, 14)))
-    encoding = learn(table, "y", task)  # type: ignore[arg-type]
+    encoding = read_table(table, target="y", task=task, held_back=0.0).encoding  # type: ignore[arg-type]
+    assert encoding is not None
     assert encoding.classes == classes
     y = encoding.targets_of(table)
     if classes:
@@ -197,8 +155,6 @@ def test_an_encoding_survives_json(names: list[str], labels: list[str], fill: fl
     count = len(made.features)
     made = Encoding(inputs, "target", tuple(labels), (fill,) * count, ((fill, fill + 1),) * count)
     assert Encoding.from_json(json.loads(json.dumps(made.as_json()))) == made
-    older = {name: part for name, part in made.as_json().items() if name != "ranges"}
-    assert Encoding.from_json(older) == dataclasses.replace(made, ranges=None)
 
 
 def test_what_lies_beyond_the_training_rows_is_named(tmp_path: Path) -> None:
@@ -287,3 +243,9 @@ def test_new_gaps_are_filled_only_if_old_ones_were(tmp_path: Path) -> None:
     with pytest.raises(pd.RangeError, match=r"new.csv, row 3, column 'size': the value is missing"):
         read_inputs(new, strict)
     assert read_inputs(new, lenient)[1][1].tolist() == [6.0, 1.0, 0.0, 0.0]  # the mean of 0.5, 1.5, ..., 11.5
+
+
+def test_what_no_table_can_hold_is_named() -> None:
+    table = Table("t", {"x": range(12), "list": [[1]] * 12, "y": range(12)}, list(range(12)))
+    with pytest.raises(pd.RangeError, match=r"t, column 'list': its type is list; numbers, text"):
+        read_table(table)

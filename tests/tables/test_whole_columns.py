@@ -3,25 +3,26 @@
 import csv
 import io
 import random
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import numpy as np
+import pandas
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.tables import csv_lines
+from pyro_dropout.tables import whole_column
 from pyro_dropout.tables.cells import EXACT, as_number, cell_of
 from pyro_dropout.tables.files import read_file, read_pieces
-from pyro_dropout.tables.plain_numbers import plain_numbers
 from pyro_dropout.tables.reading import read_input_pieces, read_table
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.texts import Texts, texts_of
+from pyro_dropout.tables.whole_column import Cells
 
 ROWS = 40
 # Each column is one of these, over and over.
@@ -86,6 +87,11 @@ def outcome(table: Any, new: Any, **options: Any) -> list[Any]:
     return told
 
 
+def one_by_one(columns: dict[str, list[str | None]]) -> dict[str, Cells]:
+    """Cells that are not known to be texts, and so are judged one by one."""
+    return {name: Cells(pandas.Series(cells, dtype=object)) for name, cells in columns.items()}
+
+
 def check(
     columns: dict[str, list[str]], odd: dict[str, list[str]], end: str = "\n", quoting: Any = 0, **options: Any
 ) -> None:
@@ -101,7 +107,7 @@ def check(
             read = read_file(path)
             listed = {name: [cell_of(cell) for cell in each] for name, each in cells.items()}
             assert read.columns == listed
-            tables.append((path, Table(name, listed, read.rows)))
+            tables.append((path, Table(name, one_by_one(listed), read.rows)))
         (path, table), (new, more) = tables
         found, wanted = outcome(path, new, **options), outcome(table, more, **options)
         assert len(found) == len(wanted)
@@ -162,11 +168,8 @@ DECIMALS = st.from_regex(r"\A[-+]?[0-9]{0,21}\.?[0-9]{0,23}([eE][-+]?[0-9]{1,3})
 @hypothesis.settings(max_examples=300)
 @given(st.lists(st.one_of(DECIMALS, CELLS, st.floats(-1e9, 1e9).map(repr)).filter(cell_of), min_size=1, max_size=6))
 def test_plain_numbers_are_those_of_python_to_the_bit(cells: list[str]) -> None:
-    texts = [str(cell_of(cell)) for cell in cells]
-    encoded = [text.encode() for text in texts]
-    array = np.array(encoded, f"S{max(8, 8 * -(-max(map(len, encoded)) // 8))}")
-    wanted = [as_number(text) for text in texts]
-    found = plain_numbers(array)
+    wanted = [as_number(cell_of(cell)) for cell in cells]
+    found = Cells.of(cells).numbers
     if all(each is not None and abs(each) < EXACT for each in wanted):
         assert found is not None
         assert bits(found) == bits(wanted)
@@ -177,26 +180,35 @@ def test_plain_numbers_are_those_of_python_to_the_bit(cells: list[str]) -> None:
 def test_many_numbers_are_those_of_python_to_the_bit() -> None:
     drawn = random.Random(0)
     texts = [repr(drawn.gauss(0, 10.0 ** drawn.randint(-12, 12))) for _ in range(20_000)]
-    texts += [f"{drawn.randint(0, 10**9)}.{drawn.randint(0, 10**10):010d}" for _ in range(20_000)]
     halves = [(drawn.getrandbits(52) | 1 << 52) for _ in range(2_000)]
     texts += [f"{whole // 2**20}.{(whole % 2**20) * 5**20:020d}"[:24] for whole in halves]  # close to a half of a bit
-    found = plain_numbers(np.array([text.encode() for text in texts], "S32"))
-    assert bits(found) == bits([float(text) for text in texts])
+    assert bits(Cells.of(texts).numbers) == bits([float(text) for text in texts])
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
-@pytest.mark.parametrize("block", [1, 20, 64])
-def test_pieces_do_not_depend_on_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, block: int) -> None:
-    monkeypatch.setattr(csv_lines, "_BLOCK", block)
+@pytest.mark.parametrize("quoted", ["", '"7"', '"two\r\nlines"'])
+def test_pieces_are_the_rows_of_a_file(tmp_path: Path, size: int, quoted: str) -> None:
     path = tmp_path / "t.csv"
-    for quoted in ("", '"7"'):
-        lines = ["# made", "a,b", *(f"{k},größe {k}" for k in range(12)), "", "", "5,x", f"{quoted},last"]
-        path.write_bytes("\r\n".join(lines).encode())
-        pieces = list(read_pieces(path, size))
-        cells = [cell for piece in pieces for cell in piece.columns["b"]]
-        assert cells == [*(f"größe {k}" for k in range(12)), "x", "last"]
-        assert [row for piece in pieces for row in piece.rows] == [*range(3, 15), 17, 18]
-        assert [len(piece) for piece in pieces[:-1]] == [size] * (len(pieces) - 1)
+    lines = ["# made", "a,b", *(f"{k},größe {k}" for k in range(12)), "", "", "5,x", f"{quoted},last"]
+    path.write_bytes("\r\n".join(lines).encode())
+    pieces = list(read_pieces(path, size))
+    cells = [cell for piece in pieces for cell in piece.columns["b"]]
+    assert cells == [*(f"größe {k}" for k in range(12)), "x", "last"]
+    assert [row for piece in pieces for row in piece.rows] == [*range(3, 15), 17, 18 + quoted.count("\n")]
+    assert max(map(len, pieces)) <= size
+
+
+def test_without_pyarrow_a_file_has_the_same_cells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n1.5, oak\n,NA\n-3e2,elm\n")
+    wanted, numbers = dict(read_file(path).columns), read_file(path).column("a").numbers
+    assert wanted == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(whole_column, "pyarrow", None)
+    with pandas.option_context("mode.string_storage", "python"):
+        other = read_file(path)
+        assert other.columns == wanted
+        assert bits(other.column("a").numbers) == bits(numbers)
 
 
 QUOTED = {
@@ -224,19 +236,12 @@ def test_bad_quotes_are_refused_by_their_row(tmp_path: Path, line: str) -> None:
 
 
 def test_rows_of_a_column_are_those_of_a_list() -> None:
-    whole = read_texts(["1", "oak", "", "2", "oak", "1"])
-    rows = np.array([4, 2, 0, 5])
-    some = whole.take(rows)
+    whole = Cells.of(["1", "oak", "", "2", "oak", "1"])
+    some = whole.take(np.array([4, 2, 0, 5]))
     assert some == ["oak", None, "1", "1"]
     assert (list(some.distinct.cells), some.distinct.counts.tolist()) == (["oak", "1"], [1, 2])
-    assert some.distinct.codes.tolist() == [0, -1, 1, 1]
+    assert (some.distinct.codes.tolist(), some.distinct.rows.tolist()) == ([0, -1, 1, 1], [0, 2])
     assert whole.numbers is None
     assert whole.take(np.array([0, 2, 3])).numbers == pytest.approx([1.0, np.nan, 2.0], nan_ok=True)
     assert whole.without(np.array([True] + [False] * 5)) == [None, "oak", None, "2", "oak", "1"]
-    assert whole[1:3] == ["oak", None]
-
-
-def read_texts(cells: list[str]) -> Texts:
-    found = texts_of(cells)
-    assert isinstance(found, Texts)
-    return found
+    assert (whole[1:3], whole[-1], whole[2]) == (["oak", None], "1", None)

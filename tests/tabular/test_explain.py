@@ -10,7 +10,7 @@ from torch import Tensor
 import pyro_dropout as pd
 from pyro_dropout.tables.column import Column
 from pyro_dropout.tables.encoding import Encoding
-from pyro_dropout.tabular.explain import explain, features_of
+from pyro_dropout.tabular.explain import explain
 from tests.oracles.made_predictions import made
 
 COLUMNS = {"size": [0], "kind": [1, 2, 3], "noise": [4]}
@@ -58,7 +58,7 @@ def test_what_moves_between_classes_is_their_probability() -> None:
 
 def test_the_columns_of_an_encoding_have_their_features() -> None:
     encoding = Encoding((Column("size"), Column("kind", ("a", "b", "c")), Column("noise", gaps=True)), "price")
-    assert features_of(encoding) == {"size": [0], "kind": [1, 2, 3], "noise": [4, 5]}
+    assert encoding.places == {"size": [0], "kind": [1, 2, 3], "noise": [4, 5]}
 
 
 def test_other_draws_at_each_call_are_refused() -> None:

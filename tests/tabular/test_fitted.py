@@ -13,7 +13,7 @@ import torch
 
 import pyro_dropout as pd
 from pyro_dropout.tabular.calibration import Calibration
-from pyro_dropout.tabular.fitted import FittedTable, group_labels
+from pyro_dropout.tabular.fitted import FittedTable
 from tests.cli.command import run, table_of
 
 QUICK: dict[str, Any] = {"guide": "mean-field", "noise": "constant", "steps": 40, "progress": False}
@@ -81,7 +81,7 @@ def test_the_final_network_sees_all_rows_and_the_calibration_none_of_those_held_
 def test_groups_have_intervals_of_their_own_where_they_have_rows_enough(fitted: FittedTable) -> None:
     assert fitted.data is not None
     x = fitted.data.test[0]
-    labels = group_labels(fitted.encoding, x, "town")
+    labels = fitted.encoding.groups(x, "town")
     assert set(labels) == {"north", "south"}
     whole, level = fitted.calibration, 0.8
     assert whole.by_group is not None

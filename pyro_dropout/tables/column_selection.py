@@ -1,0 +1,278 @@
+"""Choose the columns of a table that can be used; what cannot is left out by name, or refused.
+
+The choice is made from all rows. Nothing is decided about the target: it is recognised, or refused.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress
+
+import numpy as np
+
+from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
+from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
+from pyro_dropout.tables.encoding import Remarks
+from pyro_dropout.tables.learning import Task, outcome_column
+from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number
+from pyro_dropout.tables.precision import Numbers, exact_numbers, known_numbers, some_different
+from pyro_dropout.tables.recognition import (
+    Recognised,
+    TwoReadingsError,
+    UnrecognisedError,
+    as_range_errors,
+    marks_in,
+    quoted,
+    recognise,
+    settle,
+)
+from pyro_dropout.tables.table import Table
+from pyro_dropout.tables.whole_column import Cells
+
+_TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
+# Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.
+_IDENTIFIER = re.compile(
+    r"(?:.*[\W_])?(?:id|uid|uuid|guid|key|no|nr|serial|barcode)\.?|.*[\W_](?:num|number)|id[\W_].*|index|row|row.?id"
+    r"|rownum(?:ber)?|record|#|unnamed.*",
+    re.IGNORECASE,
+)
+_DATE = re.compile(r"[0-9]{1,4}([./-])[0-9]{1,2}\1[0-9]{1,4}(?: [0-9:]+)?")
+_CAMEL = re.compile(r".*[a-z](?:I[dD]|No|Nr|Num|Number)")
+_TIME = re.compile(
+    r"(?:.*[\W_])?(?:t|x|time|age|step|second|minute|hour|day|week|month|quarter|year|period)s?(?:[\W_].*)?"
+)
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The columns of a table that can be used.
+
+    Attributes:
+        table: the same table; in columns of numbers, words for a missing value are missing.
+        target: the column to predict.
+        found: how the target and each column to predict from is written, in the order of the table.
+        asked: columns that are used because somebody said so.
+        left_out: {name: why} of the columns that cannot be used.
+        remarks: which words were taken for missing values.
+        strict: whether every column is used, or refused.
+    """
+
+    table: Table
+    target: str
+    found: dict[str, Recognised]
+    asked: frozenset[str]
+    left_out: dict[str, str]
+    remarks: Remarks
+    strict: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The columns to predict from."""
+        return [name for name in self.found if name != self.target]
+
+    def check_some(self, used: Sequence[object]) -> None:
+        """Raise unless there is a column to predict from."""
+        if not used:
+            why = "".join(f"; {name!r} is left out ({why})" for name, why in self.left_out.items())
+            raise ShapeError(f"{self.table.file}: no column is left to predict {self.target!r} from{why}.")
+
+
+def choose_columns(
+    table: Table,
+    target: str,
+    task: Task = "auto",
+    categorical: Collection[str] = (),
+    drop: Collection[str] = (),
+    keep: Collection[str] = (),
+    decimal: Decimal | None = None,
+    strict: bool = False,
+) -> Chosen:
+    """Return the columns that can be used, and why the others cannot.
+
+    Columns are left out if they have no values or one value, identify the rows, or hold free text. Those that are named
+    in ``categorical`` or ``keep``, and all if ``strict``, are used or refused.
+
+    Args:
+        table: all rows, as they stand in the file.
+        target: the column to predict.
+        task: "regression" or "classification"; "auto" infers it from the target's values.
+        categorical: columns to treat as categories.
+        drop: columns to leave out.
+        keep: columns to use although they look useless.
+        decimal: the decimal mark, "point" or "comma", of columns that may be read in two ways.
+        strict: whether every column that is not dropped must be used.
+    """
+    others = [name for name in (*table.columns, *table.unread) if name not in (target, *drop)]
+    asked = frozenset({*categorical, *keep, *(others if strict else ())})
+    for name in (target, *categorical, *keep, *(name for name in drop if name not in table.unread)):
+        table.column(name)
+    for name in drop:
+        if name == target or name in asked:
+            raise PyroDropoutError(
+                f"the column {name!r} cannot be both {'the target' * (name == target) or 'used'} and left out."
+            )
+    for name in table.unread if strict else ():
+        if name not in drop:
+            table.column(name)  # raises
+    left = {name: f"its type is {kind}" for name, kind in table.unread.items() if name not in drop}
+    names = [name for name in others if name not in table.unread]
+    remarks = Remarks()
+    if not strict:
+        table, remarks = _blanked(table, [name for name in names if name not in categorical])
+    instead = {name: f"declare the column as categories (--categorical {quoted(name)})" for name in names}
+    instead[target] = "predict classes (--task classification)"
+    filled = [name for name in names if not table.column(name).missing.all()]
+    for name in names:
+        if name not in filled and name in asked:
+            raise ShapeError(f"{table.file}, column {name!r}: every value is missing; leave the column out (--drop).")
+    left |= {name: "no values" for name in names if name not in filled}
+    texts = [name for name in filled if name in categorical or (not strict and _mixed(table.column(name)))]
+    texts += [target] if task == "classification" else []
+    with as_range_errors():
+        found, unknown = _recognised(table, [*filled, target], texts, asked, decimal, instead, strict)
+    left |= unknown
+    for name in [name for name in found if name != target and name not in asked]:
+        why = _useless(name, table.column(name), found[name].notation)
+        if why:
+            del found[name]
+            left[name] = why
+    with as_range_errors():
+        settle(table, found, decimal, instead)
+    counting = [name for name in found if name not in (target, *asked) and _counts_rows(table, name, found[name])]
+    for name in counting if len(counting) < len(found.keys() - {target}) else counting[1:]:
+        del found[name]
+        left[name] = f"counts the rows; --keep {quoted(name)} uses it"
+    chosen = Chosen(table, target, found, asked, left, remarks, strict)
+    if names and not strict:
+        outcome_column(table, target, task, found[target].notation)  # raises if there is nothing to predict
+    chosen.check_some(chosen.names)
+    return chosen
+
+
+def _blanked(table: Table, names: Collection[str]) -> tuple[Table, Remarks]:
+    """Return the table without words for missing values in columns whose other cells are numbers, dates or truths."""
+    columns, remarks = dict(table.columns), Remarks()
+    for name in names:
+        cells = table.column(name)
+        if cells.numbers is not None:
+            continue
+        distinct = cells.distinct
+        blank = [is_blank(cell) for cell in distinct.cells]
+        if (
+            any(blank)
+            and not all(blank)
+            and all(gone or _is_value(cell) for gone, cell in zip(blank, distinct.cells, strict=True))
+        ):
+            for cell, count in compress(zip(distinct.cells, distinct.counts.tolist(), strict=True), blank):
+                remarks[f"{brief(cell)} read as missing", name] += count
+            columns[name] = cells.without(distinct.spread(blank))
+    return replace(table, columns=columns), remarks
+
+
+def _is_value(cell: Cell) -> bool:
+    if not isinstance(cell, str):
+        return True
+    written = is_number(cell) or as_moment(cell) is not None or _DATE.fullmatch(cell) is not None
+    return written or as_label(cell) in ("true", "false")
+
+
+def _recognised(
+    table: Table,
+    names: Sequence[str],
+    texts: Collection[str],
+    asked: Collection[str],
+    decimal: Decimal | None,
+    instead: dict[str, str],
+    strict: bool,
+) -> tuple[dict[str, Recognised], dict[str, str]]:
+    """Return how columns are written, in their order, and why some cannot be recognised.
+
+    Where 1,200 may be large or small, the marks of the other columns decide; if they do not, the column is refused.
+    """
+    found: dict[str, Recognised] = {name: Recognised(None) for name in texts}
+    left: dict[str, str] = {}
+    unclear: dict[str, TwoReadingsError] = {}
+    for name in names:
+        if name in texts:
+            continue
+        try:
+            found[name] = recognise(table, name, decimal, instead[name])
+        except TwoReadingsError as cause:
+            if strict:
+                raise
+            unclear[name] = cause
+        except UnrecognisedError:
+            if strict:
+                raise
+            cells = table.column(name).distinct.cells
+            forms = date_forms(cells)
+            if len(forms) == 1 and name != names[-1]:
+                found[name] = Recognised(Notation("date", form=forms[0]))
+            elif name in asked or name == names[-1]:
+                raise
+            else:
+                what = "may begin with the day or the month" if forms else "is a number or a date in an unknown form"
+                left[name] = f"{brief(cells[0])} {what}; write it like 1234.5 or 2024-01-31"
+    points, commas = marks_in(found)
+    for name, doubt in unclear.items():
+        if points == commas:
+            raise doubt
+        found[name] = recognise(table, name, "point" if points else "comma", instead[name])
+    return {name: found[name] for name in names if name in found}, left
+
+
+def _mixed(cells: Cells) -> bool:
+    """Return whether a column holds texts some of which happen to be numbers, such as the numbers of tickets."""
+    if cells.numbers is not None:
+        return False
+    counts, known = cells.distinct.counts, int(cells.distinct.counts.sum())
+    texts = int(counts[[not _is_value(cell) for cell in cells.distinct.cells]].sum())
+    return _TEXTS * known < texts < known
+
+
+def _useless(name: str, cells: Cells, notation: Notation | None) -> str:
+    """Return why a column cannot be used; "" if it can."""
+    named = notation is not None and (notation.padded or _IDENTIFIER.fullmatch(name) or _CAMEL.fullmatch(name))
+    if notation is not None and not named and cells.numbers is not None and some_different(cells.numbers) > 1:
+        return ""
+    found, different = int((~cells.missing).sum()), _different(cells)
+    if different == 1:
+        return "constant" if found == len(cells) else ""
+    if notation is None and different == found:
+        return "text, all different"
+    if notation is None and 2 * different > found:
+        return f"free text, {different} different values"
+    if named and notation is not None and different == found and len(_whole(notation, cells)):
+        return f"an identifier; --keep {quoted(name)} uses it"
+    return ""
+
+
+def _different(cells: Cells) -> int:
+    """Return how many different labels a column has."""
+    if cells.numbers is not None:
+        known = known_numbers(cells.numbers)
+        if len(np.unique(known)) == len(known):  # different numbers have different labels
+            return len(known)
+    return len({as_label(cell) for cell in cells.distinct.cells})
+
+
+def _whole(notation: Notation, cells: Cells) -> Numbers:
+    """Return the numbers in a column if all are whole and have no unit, else none."""
+    if notation.kind != "number" or notation.unit:
+        return np.empty(0)
+    if notation.plain and cells.numbers is not None:
+        known = known_numbers(cells.numbers)
+    else:
+        known = exact_numbers(notation.value(cell) for cell in cells if cell is not None)
+    with np.errstate(invalid="ignore"):  # infinity has no remainder
+        return known if bool((known % 1 == 0).all()) else np.empty(0)
+
+
+def _counts_rows(table: Table, name: str, found: Recognised) -> bool:
+    """Return whether a column counts the rows of the file from 0 or 1, and its name says nothing of time."""
+    if found.notation is None or _TIME.fullmatch(name.lower()):
+        return False
+    values = _whole(found.notation, table.column(name))
+    if len(values) < len(table) or values[0] not in (0, 1):
+        return False
+    return bool((values == values[0] + np.arange(len(values))).all())
