@@ -7,11 +7,12 @@ writes over them, so one loop can go on where another one stops. An engine that 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.constants import Found
 from pyro_dropout.engines.program import Function, Program, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -53,6 +54,9 @@ class Step:
         take: takes a step on its tensors, eagerly or with this ``gradient`` in place of its own.
         bind: returns the optimiser for gradients that are always in these tensors, which also counts the step.
         guarded: whether ``take`` leaves out a step whose loss or gradient is not finite.
+        outside: where tensors are that it may read besides its inputs, to be read anew at every step; without them, the
+            step holds what it reads as it is.
+        like: recorded programs that may equal its own.
         chained: whether many steps may run before the host looks at one, as in a CUDA graph.
     """
 
@@ -67,6 +71,8 @@ class Step:
     take: Callable[[Row, Gradient | None], Taken] | None = None
     bind: Callable[[list[Tensor]], Callable[[], None]] | None = None
     guarded: bool = False
+    outside: Sequence[Found] | None = None
+    like: Sequence[Program] = ()
     chained: bool = True
 
     @property
@@ -104,8 +110,12 @@ class Step:
         """The whole step, recorded once for all engines; it writes over the tensors that it changes."""
         if self.whole is None:
             raise CannotError("the optimiser is torch's own, and runs beside the step")
-        count = len(self.changed)
-        return Program(counting(self.whole), *self.arguments, compile=False, writes=count)
+        return self.program(compile=False, writes=len(self.changed))
+
+    def program(self, **how: Any) -> Program:
+        """Return the whole step and the number of the next one as a program."""
+        assert self.whole is not None
+        return Program(counting(self.whole), *self.arguments, outside=self.outside, like=self.like, **how)
 
     def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:
         """Take a step, with this gradient in place of its own if there is one."""

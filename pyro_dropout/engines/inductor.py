@@ -31,10 +31,9 @@ class Inductor:
             return whole_on_gpu(step, compile=True, name=self.name)
         program = step.recorded
         if program.writable:
-            program.compile(tree_leaves(step.arguments))
+            program.compile([*tree_leaves(step.arguments), *program.outside()])
         else:
-            assert step.whole is not None
-            program = Program(counting(step.whole), *step.arguments)
+            program = step.program()
         return Captured(step, program, self.name)
 
 
