@@ -27,6 +27,9 @@ CHAIN = 20
 
 SMALL = 2**20  # the most parameters and moments of a network whose kernels are shorter than what lies between them
 LARGE = 2**23  # the most parameters that are copied now and then, so that a training that diverges can return to them
+# The most parameters that steps on a GPU compute anew: more than twice the memory, but then no kernel waits for another
+# one that still reads what it writes over.
+HUGE = 2**26
 
 
 class CannotError(Exception):
@@ -89,6 +92,11 @@ class Step:
     def large(self) -> bool:
         """Whether the parameters take too much memory for a copy."""
         return is_large(self.values)
+
+    @property
+    def huge(self) -> bool:
+        """Whether the parameters take too much memory to be computed anew."""
+        return sum(value.numel() for value in self.values) > HUGE
 
     @property
     def small(self) -> bool:
