@@ -258,7 +258,7 @@ def _by_number(gradients_of: Gradients) -> Gradients:
     return numbered
 
 
-def _not_eagerly(cause: Exception) -> None:
+def _not_eagerly(cause: Exception, engine: str) -> None:
     raise cause
 
 
