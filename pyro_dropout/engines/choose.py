@@ -81,7 +81,8 @@ def engines_for(compile: HowCompiled, device: torch.device) -> list[Engine]:
     written: list[Engine] = [Generated()] if device.type == "cpu" else []
     if compile == "plain":
         return [*written, Replayed(), Eager()]
-    return [*written, Inductor(), *([] if compile is True else [Replayed(), Eager()])]
+    compiled: list[Engine] = [*written, Inductor()]
+    return compiled if compile is True else [*compiled, Replayed(), Eager()]
 
 
 def chosen(
