@@ -82,7 +82,8 @@ def engines_for(compile: HowCompiled, device: torch.device) -> list[Engine]:
     written: list[Engine] = [Generated() if device.type == "cpu" else InCuda()]
     if compile == "plain":
         return [*written, Replayed(), Eager()]
-    return [*written, Inductor(), *([] if compile is True else [Eager()])]
+    compiled: list[Engine] = [*written, Inductor()]
+    return compiled if compile is True else [*compiled, Replayed(), Eager()]
 
 
 def chosen(
@@ -92,7 +93,7 @@ def chosen(
     before: Sequence[Engine] = (),
     fatal: type[Exception] | tuple[type[Exception], ...] = (),
     around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
-    warn: Callable[[Exception], None],
+    warn: Callable[[Exception, str], None],
 ) -> tuple[Loop, list[str]]:
     """Return the loop of the first engine that takes a step, and why each one before it does not.
 
@@ -102,7 +103,7 @@ def chosen(
         before: engines of others that are tried first, if steps are to be compiled.
         fatal: errors that are raised, whichever engine meets them.
         around: makes a context in which an engine prepares itself.
-        warn: tells the user why steps run eagerly.
+        warn: tells the user why steps are not compiled, and the engine that takes them.
 
     Raises:
         Exception: what the last engine has raised, if ``compile`` is True.
@@ -130,10 +131,11 @@ def chosen(
     raise failed[-1][1] if failed else CannotError("; ".join(why))
 
 
-def _tell(failed: list[tuple[str, Exception]], loop: Loop, warn: Callable[[Exception], None]) -> None:
-    """Warn of engines that failed where they should not: all of them, or one although a later one did not."""
-    if failed and loop.name == Eager.name:
-        warn(failed[-1][1])
+def _tell(failed: list[tuple[str, Exception]], loop: Loop, warn: Callable[[Exception, str], None]) -> None:
+    """Warn of engines that failed where they should not: the model is not for them, or they have a mistake."""
+    compiling = [cause for name, cause in failed if name == Inductor.name or loop.name == Eager.name]
+    if compiling:
+        warn(compiling[-1], loop.name)
         return
     for name, cause in failed:
         warnings.warn(

@@ -7,11 +7,12 @@ writes over them, so one loop can go on where another one stops. An engine that 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from pyro_dropout.engines.constants import Found
 from pyro_dropout.engines.program import Function, Program, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.mathematics.errors import PyroDropoutError
@@ -26,6 +27,9 @@ CHAIN = 20
 
 SMALL = 2**20  # the most parameters and moments of a network whose kernels are shorter than what lies between them
 LARGE = 2**23  # the most parameters that are copied now and then, so that a training that diverges can return to them
+# The most parameters that steps on a GPU compute anew: more than twice the memory, but then no kernel waits for another
+# one that still reads what it writes over.
+HUGE = 2**26
 
 
 class CannotError(Exception):
@@ -68,6 +72,9 @@ class Step:
         take: takes a step on its tensors, eagerly or with this ``gradient`` in place of its own.
         bind: returns the optimiser for gradients that are always in these tensors, which also counts the step.
         guarded: whether ``take`` leaves out a step whose loss or gradient is not finite.
+        outside: where tensors are that it may read besides its inputs, to be read anew at every step; without them, the
+            step holds what it reads as it is.
+        like: recorded programs that may equal its own.
         chained: whether many steps may run before the host looks at one, as in a CUDA graph.
         solo: the step of one network, if this is that of several.
     """
@@ -83,6 +90,8 @@ class Step:
     take: Callable[[Row, Gradient | None], Taken] | None = None
     bind: Callable[[list[Tensor]], Callable[[], None]] | None = None
     guarded: bool = False
+    outside: Sequence[Found] | None = None
+    like: Sequence[Program] = ()
     chained: bool = True
     solo: Solo | None = None
 
@@ -100,6 +109,11 @@ class Step:
     def large(self) -> bool:
         """Whether the parameters take too much memory for a copy."""
         return is_large(self.values)
+
+    @property
+    def huge(self) -> bool:
+        """Whether the parameters take too much memory to be computed anew."""
+        return sum(value.numel() for value in self.values) > HUGE
 
     @property
     def small(self) -> bool:
@@ -121,8 +135,12 @@ class Step:
         """The whole step, recorded once for all engines; it writes over the tensors that it changes."""
         if self.whole is None:
             raise CannotError("the optimiser is torch's own, and runs beside the step")
-        count = len(self.changed)
-        return Program(counting(self.whole), *self.arguments, compile=False, writes=count)
+        return self.program(compile=False, writes=len(self.changed))
+
+    def program(self, **how: Any) -> Program:
+        """Return the whole step and the number of the next one as a program."""
+        assert self.whole is not None
+        return Program(counting(self.whole), *self.arguments, outside=self.outside, like=self.like, **how)
 
     def eagerly(self, row: Row, gradient: Gradient | None = None) -> Taken:
         """Take a step, with this gradient in place of its own if there is one."""

@@ -23,8 +23,9 @@ class Generated:
             raise CannotError("it has too many parameters")
         if not apart_in_memory([*step.flat, *step.row], len(step.changed)):
             raise CannotError("two of its tensors share memory")
-        own = [each.clone() for each in step.row]
-        return InC(step, own, in_c(step.recorded, [*step.flat, *own]))
+        program = step.recorded
+        own = [each.clone() for each in (*step.row, *program.outside())]
+        return InC(step, program, own, in_c(program, [*step.flat, *own]))
 
 
 class InC(Loop):
@@ -32,13 +33,13 @@ class InC(Loop):
 
     name = Generated.name
 
-    def __init__(self, step: Step, own: list[Tensor], run: Callable[[], list[Tensor]]) -> None:
+    def __init__(self, step: Step, program: Program, own: list[Tensor], run: Callable[[], list[Tensor]]) -> None:
         super().__init__(step)
-        self._own, self._run = own, run
+        self._outside, self._own, self._run = program.outside, own, run
 
     def one(self, row: Row) -> Taken:
         """Take a step."""
-        for mine, given in zip(self._own, row, strict=True):
+        for mine, given in zip(self._own, (*row, *self._outside()), strict=True):
             mine.copy_(given)
         return self._run()[0].clone(), True  # the next step writes over it
 

@@ -9,10 +9,6 @@ from pyro_dropout.engines.engine import CHAIN, Direct, Loop, Row, Step, Taken, c
 from pyro_dropout.engines.program import Program, apart_in_memory, counting
 from pyro_dropout.engines.torch_internals import tree_leaves
 
-# The most parameters that steps on a GPU compute anew: more than twice the memory, but then no kernel waits for another
-# one that still reads what it writes over.
-_HUGE = 2**26
-
 
 class Inductor:
     """Compiles a step with inductor.
@@ -31,10 +27,9 @@ class Inductor:
             return whole_on_gpu(step, compile=True, name=self.name)
         program = step.recorded
         if program.writable:
-            program.compile(tree_leaves(step.arguments))
+            program.compile([*tree_leaves(step.arguments), *program.outside()])
         else:
-            assert step.whole is not None
-            program = Program(counting(step.whole), *step.arguments)
+            program = step.program()
         return Captured(step, program, self.name)
 
 
@@ -43,7 +38,7 @@ def whole_on_gpu(step: Step, *, compile: bool, name: str) -> Loop:
     assert step.whole is not None
     count = len(step.changed)
     how: Any = {"compile": compile, "carries": len(step.values), "captured": step.chained}  # a chain hands them on
-    if sum(value.numel() for value in step.values) > _HUGE and apart_in_memory([*step.flat, *step.row], count):
+    if step.huge and apart_in_memory([*step.flat, *step.row], count):
         program = Program(counting(step.whole), *step.arguments, writes=count, fake=True, **how)
     else:
         program = Program(step.whole, *step.arguments, **how)

@@ -32,7 +32,7 @@ class Replayed:
     def loop(self, step: Step) -> Loop:
         """Return what takes the steps."""
         on_gpu = step.t.is_cuda
-        if step.gradient is None or step.bind is None or (on_gpu and step.whole is not None):
+        if step.gradient is None or step.bind is None or (on_gpu and step.whole is not None and not step.huge):
             if on_gpu:
                 return whole_on_gpu(step, compile=False, name=self.name)
             program = step.recorded

@@ -9,6 +9,7 @@ from torch import Tensor
 from pyro_dropout.engines.choose import HowCompiled
 from pyro_dropout.engines.engine import Engine, Gradient, Row, Step, Taken, is_large
 from pyro_dropout.engines.program import Function, apart_in_memory
+from pyro_dropout.engines.torch_internals import tree_leaves
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Record, Tree
 from pyro_dropout.training.batches import Source
@@ -82,7 +83,9 @@ def make_run(
         return TorchOptimiserRun(gradients_of, parameters, update, inputs, **how)
     in_place = StepInPlace(gradients_of, parameters, update, decays=decays)
     values, write = parameters.values, None
-    if not apart_in_memory(values, len(values)):  # weights of a recurrent layer on a GPU are parts of one tensor
+    if not apart_in_memory(
+        [*values, *tree_leaves(inputs)], len(values)
+    ):  # weights of a recurrent layer on a GPU are parts of one tensor
         values, write = [value.clone() for value in values], parameters.copy
     around, state = _around(values, update, inputs, batches), update.start(values)
     t, lr = around["t"], around["lr"]

@@ -147,7 +147,7 @@ class TrainingRun:
         """Put copies of the current parameters back into their owners, unless these have them."""
         if self._write is not None:
             self._write(self.snapshot())
-        elif self._loop.changed is not self._eager.changed:  # a kernel with parameters of its own
+        elif self.values and self.values[0] is not self._step.values[0]:  # a kernel with parameters of its own
             copy_into(self._step.values, self.values)
 
     def state(self) -> tuple[dict[str, Tensor], Record]:

@@ -172,7 +172,7 @@ class SVI(pyro.infer.SVI):
             self._compile = False
         if text not in self._told:
             self._told.add(text)
-            warn_uncompiled(reason.__cause__ or reason, "this model or guide" if reason.for_good else "this step")
+            warn_uncompiled(reason.__cause__ or reason, what="this model or guide" if reason.for_good else "this step")
 
 
 class _Eagerly(Exception):
@@ -206,8 +206,8 @@ def _place(cause: BaseException) -> str:
     return found
 
 
-def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> None:
-    """Warn once that steps run eagerly, with the reason and what can be done."""
+def warn_uncompiled(cause: BaseException, engine: str = "eager", what: str = "this model or guide") -> None:
+    """Warn once that steps run eagerly, or are replayed, with the reason and what can be done."""
     first = _first_line(cause)
     if isinstance(cause, _Eagerly):
         reason, cure = first, ""
@@ -219,8 +219,9 @@ def warn_uncompiled(cause: BaseException, what: str = "this model or guide") -> 
         reason, cure = f"{type(cause).__name__}: {first[:300].rstrip('.')}{_place(cause)}", ""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         cure = " There is no C++ compiler on this machine: install one (g++, or clang++)."
+    how = "runs eagerly" if engine == "eager" else "replays its recorded operations"
     warnings.warn(
-        f"{what} cannot be compiled, and runs eagerly from here on: {reason}.{cure} compile=False silences this;"
+        f"{what} cannot be compiled, and {how} from here on: {reason}.{cure} compile=False silences this;"
         " compile=True raises the error.",
         stacklevel=5,
     )

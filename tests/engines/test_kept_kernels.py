@@ -279,16 +279,6 @@ def test_a_second_training_takes_the_same_steps_without_a_compiler(
     assert count == ["C", "C"], "a damaged library is made anew"
 
 
-@pytest.mark.parametrize("batch_size", [None, 10])
-def test_steps_in_plain_c_are_those_of_torch(
-    folder: Path, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = _counted(monkeypatch)
-    found, expected = trained(batch_size), trained(batch_size, compile="traced")
-    assert count == ["C"]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.deep
 def test_plain_c_that_computes_something_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = trained(compile="traced")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.engines import engine, inductor
+from pyro_dropout.engines import engine
 from pyro_dropout.engines.malloc_threshold import keep_freed_memory
 from pyro_dropout.engines.program import Program
 from pyro_dropout.generative.model_call import ModelCall
@@ -196,7 +196,7 @@ def test_a_huge_network_on_a_gpu_has_its_own_tensors_changed(
     compile: Any, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a guide that draws nothing: several chains, and single steps after them."""
-    monkeypatch.setattr(inductor, "_HUGE", 0)
+    monkeypatch.setattr(engine, "HUGE", 0)
     found, x = [], torch.randn(256, 40, generator=torch.Generator().manual_seed(0)).cuda()
     for kind in (False, compile):
         pyro.clear_param_store()

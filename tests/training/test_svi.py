@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.engines import program as compiled
+from pyro_dropout.engines.generated import library
 from pyro_dropout.engines.program import Program
 from pyro_dropout.training.compile.functional import Parameters, loss_and_gradients
 
@@ -237,6 +238,7 @@ def test_without_a_compiler_the_warning_says_so(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(compiled, "_compile", no_compiler)
     monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(library, "compiler", lambda: ())
     model, x, y = problem()
     svi = pd.SVI(model, pd.AutoDropout(model), pyro.optim.Adam({"lr": 0.01}))
     with pytest.warns(UserWarning, match=r"no C\+\+ compiler on this machine: install one"):

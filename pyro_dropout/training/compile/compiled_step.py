@@ -1,6 +1,7 @@
 """One step of SVI for arguments of one structure: traced through Pyro, compiled, and checked before every use."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pyro import poutine
@@ -8,7 +9,9 @@ from pyro.optim.optim import PyroOptim
 from torch import Tensor
 
 from pyro_dropout.engines.chain import Chain
-from pyro_dropout.engines.program import Program
+from pyro_dropout.engines.choose import chosen
+from pyro_dropout.engines.engine import Loop, Step
+from pyro_dropout.engines.program import Function, Program
 from pyro_dropout.generative.trial_run import quietly
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import PyroModel, Tree
@@ -51,6 +54,7 @@ class CompiledStep:
         fixed: bool = False,
     ) -> None:
         self.program: Program
+        self._loop: Loop
         self.changed = ""
         self._optim, self._given, self._fixed, self.loss = optim, given, fixed, loss
         self._scheduled = callable(loss.temperature)
@@ -74,11 +78,14 @@ class CompiledStep:
             if self._update is None:
                 self.program = Program(gradients_of, values, buffers, *inputs, outside=outside.tensors)
             else:
-                step = make_step(gradients_of, self.parameters, self._update)
+                whole = make_step(gradients_of, self.parameters, self._update)
                 self.t, self.lr = clock(self._update, values, 0)
                 self._slots = state.read(self._update)
-                tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
-                self.program = Program(step, *tensors, outside=outside.tensors, like=like, captured=self.t.is_cuda)
+                if self.t.is_cuda:
+                    tensors = (values, self._slots, self.t, self.lr, buffers, *inputs)
+                    self.program = Program(whole, *tensors, outside=outside.tensors, like=like, captured=True)
+                else:
+                    self._on_own_tensors(whole, values, inputs, outside, known)
         # torch's optimisers skip parameters that the loss does not depend on.
         self._used = [k for k in range(len(trained)) if k not in self.parameters.unused]
         self._state = OptimiserState(optim, [trained[k] for k in self._used])
@@ -98,6 +105,35 @@ class CompiledStep:
             rest = (buffers, *self._static)
             self.chain = Chain(self._fixed_step, values, self._slots, self.t, self.lr, [rest])
             self._captured = self._where()
+
+    def _on_own_tensors(
+        self,
+        whole: Function,
+        values: list[Tensor],
+        inputs: list[Tensor],
+        outside: CapturedState,
+        known: Sequence["CompiledStep"],
+    ) -> None:
+        """Let an engine take the steps, on tensors that the parameters and the optimiser hold from then on."""
+        count = len(self.buffers.values)
+
+        def flat(
+            values: list[Tensor], state: list[list[Tensor]], t: Tensor, lr: Tensor, *row: Tensor
+        ) -> tuple[list[Tensor], list[list[Tensor]], Tensor]:
+            return whole(values, state, t, lr, list(row[:count]), *row[count:])
+
+        copies = [value.clone() for value in values], [[slot.clone() for slot in own] for own in self._slots]
+        row = [*self.buffers.values, *inputs]
+        like = [each for each in known if each._update is not None]
+        more: Any = {"row": row, "outside": outside.tensors, "like": [each.program for each in like]}
+        self._step = Step(flat, *copies, self.t, self.lr, **more)
+        self.program = self._step.recorded
+        same = next((each for each in like if each.program is self.program.twin), None)
+        if same is not None:  # its loop goes on, with what is outside in the places where it was found now
+            same._step.recorded.lifted = self.program.lifted
+            self._step, self._loop, self.t, self.lr = same._step, same._loop, same.t, same.lr
+            return
+        self._loop, _ = chosen(True, self._step, warn=_not_eagerly)
 
     def _call(self, *tensors: Tensor) -> tuple[tuple[object, ...], dict[str, object]]:
         """Return the model's arguments with these tensors, and with tensors for floats that are not fixed."""
@@ -168,17 +204,25 @@ class CompiledStep:
         self.lr.fill_(update.lr)
         if self.chain is not None:
             return self._replay(self.chain, inputs, update)
-        slots = list(self._slots)
-        for k, own in zip(self._used, self._state.read(update), strict=True):
-            slots[k] = own
-        values = self.parameters.values
-        leaves = [slot for each in slots for slot in each]
-        *found, loss = self.program.flat([*values, *leaves, self.t, self.lr, *self.buffers.values, *inputs])
-        count, wide = len(values), update.slots
-        self.parameters.write(found[:count])
-        moments = [found[count + k * wide : count + (k + 1) * wide] for k in self._used]
-        self._state.write(update, moments)
+        return self._advance(self._loop, self._step, inputs, update)
+
+    def _advance(self, loop: Loop, own: Step, inputs: list[Tensor], update: Update) -> Tensor:
+        """Take a step on an engine's tensors, which then are those of the parameters and of the optimiser."""
+        self._fetch(own.values, own.state, update)
+        loss, _ = loop.one([*self.buffers.values, *inputs])
+        self.parameters.write(own.values)
+        self._state.write(update, [own.state[k] for k in self._used])
         return loss
+
+    def _fetch(self, values: list[Tensor], state: list[list[Tensor]], update: Update) -> None:
+        """Copy what a step of another shape, or the user, has put elsewhere."""
+        for mine, theirs in zip(values, self.parameters.values, strict=True):
+            if mine.data_ptr() != theirs.data_ptr():
+                mine.copy_(theirs)
+        for k, other in zip(self._used, self._state.read(update), strict=True):
+            for slot, value in zip(state[k], other, strict=True):
+                if slot is not value:
+                    slot.copy_(value)
 
     def _with_other_optimiser(self, inputs: list[Tensor]) -> Tensor:
         """Compute compiled gradients, and leave the rest to the optimiser."""
@@ -194,13 +238,7 @@ class CompiledStep:
     def _replay(self, chain: Chain, inputs: list[Tensor], update: Update) -> Tensor:
         for target, source in zip(self._static, [*inputs, *self.program.outside()], strict=True):
             target.copy_(source)
-        for mine, theirs in zip(chain.values, self.parameters.values, strict=True):
-            if mine.data_ptr() != theirs.data_ptr():  # a step of another shape, or the user, has moved the parameters
-                mine.copy_(theirs)
-        for k, other in zip(self._used, self._state.read(update), strict=True):
-            for own, value in zip(chain.state[k], other, strict=True):
-                if own is not value:
-                    own.copy_(value)
+        self._fetch(chain.values, chain.state, update)
         chain.t.copy_(self.t)
         chain.lr.copy_(self.lr)
         chain.replay()
@@ -218,6 +256,10 @@ def _by_number(gradients_of: Gradients) -> Gradients:
             return gradients_of(values, buffers, *rest)
 
     return numbered
+
+
+def _not_eagerly(cause: Exception, engine: str) -> None:
+    raise cause
 
 
 _NO_UPDATE = Update("none", 0.0, 0, lambda p, g, state, *numbers: (p, state))
