@@ -213,6 +213,10 @@ class StepsOnGpu:
         threads = threads or (THREADS if recorded.copies <= _SIDE_BY_SIDE else THREADS // 2)
         if any(not value.is_contiguous() or value.device != self._device for value in tensors):
             raise UnsupportedError("an input of the step is not contiguous, or lies elsewhere")
+        held = [value for value in recorded.graph.__dict__.values() if isinstance(value, Tensor)]
+        held += [*recorded.graph.buffers(), *recorded.graph.parameters()]
+        if any(value.numel() >= 2**31 for value in (*tensors, *held)):
+            raise UnsupportedError("a tensor has more elements than a kernel counts, in 32 bits")
         near = launch.near_memory(self._device) if compile is None else 2**16
         self._recorded = replace(recorded, graph=shaped(recorded.graph, recorded.inputs))
         try:
