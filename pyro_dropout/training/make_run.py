@@ -64,6 +64,8 @@ class TorchOptimiserRun(TrainingRun):
         """Take one step; return the loss before it."""
         self.leaves, t = [p.detach() for p in self._parameters], self.t.clone()
         losses = super().advance(1)
+        if self.failed is not None:
+            return losses
         slopes, factor = self._update.prepared([self.leaves[k] for k in self._held], t, torch.ones_like(t))
         for k, slope in zip(self._held, slopes, strict=True):
             self._parameters[k].grad = slope

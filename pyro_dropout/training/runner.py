@@ -30,6 +30,7 @@ from pyro_dropout.training.compile.functional import (
 )
 from pyro_dropout.training.compile.program import NeedsCompilerError, Program, apart_in_memory, counting
 from pyro_dropout.training.compile.taped_steps import TapedSteps, taped
+from pyro_dropout.training.history import is_divergence
 from pyro_dropout.training.kept_memory import keep_freed_memory
 from pyro_dropout.training.optimisers import Update, clock
 from pyro_dropout.training.svi import warn_uncompiled
@@ -63,6 +64,7 @@ class TrainingRun:
 
     Attributes:
         refused: whether the last step was left out.
+        failed: the error of torch that ended the last step, because its numbers have diverged.
     """
 
     _tapes = True  # whether recorded steps may change the leaves themselves
@@ -87,6 +89,7 @@ class TrainingRun:
         size = sum(value.numel() for value in values)
         self._large, self._huge = size > _LARGE, size > _HUGE
         self._guarded, self.refused = guarded and self._large, False
+        self.failed: Exception | None = None
         # The leaves that a step replaces: parameters first, then the optimiser's state.
         self.leaves, self._shape = tree_flatten((list(values), update.start(values)))
         self._count = len(values)
@@ -252,10 +255,15 @@ class TrainingRun:
         if self._taped is not None:
             self._taped.begin()
         for inputs in [[]] * count if self._batches is None else self._batches.inputs(count):
-            losses.append(self._next(inputs))
-            if self.refused or self.break_off():
+            try:
+                losses.append(self._next(inputs))
+            except (RuntimeError, ValueError) as cause:
+                if not is_divergence(cause, self.values):
+                    raise
+                self.failed = cause
+            if self.failed is not None or self.refused or self.break_off():
                 break
-        return torch.stack(losses)
+        return torch.stack(losses) if losses else self.t.new_empty(0)
 
     def _next(self, index: list[Tensor]) -> Tensor:
         """Take one more step, and return its loss."""

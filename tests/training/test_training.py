@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
@@ -232,6 +233,51 @@ def test_a_learning_rate_that_is_too_large_is_named_and_nothing_is_lost() -> Non
     with pytest.raises(pd.DivergedError, match=r"that step broke \d+ of 4 parameters\. .* Lower the learning rate"):
         pd.fit(model, guide, x, y, steps=400, lr=1e6, optim="sgd", **QUIET)
     torch.testing.assert_close(guide.mean(), before)
+
+
+def by_matrix(x: Tensor, y: Tensor) -> None:
+    """Once its width is not finite, torch cannot factor the covariance."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    covariance = torch.eye(len(x)) * pyro.param("width", torch.tensor(1.0))
+    pyro.sample("y", dist.MultivariateNormal(x @ w, covariance + 0.01), obs=y.squeeze(-1))
+
+
+def by_check(x: Tensor, y: Tensor) -> None:
+    """Its own checks reject parameters that are not finite."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, pyro.param("width", torch.tensor(1.0)), validate_args=True), obs=y[:, 0])
+
+
+@pytest.mark.parametrize("how", [False, "traced", "auto", "optimiser", "svi"])
+@pytest.mark.parametrize("model", [by_matrix, by_check])
+def test_what_torch_rejects_after_a_divergence_is_said_as_one(model: Any, how: Any) -> None:
+    _, _, x, y = problem()
+    guide = pd.AutoMeanField(model)
+    guide(x, y)
+
+    def train() -> None:
+        if how == "svi":
+            svi = pd.SVI(model, guide, pyro.optim.SGD({"lr": 1e6}), compile=False)
+            for _ in range(40):
+                svi.step(x, y)
+        held: Any = torch.optim.RMSprop(guide.parameters(), lr=1e38) if how == "optimiser" else "sgd"
+        compile = False if how == "optimiser" else how
+        pd.fit(model, guide, x, y, steps=1000, lr=1e6, optim=held, compile=compile, progress=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what reads values is not recorded
+        with pytest.raises(pd.DivergedError, match=r"at step|be computed") as stop:
+            train()
+    assert "Lower the learning rate" in str(stop.value)
+    assert how == "svi" or all(value.isfinite().all() for value in guide.parameters())
+
+
+def test_parameters_that_the_last_step_breaks_are_said_and_restored() -> None:
+    model, guide, x, y = problem()
+    with pytest.raises(pd.DivergedError, match=r"the loss is \d.* at step 1; that step broke 4 of 4 parameters"):
+        pd.fit(model, guide, x, y, steps=1, lr=3e38, optim="sgd", **QUIET)
+    assert all(value.isfinite().all() for value in guide.parameters())
 
 
 def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import (
     Replica,
     build_replicas,
+    finite_rows,
     over_replicas,
     rows_of,
     stacked,
@@ -190,7 +191,9 @@ class Fleet:
         run = self.prepare(x, y, **options)
         run.take_generators()
         keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
-        return loop(run, run.total, progress, keeper=keeper)
+        history = loop(run, run.total, progress, keeper=keeper)
+        history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
+        return history
 
     def _train_apart(
         self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
@@ -314,9 +317,8 @@ class Fleet:
         owners = self.owners(parameters)
 
         def write(values: list[Tensor]) -> None:
-            finite = torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in values]).all(0).tolist()
-            for k, owned in enumerate(owners):
-                if finite[k]:
+            for k, (owned, finite) in enumerate(zip(owners, finite_rows(values).tolist(), strict=True)):
+                if finite:
                     for parameter, value in zip(owned, values, strict=True):
                         parameter.data = value[k]
                     set_best_widths(*self[k], (x[rows[k, :1]], y[rows[k, :1]], points))

@@ -185,6 +185,11 @@ def stacked(rows: list[list[Tensor]]) -> list[Tensor]:
     return [torch.stack(column) for column in zip(*rows, strict=True)]
 
 
+def finite_rows(values: list[Tensor]) -> Tensor:
+    """Return whether all parameters of each replica are finite, (E,)."""
+    return torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in values]).all(0)
+
+
 def rows_of(x: AnyInputs, indices: Tensor | None, count: int) -> Tensor:
     """Return the rows of x that each of some replicas sees, (E, n); raise if they are not valid."""
     if indices is None:
