@@ -173,7 +173,7 @@ class Fleet:
             if not bad:
                 note_training(guide, f"{history.told}, in a fleet")
         good = [k for k, bad in enumerate(history.diverged.tolist()) if not bad]
-        rows = self.rows(inputs_of(x), options.get("indices")).to(y.device)
+        rows = rows_of(inputs_of(x), options.get("indices"), len(self)).to(y.device)
         warn_of_replicas(list(self), good, lambda k: (inputs_of(x)[rows[k]], y[rows[k]]))
         lost = int(history.diverged.sum())
         if lost:
@@ -204,7 +204,7 @@ class Fleet:
         device = local_device(options.get("device"), self.place())
         group = join(device)
         x = inputs_of(x)
-        rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
+        rows, rates = rows_of(x, options.get("indices"), len(self)), self.rates(options["lr"])
         told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
         parts = {name: digest(leaf) for name, leaf in named(x).items()}
         data = {**parts, "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
@@ -299,7 +299,7 @@ class Fleet:
             )
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
-        rows = self.rows(x, indices)
+        rows = rows_of(x, indices, len(self))
         rate = self.rates(_rate(optim, lr))
         update = chosen(optim, float(rate[0]), schedule, clip_norm)
         if seed is not None:
@@ -384,10 +384,6 @@ class Fleet:
                     " model an nn.Module that owns it."
                 )
         return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
-
-    def rows(self, x: AnyInputs, indices: Tensor | None) -> Tensor:
-        """Return the rows of x that each replica sees, (E, n); raise if they are not valid."""
-        return rows_of(x, indices, len(self))
 
     def rates(self, lr: Rate) -> Tensor:
         """Return the learning rate of each replica, (E,); raise if they are not valid."""
