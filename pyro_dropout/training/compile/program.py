@@ -24,7 +24,7 @@ from pyro_dropout.training.compile.combined_kernels import alike_together
 from pyro_dropout.training.compile.constants import alike, lift_constants
 from pyro_dropout.training.compile.functional import Step
 from pyro_dropout.training.compile.kept_kernels import KeptKernels
-from pyro_dropout.training.compile.kernel_folder import check_compiler_folder
+from pyro_dropout.training.compile.kernel_folder import compiler_folder
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.compile.lighter import make_lighter, owner
 from pyro_dropout.training.compile.recorded_masks import RecordedMasks
@@ -372,10 +372,9 @@ def _by_inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], settings: di
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    check_compiler_folder()
     # Inductor looks a program up on disk only if told how shapes were guessed; here none was.
     shapes = TracingContext(FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True, allow_non_fake_inputs=True))
-    with tracing(shapes), inductor.patch(settings):
+    with compiler_folder(), tracing(shapes), inductor.patch(settings):
         return compile_fx(graph, list(inputs))  # type: ignore[return-value]  # nothing but a function, here
 
 
