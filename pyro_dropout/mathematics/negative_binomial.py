@@ -59,7 +59,9 @@ class NegativeBinomial(dist.TorchDistribution):
 
         Slopes are of size r, and the moments of an optimiser hold their squares.
         """
-        return self.log_concentration.clamp(-_FAR, -2 * math.log(torch.finfo(self.log_concentration.dtype).eps))
+        far = -2 * math.log(torch.finfo(self.log_concentration.dtype).eps)
+        found: Tensor = self.log_concentration.clamp(-_FAR, far)
+        return found
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of counts."""
