@@ -62,19 +62,19 @@ def check_supports(call: ModelCall, sites: dict[str, Message], trained: bool) ->
     }
     with quietly(call.model), torch.enable_grad(), poutine.block():
         trace = poutine.trace(poutine.condition(call.model, data=values)).get_trace(*call.args, **call.kwargs)
-    for name in (name for name in bounded if name in trace.nodes):
-        fn: Distribution = trace.nodes[name]["fn"]
-        moving = [each for each in _numbers(fn.support) if each.requires_grad]
-        if not trained and moving:
-            with torch.enable_grad():  # a sampler runs without
+        # Here: gradients need the buffers of the run, which are restored in place.
+        for name in (name for name in bounded if name in trace.nodes):
+            fn: Distribution = trace.nodes[name]["fn"]
+            moving = [each for each in _numbers(fn.support) if each.requires_grad]
+            if not trained and moving:
                 total = torch.stack([each.sum() for each in moving]).sum()
-            slopes = torch.autograd.grad(total, list(values.values()), allow_unused=True, retain_graph=True)
-            moving = [slope for slope in slopes if slope is not None]
-        if moving:
-            raise PyroDropoutError(
-                f"the support of site {name!r} depends on another latent site or on a trained parameter, and so does"
-                f" the map from the real line, which is made once. {_advice(name)}"
-            )
+                slopes = torch.autograd.grad(total, list(values.values()), allow_unused=True, retain_graph=True)
+                moving = [slope for slope in slopes if slope is not None]
+            if moving:
+                raise PyroDropoutError(
+                    f"the support of site {name!r} depends on another latent site or on a trained parameter, and so"
+                    f" does the map from the real line, which is made once. {_advice(name)}"
+                )
 
 
 def _check_declared(name: str, fn: Distribution) -> None:
