@@ -7,6 +7,7 @@ Anywhere else nothing is kept and nothing is read. A file is read once, and thos
 
 import base64
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError
 _OPEN = stat.S_IWGRP | stat.S_IWOTH
 _MOST = 64  # programs; those that were written first give way
 _DEFAULT = "torchinductor_"  # starts the name of torch's own folder, unless another one is chosen
+_FULL = os.strerror(errno.ENOSPC)
 _OFF = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "0"}
 
 
@@ -43,14 +45,27 @@ def place() -> Path | None:
     return folder.resolve()
 
 
-def check_compiler_folder() -> None:
-    """Raise if torch's compiler would load code from a folder that another user has put where torch's own should be."""
+@contextlib.contextmanager
+def compiler_folder() -> Iterator[None]:
+    """Within this context torch's compiler uses its folder; raise if that is full, or another user has put it there."""
     folder = Path(cache_folder())
     if folder.name.startswith(_DEFAULT) and hasattr(os, "geteuid") and folder.stat().st_uid not in (0, os.geteuid()):
         raise PyroDropoutError(
             f"{folder}, where torch keeps compiled code, belongs to another user, who could run code as you. Set"
             " TORCHINDUCTOR_CACHE_DIR to a folder of your own."
         )
+    try:
+        yield
+    except Exception as cause:
+        inner = getattr(cause, "inner_exception", cause)
+        full = _FULL if _FULL in str(cause) else ""  # as the C++ compiler says it
+        said = inner.strerror if isinstance(inner, OSError) else full
+        if not said:
+            raise
+        raise PyroDropoutError(
+            f"torch's compiler cannot write to {folder} or {tempfile.gettempdir()}: {said}. Free some space, or set"
+            " TORCHINDUCTOR_CACHE_DIR and TMPDIR to folders on another disk; or leave compile at 'auto'."
+        ) from cause
 
 
 def trusted(path: Path) -> bool:

@@ -18,7 +18,7 @@ from pyro_dropout.engines.carried_casts import carry_casts, cast
 from pyro_dropout.engines.constants import Found, alike, lift_constants
 from pyro_dropout.engines.fast_dispatch import fast_dispatch
 from pyro_dropout.engines.fused_kernels import by_shape, updates_apart
-from pyro_dropout.engines.kernel_folder import check_compiler_folder
+from pyro_dropout.engines.kernel_folder import compiler_folder
 from pyro_dropout.engines.recorded_masks import RecordedMasks
 from pyro_dropout.engines.recorder import reads_values, record
 from pyro_dropout.engines.simplify_graph import owner, simplify_graph
@@ -315,11 +315,10 @@ def _write_over(graph: torch.fx.Graph, count: int) -> None:
 def _compile(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Compiled:
     # Straight to inductor: Dynamo has nothing to find in a finished graph, and its guards cost time at every call. The
     # warnings are about torch's own internals.
-    with torch.no_grad(), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings(), compiler_folder():
         warnings.simplefilter("ignore")
         on_gpu = any(tensor.is_cuda for tensor in inputs)
         settings = _settings(on_gpu)
-        check_compiler_folder()
         if on_gpu and graph.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default):
             # Kernels that are launched together need all that they read at once; what is changed in place on a GPU is
             # too large for that.

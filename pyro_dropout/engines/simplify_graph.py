@@ -84,19 +84,21 @@ def _pure(node: fx.Node) -> bool:
 
 def owner(node: fx.Node) -> fx.Node:
     """Return the tensor whose memory a view shows, or an operation has written into."""
-    while _shares(node) and node.all_input_nodes:
+    while shares_memory(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
 
-def _shares(node: fx.Node) -> bool:
+def shares_memory(node: fx.Node) -> bool:
     """Whether the result lies in the memory of the first argument."""
     return _gives_memory(node.target) if isinstance(node.target, OpOverload) else node.target is operator.getitem
 
 
 @functools.cache
 def _gives_memory(operation: OpOverload) -> bool:
-    return operation in _VIEWS or any(each.alias_info is not None for each in operation._schema.returns)
+    # Parts of a tensor that torch calls unsafe lie in its memory too, although their schema does not say so.
+    unsafe = operation.name().startswith("aten::unsafe_")
+    return operation in _VIEWS or unsafe or any(each.alias_info is not None for each in operation._schema.returns)
 
 
 def _original(view: fx.Node) -> fx.Node | None:

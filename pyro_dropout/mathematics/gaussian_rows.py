@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.positive_definite import gram_log_det, log_det
+from pyro_dropout.mathematics.positive_definite import cholesky_or_nan, gram_log_det, log_det
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Context
 
@@ -134,7 +134,7 @@ def _factorised(blocks: list[Tensor], sizes: Tensor) -> list[Factor]:
     gram = functools.reduce(torch.add, [b.mT @ b for b in blocks])
     # A zero or repeated column leaves BᵀB singular, and C⁻² may have underflowed: one rounding error keeps it regular.
     jitter = 4 * torch.finfo(gram.dtype).eps * gram.diagonal(dim1=-2, dim2=-1).amax(-1, keepdim=True).detach()
-    cholesky = torch.linalg.cholesky(gram + torch.diag_embed(inverse_sizes**2 + jitter))
+    cholesky = cholesky_or_nan(gram + torch.diag_embed(inverse_sizes**2 + jitter))
     half = sizes.sum(-1) + cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return [Factor(directions, inverse_sizes, cholesky, 2 * half) for directions in blocks]
 

@@ -14,7 +14,7 @@ from torch.distributions import constraints
 from torch.nn.functional import softplus
 
 _F64 = torch.float64
-_FAR = 80.0  # the logs of the largest and the smallest r: float32 has numbers up to exp(88)
+_FAR = 80.0  # minus the log of the smallest r: float32 has numbers down to exp(-88)
 _MANY = 32.0  # r from which Stirling's series has all digits
 _MOST = 1e18  # the largest rate: torch draws whole numbers of 64 bits
 _TERMS = 2000  # of the continued fraction; about √(a + b) of them are needed
@@ -54,9 +54,18 @@ class NegativeBinomial(dist.TorchDistribution):
         """μ + μ²/r."""
         return self.mean + torch.exp(2 * self.log_mean - self.log_concentration)
 
+    def _bounded(self) -> Tensor:
+        """Return log r up to 1/ε²: from there on all counts that a type holds, up to 1/ε, are Poisson's to rounding.
+
+        Slopes are of size r, and the moments of an optimiser hold their squares.
+        """
+        far = -2 * math.log(torch.finfo(self.log_concentration.dtype).eps)
+        found: Tensor = self.log_concentration.clamp(-_FAR, far)
+        return found
+
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log probability of counts."""
-        log_r = self.log_concentration.clamp(-_FAR, _FAR)
+        log_r = self._bounded()
         r, spread = log_r.exp(), softplus(self.log_mean - log_r)  # log(1 + μ/r)
         few, many = r.clamp(max=_MANY), r.clamp(min=_MANY)
         # log Γ(y + r)/Γ(r) - y log r. For large r both Γ are huge: Stirling's series is subtracted term by term.
@@ -71,7 +80,7 @@ class NegativeBinomial(dist.TorchDistribution):
         """Draw counts: Poisson's, with rates that are drawn from a gamma distribution."""
         shape = self._extended_shape(Size(sample_shape))
         with torch.no_grad():
-            log_r = self.log_concentration.clamp(-_FAR, _FAR)
+            log_r = self._bounded()
             r = log_r.exp().expand(shape)
             # As logs, and U^(1/r) times a draw for r + 1: for small r a draw is smaller than any number.
             drawn = torch._standard_gamma(r + 1).log() + torch.rand_like(r).log() / r

@@ -64,8 +64,18 @@ def gram_log_det_and_inverse(directions: Tensor) -> tuple[Tensor, Tensor]:
 def _log_det_and_inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
     if matrix.is_cuda and matrix.shape[-1] <= _SWEEPS:
         return _swept(matrix)
-    cholesky, _ = torch.linalg.cholesky_ex(matrix)
+    cholesky = cholesky_or_nan(matrix)
     return 2 * cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1), torch.cholesky_inverse(cholesky)
+
+
+def cholesky_or_nan(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """Return the lower Cholesky factors; nan where a matrix is not positive definite in its precision.
+
+    torch raises an error instead, for all replicas of a fleet if one of them diverges; or leaves numbers half computed.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    found: Tensor = torch.where((failed == 0)[..., None, None], factor, torch.nan)
+    return found
 
 
 def _swept(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ from pyro_dropout.prediction.snapshot import frozen
 from pyro_dropout.protocols import Distribution, Likelihood
 from pyro_dropout.training.compile.functional import Buffers, Parameters, unvalidated
 from pyro_dropout.training.fleet.fleet import Fleet
-from pyro_dropout.training.fleet.replicas import over_replicas
+from pyro_dropout.training.fleet.replicas import over_replicas, rows_of
 
 Sum = tuple[Sums, Tensor, Tensor]  # of a block: sums over draws, those of log-likelihoods, and the kept outputs
 
@@ -137,7 +137,7 @@ def predict_fleet(
     check_precision(precision, fleet[0][0])
     given, device = y, fleet.place()
     x = check_inputs(x, whole=takes_all(fleet[0][0])).to(device)
-    rows = fleet.rows(x, indices)
+    rows = rows_of(x, indices, len(fleet))
     if y is not None:
         y = y.to(device)
         if len(y) != len(x):

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
+from pyro import poutine
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -21,7 +22,7 @@ from pyro_dropout.generative.precision import Precision, check_precision, produc
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.standardised import Standardised
-from pyro_dropout.generative.trial_run import owner_of
+from pyro_dropout.generative.trial_run import calls_noted, holders_of, owner_of, quietly
 from pyro_dropout.guides.ensemble import Ensemble
 from pyro_dropout.guides.summary import note_training
 from pyro_dropout.mathematics.checks import check_seed
@@ -31,7 +32,7 @@ from pyro_dropout.training.checkpoints.fingerprint import told_update
 from pyro_dropout.training.checkpoints.tensor_file import digest
 from pyro_dropout.training.checkpoints.training_checkpoint import Checkpoint, Keeper
 from pyro_dropout.training.collapse import note_learned
-from pyro_dropout.training.compile.functional import Loss
+from pyro_dropout.training.compile.functional import Loss, unvalidated
 from pyro_dropout.training.compile.known_code import is_known
 from pyro_dropout.training.distributed.process_group import ALONE, join
 from pyro_dropout.training.distributed.torchrun import local_device
@@ -125,8 +126,8 @@ def fit(
             :doc:`training`. Parameters, moments, KL, outputs and loss stay in float32.
         progress: show a progress bar with the loss and the speed.
         seed: for weight draws and mini-batches; the random generators are left as they were.
-        device: where to train; model, guide and data are moved there. By default, where the model is. A network that
-            only a plain function holds is not found: move it before.
+        device: where to train; model, guide and data are moved there, and networks that a plain function calls. By
+            default, where the model is.
         validation: (x, y) to watch, or a DataLoader that is read once and kept; training stops when its log-likelihood
             has not improved ``patience`` times, and the best parameters are restored. For a model that is not a
             network, a tuple of its arguments or a dict of its keyword arguments; the mean log predictive density of its
@@ -196,13 +197,11 @@ def fit(
             check_shared(call)
         device = local_device(device, place_of([model, guide]))
         group = join(device)
-    if device is not None:
-        for part in map(owner_of, (model, guide)):
-            if isinstance(part, nn.Module):
-                part.to(device)
     place = place_of([model, guide], call) if device is None else torch.device(device)
-    likelihood_beside(model, place)
     call = call.trainable().to(place)
+    if device is not None:
+        move(model, guide, call, place)
+    likelihood_beside(model, place)
     count = call.count or 1
     batch = count if batch_size is None else min(batch_size, count)
     per_epoch = max(1, count // batch) if stream is None or epochs is None else stream.length
@@ -298,6 +297,39 @@ def place_of(parts: Iterable[object], call: ModelCall | None = None) -> torch.de
     parameters = (p for part in map(owner_of, parts) if isinstance(part, nn.Module) for p in part.parameters())
     leaves = () if call is None else call.leaves()
     return next((value.device for value in itertools.chain(parameters, leaves)), torch.device("cpu"))
+
+
+def move(model: PyroModel, guide: PyroModel, call: ModelCall, place: torch.device) -> None:
+    """Move a model and a guide to a device; of plain functions, the networks that they are seen to call.
+
+    Example:
+        >>> import pyro, torch, pyro.distributions as dist, pyro_dropout as pd
+        >>> from pyro_dropout.generative.model_call import ModelCall
+        >>> from pyro_dropout.training.fit import move
+        >>> net = torch.nn.Linear(1, 1)
+        >>> def model(x):
+        ...     pyro.sample("y", dist.Normal(net(x), 1.0, validate_args=False).to_event(2), obs=x)
+        >>> place = torch.device("meta")
+        >>> move(model, lambda x: None, ModelCall(model, (torch.ones(2, 1, device=place),)), place)
+        >>> net.weight.device.type
+        'meta'
+    """
+    for module in holders_of(model, guide):
+        module.to(place)
+    programs = [part for part in (model, guide) if not isinstance(owner_of(part), nn.Module)]
+    for program in programs:
+        seen = calls_noted(*programs, before=lambda module: module.to(place))  # before its buffers are remembered
+        try:
+            with seen, quietly(*programs), unvalidated(), poutine.block(), torch.no_grad():
+                program(*call.args, **call.kwargs)
+        except RuntimeError as cause:
+            if "same device" not in str(cause):
+                raise
+            raise PyroDropoutError(
+                f"fit(device={str(place)!r}) moves the data, modules, and networks that a function calls; it uses"
+                " another tensor too, which is on another device. Move that before, or make the model an nn.Module"
+                " that owns it."
+            ) from cause
 
 
 def likelihood_beside(model: object, place: torch.device) -> None:

@@ -1,5 +1,6 @@
 """The result of a training run: the loss at every step, its speed, and the error that is raised when it diverges."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,17 @@ from torch import Tensor
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.notebook_card import card
 from pyro_dropout.protocols import Axes
+from pyro_dropout.training.out_of_memory import is_out_of_memory
 
 if TYPE_CHECKING:
     from pyro_dropout.training.collapse import Learned
 
 
+REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
+
+
 class DivergedError(PyroDropoutError):
-    """The training loss is not finite; the message names the step and the site.
+    """The training loss or a parameter is not finite; the message names the step and the site.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -27,6 +32,22 @@ class DivergedError(PyroDropoutError):
         ...     print(str(stop).split(";")[0])
         the loss is nan at step 1
     """
+
+
+def is_divergence(cause: Exception, values: Iterable[Tensor]) -> bool:
+    """Whether a step failed because of its numbers: torch rejects a matrix, or what distributions are made with.
+
+    Any error counts if parameters are not finite, except that memory ran out: draws and checks then fail in many ways.
+    """
+    if isinstance(cause, PyroDropoutError) or is_out_of_memory(cause):
+        return False
+    rejected = isinstance(cause, torch.linalg.LinAlgError) or str(cause).startswith("Expected parameter ")  # type: ignore[attr-defined]
+    return rejected or not all_finite(values)
+
+
+def all_finite(values: Iterable[Tensor]) -> bool:
+    """Whether all numbers in these tensors are finite."""
+    return all(bool(torch.isfinite(value).all()) for value in values)
 
 
 @dataclass(repr=False)

@@ -16,15 +16,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_dropout.engines.engine import CHAIN
 from pyro_dropout.training.checkpoints.training_checkpoint import Keeper
 from pyro_dropout.training.distributed.process_group import ALONE, Group
 from pyro_dropout.training.early_stopping import Watch
-from pyro_dropout.training.history import DivergedError, History
+from pyro_dropout.training.history import REMEDY, DivergedError, History, all_finite
 from pyro_dropout.training.loss_record import Ledger
 from pyro_dropout.training.runner import TrainingRun
-
-_REMEDY = "Lower the learning rate, clip gradients (clip_norm=...), or look for values in x and y that are not finite."
 
 
 def loop(
@@ -57,7 +54,11 @@ def loop(
     shown_bar = progress_bar(total, progress and group.first, done) if bar is None else _at_step(bar, done)
     with _Interruption(run, keeper, group is ALONE, total, progress) as interruption, shown_bar as bar:
         while done < total and not stopped:
-            losses = run.advance(min(total - done, CHAIN if watch is None else watch.ahead(done)))
+            losses = run.advance(min(total - done, run.together if watch is None else watch.ahead(done)))
+            if run.failed is not None:  # ranks that wait for this one are ended by torchrun
+                if group is ALONE:
+                    ledger.enter(losses)
+                _stop_if_diverged(run, ledger.losses, seen, good, blame)
             ledger.enter(group.mean(losses) if over_ranks is None else over_ranks(losses))
             taken, done = ledger.steps - done, ledger.steps
             now = time.perf_counter()
@@ -127,7 +128,7 @@ def _at_step(bar: Any, done: int) -> contextlib.AbstractContextManager[Any]:
 def _stop_if_diverged(
     run: TrainingRun, losses: Tensor, seen: int, good: list[Tensor], blame: Callable[[], str]
 ) -> None:
-    """Raise an error if a loss since step ``seen`` is not finite; the parameters return to ``good``.
+    """Raise an error if a step failed, or a loss since step ``seen`` is not finite; parameters return to ``good``.
 
     Where a step has several losses, one for each replica, the others continue until all are lost.
     """
@@ -137,30 +138,35 @@ def _stop_if_diverged(
         where = f" The term of site {site!r} is not finite." if site else ""
         raise DivergedError(
             f"the loss is {value}{gradient} at step {len(losses)}; that step was not taken.{where} The parameters are"
-            f" those after step {len(losses) - 1}. {_REMEDY}"
+            f" those after step {len(losses) - 1}. {REMEDY}"
         )
-    if run.guarded:
+    if run.guarded and run.failed is None:
         return
     finite = torch.isfinite(losses[seen:])
     bad = (~(finite if finite.dim() == 1 else finite.any(1))).nonzero()
-    if not len(bad):
+    lost = losses.dim() == 1 and not all_finite(run.values)  # by the last step, whose loss was before it
+    if not len(bad) and run.failed is None and not lost:
         return
-    first = seen + int(bad[0])
-    broken = sum(not bool(torch.isfinite(value).all()) for value in run.values)
+    broken = sum(not all_finite([value]) for value in run.values)
+    if len(bad) or run.failed is None:
+        first = seen + int(bad[0]) if len(bad) else len(losses) - 1
+        what = f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}"
+    else:
+        said = str(run.failed).splitlines()[0].rstrip(".")
+        what = f"after step {len(losses)} no other can be computed ({said})"
     run.publish()
     site = blame()
-    run.restore(good)
-    run.publish()
+    if good:
+        run.restore(good)
+        run.publish()
     before = blame()
     if before:
         reason = f"the term of site {before!r} is not finite even at the last good parameters."
     else:
         reason = f"that step broke {broken} of {len(run.values)} parameters."
         reason += f" At the parameters after it the term of site {site!r} is not finite." if site else ""
-    raise DivergedError(
-        f"the loss is {losses[first].flatten()[0].item()} at step {first + 1}; {reason} The parameters are back where"
-        f" they were at step {seen}. {_REMEDY}"
-    )
+    back = f"back where they were at step {seen}" if good else f"those after step {len(losses)}"
+    raise DivergedError(f"{what}; {reason} The parameters are {back}. {REMEDY}") from run.failed
 
 
 class _Interruption:

@@ -26,6 +26,8 @@ class Ledger:
 
     def enter(self, losses: Tensor) -> None:
         """Append the losses of the next steps, (steps,) or (steps, replicas)."""
+        if not len(losses):
+            return
         if not self.steps:
             # Filled, not only reserved: an operating system counts memory when it is first written to.
             self._pages = losses.new_full((self._total, *losses.shape[1:]), torch.nan)

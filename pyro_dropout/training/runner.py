@@ -18,7 +18,10 @@ from pyro_dropout.generative.precision import precision_now, products_in
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.protocols import Record
 from pyro_dropout.training.batches import Batches, Source
+from pyro_dropout.training.history import is_divergence
 from pyro_dropout.training.svi import warn_uncompiled
+
+_MANY = 2**20  # more steps than any engine takes at once
 
 
 class TrainingRun:
@@ -34,6 +37,7 @@ class TrainingRun:
 
     Attributes:
         refused: whether the last step was left out, because its loss or gradient was not finite.
+        failed: the error of torch that ended the last step, because its numbers have diverged.
         why: why faster engines do not take the steps.
         break_off: asked after each step: are no more wanted?
     """
@@ -52,6 +56,7 @@ class TrainingRun:
         self._before, self._fatal, self._precision = before, fatal, precision_now()
         self._eager: Loop = Direct(step)
         self.refused, self.compile_seconds = False, 0.0
+        self.failed: Exception | None = None
         self.why: list[str] = []
         self.break_off: Callable[[], bool] = lambda: False
         self._loop: Loop = self._eager
@@ -92,6 +97,11 @@ class TrainingRun:
         return self._loop.at_once(CHAIN) > 0
 
     @property
+    def together(self) -> int:
+        """How many steps are best taken before the next look at the clock."""
+        return max(CHAIN, self._loop.at_once(_MANY))
+
+    @property
     def guarded(self) -> bool:
         """Whether a step that is not finite is not taken, so that the parameters stay good."""
         return self._loop.guarded
@@ -107,12 +117,18 @@ class TrainingRun:
             self._loop.begin()
             for row in [[]] * count if self._batches is None else self._batches.inputs(count):
                 usual = self._batches is None or self._batches.usual(row)
-                loss, taken = (self._loop if usual else self._eager).one(row)
+                try:
+                    loss, taken = (self._loop if usual else self._eager).one(row)
+                except (RuntimeError, ValueError) as cause:
+                    if not is_divergence(cause, self.values):
+                        raise
+                    self.failed = cause
+                    break
                 losses.append(loss)
                 self.refused = not taken
                 if self.refused or self.break_off():
                     break
-        return torch.stack(losses)
+        return torch.stack(losses) if losses else self.t.new_empty(0)
 
     # --- the tensors that steps change --------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.protocols import PyroModel
 from pyro_dropout.training.compile.arguments import Arguments
 from pyro_dropout.training.compile.compiled_step import CompiledStep
+from pyro_dropout.training.history import DivergedError, all_finite, is_divergence
 from pyro_dropout.training.loss.elbo import ELBO
 from pyro_dropout.training.preflight import check_gradients, warn_of_decay
 
@@ -88,8 +89,18 @@ class SVI(pyro.infer.SVI):
     def step(self, *args: object, **kwargs: object) -> float:
         """Take one gradient step and return the loss before it."""
         check_gradients()
-        with products_in(self._precision):
-            found = self._step(args, kwargs)
+        try:
+            with products_in(self._precision):
+                found = self._step(args, kwargs)
+        except (RuntimeError, ValueError) as cause:
+            if not self._looked or not is_divergence(cause, self.optim.optim_objs):
+                raise
+            lost = sum(not all_finite([value]) for value in self.optim.optim_objs)
+            raise DivergedError(
+                f"this step cannot be computed ({_first_line(cause).rstrip('.')}); {lost} of"
+                f" {len(self.optim.optim_objs)} parameters are not finite. Lower the learning rate, clip gradients"
+                " (pyro.optim.ClippedAdam), or look for data that are not finite."
+            ) from cause
         if not self._looked:  # Pyro makes its optimisers in the first step
             self._looked = True
             warn_of_decay(self.optim, self._elbo)

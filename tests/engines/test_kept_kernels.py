@@ -1,5 +1,6 @@
 """Kernels that are kept on disk give the same steps, and are never trusted blindly."""
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pyro
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.exc import InductorError
 
 import pyro_dropout as pd
 from pyro_dropout.engines import kept_kernels, kernel_folder, program
@@ -84,13 +86,27 @@ def test_a_folder_that_another_user_has_made_is_not_used(tmp_path: Path, monkeyp
 def test_torchs_own_folder_made_by_another_user_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     theirs = tmp_path / "torchinductor_me"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(theirs))
-    kernel_folder.check_compiler_folder()
+    with kernel_folder.compiler_folder():
+        pass
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
     if me == 0:
         os.chown(theirs, 2, 2)  # what belongs to root is trusted
-    with pytest.raises(pd.PyroDropoutError, match="belongs to another user"):
-        kernel_folder.check_compiler_folder()
+    with pytest.raises(pd.PyroDropoutError, match="belongs to another user"), kernel_folder.compiler_folder():
+        pass
+
+
+@pytest.mark.parametrize("by_compiler", [False, True])
+def test_a_full_folder_of_torchs_compiler_is_named(
+    by_compiler: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    disk = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    said = RuntimeError(f"CppCompileError: cannot write: {disk.strerror}")
+    told = rf"cannot write to {tmp_path} or .*No space left.*Free some space"
+    with pytest.raises(pd.PyroDropoutError, match=told), kernel_folder.compiler_folder():
+        raise InductorError(said if by_compiler else disk, None)
 
 
 def test_a_folder_that_is_exchanged_after_the_check_runs_nothing_of_it(

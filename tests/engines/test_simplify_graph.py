@@ -82,6 +82,18 @@ def test_a_part_of_what_is_written_into_is_read_twice() -> None:
     same(step, X)
 
 
+def test_parts_that_torch_calls_unsafe_are_read_twice() -> None:
+    def gated(x: Tensor) -> Tensor:  # as torch's GRU does
+        one, other = ((x * 2).unsafe_chunk(2) for _ in range(2))
+        return one[0].add_(one[1]) + other[0].mul_(3.0)
+
+    x = torch.tensor([1.0, 2.0])
+    made = make_fx(gated)(x)
+    simplify_graph(made.graph)
+    made.recompile()
+    assert torch.equal(made(x), gated(x))
+
+
 def test_ones_that_are_written_into_are_no_ones() -> None:
     def step(x: Tensor) -> list[Tensor]:
         mask = torch.ones_like(x)

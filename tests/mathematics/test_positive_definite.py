@@ -61,3 +61,13 @@ def test_the_gram_forms_gradient_is_one_product() -> None:
     assert torch.autograd.gradcheck(gram_log_det, a)
     expected = torch.logdet(torch.eye(7, dtype=F64) + a @ a.mT)
     torch.testing.assert_close(gram_log_det(a), expected)
+
+
+def test_a_matrix_that_is_not_positive_definite_spoils_no_other() -> None:
+    """torch raises an error for all of them, or leaves numbers that are half computed."""
+    good = matrix(3, 0)
+    several = torch.stack([good, torch.zeros(3, 3, dtype=F64), -good, torch.full((3, 3), torch.inf, dtype=F64)])
+    found = log_det(several)
+    torch.testing.assert_close(found[0], torch.logdet(good))
+    assert found[1:3].isnan().all()
+    assert not found[3].isfinite()

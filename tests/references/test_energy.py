@@ -147,6 +147,41 @@ def test_a_support_that_depends_on_other_sites_is_refused() -> None:
     assert torch.isfinite(Energy(ModelCall(_within_a_parameter, (torch.ones(()),)))(torch.zeros(1, 1))[0])
 
 
+AFFINE = dist.transforms.AffineTransform(1.0, 2.0)
+EXP = dist.transforms.ExpTransform()
+
+
+@pytest.mark.parametrize(
+    ("base", "transforms"),
+    [
+        (dist.Beta(2.0, 2.0), [AFFINE]),
+        (dist.HalfNormal(1.0), [AFFINE]),
+        (dist.Normal(0.0, 1.0), [EXP, AFFINE]),
+        (dist.Normal(0.0, 1.0), [dist.transforms.ComposeTransform([EXP, AFFINE])]),
+        (dist.Uniform(0.0, 3.0), [dist.transforms.SigmoidTransform().inv]),
+    ],
+)
+def test_a_support_that_torch_declares_wrongly_is_refused(base: Any, transforms: list[Any]) -> None:
+    """It declares the real line for what an affine transform gives, whatever it is given."""
+
+    def model() -> None:
+        pyro.sample("u", dist.TransformedDistribution(base, transforms).expand([2]).to_event(1).mask(True))
+
+    for run in (pd.nuts, lambda program: pd.AutoMeanField(program)()):
+        with pytest.raises(pd.PyroDropoutError, match=r"site 'u'.*support is not known.*pyro\.sample\('u_unit'"):
+            run(model)
+
+
+def test_supports_that_torch_declares_rightly_are_taken() -> None:
+    def model() -> None:
+        pyro.sample("a", dist.TransformedDistribution(dist.Normal(0.0, 1.0), [AFFINE, EXP]))
+        pyro.sample("b", dist.TransformedDistribution(dist.Uniform(0.0, 1.0), [dist.transforms.SigmoidTransform().inv]))
+        pyro.sample("c", dist.TransformedDistribution(dist.Gamma(2.0, 1.0), [EXP.inv]))
+        pyro.sample("d", dist.LogNormal(0.0, 1.0))
+
+    assert sorted(pd.AutoMeanField(model)()) == ["a", "b", "c", "d"]
+
+
 def test_own_bounds_in_a_subsampled_plate_are_refused() -> None:
     """The next batch has other bounds."""
 

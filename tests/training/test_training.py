@@ -5,12 +5,15 @@ from collections.abc import Callable
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.training.batches import Batches
+from pyro_dropout.training.fit import move
 from pyro_dropout.training.optimisers import named, sgd
 from pyro_dropout.training.runner import TrainingRun
 
@@ -232,6 +235,75 @@ def test_a_learning_rate_that_is_too_large_is_named_and_nothing_is_lost() -> Non
     with pytest.raises(pd.DivergedError, match=r"that step broke \d+ of 4 parameters\. .* Lower the learning rate"):
         pd.fit(model, guide, x, y, steps=400, lr=1e6, optim="sgd", **QUIET)
     torch.testing.assert_close(guide.mean(), before)
+
+
+def by_matrix(x: Tensor, y: Tensor) -> None:
+    """Once its width is not finite, torch cannot factor the covariance."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    covariance = torch.eye(len(x)) * pyro.param("width", torch.tensor(1.0))
+    pyro.sample("y", dist.MultivariateNormal(x @ w, covariance + 0.01), obs=y.squeeze(-1))
+
+
+def by_check(x: Tensor, y: Tensor) -> None:
+    """Its own checks reject parameters that are not finite."""
+    w = pyro.sample("w", dist.Normal(torch.zeros(1), 1.0).to_event(1))
+    with pyro.plate("data", len(x)):
+        pyro.sample("y", dist.Normal(x @ w, pyro.param("width", torch.tensor(1.0)), validate_args=True), obs=y[:, 0])
+
+
+@pytest.mark.parametrize("how", [False, "traced", "auto", "optimiser", "svi"])
+@pytest.mark.parametrize("model", [by_matrix, by_check])
+def test_what_torch_rejects_after_a_divergence_is_said_as_one(model: Any, how: Any) -> None:
+    _, _, x, y = problem()
+    guide = pd.AutoMeanField(model)
+    guide(x, y)
+
+    def train() -> None:
+        if how == "svi":
+            svi = pd.SVI(model, guide, pyro.optim.SGD({"lr": 1e6}), compile=False)
+            for _ in range(40):
+                svi.step(x, y)
+        held: Any = torch.optim.RMSprop(guide.parameters(), lr=1e38) if how == "optimiser" else "sgd"
+        compile = False if how == "optimiser" else how
+        pd.fit(model, guide, x, y, steps=1000, lr=1e6, optim=held, compile=compile, progress=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what reads values is not recorded
+        with pytest.raises(pd.DivergedError, match=r"at step|be computed") as stop:
+            train()
+    assert "Lower the learning rate" in str(stop.value)
+    assert how == "svi" or all(value.isfinite().all() for value in guide.parameters())
+
+
+def test_networks_that_a_plain_function_calls_are_moved() -> None:
+    """With their buffers, which the run that finds them leaves alone; what is not moved is told."""
+    net, held = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), nn.Linear(1, 1)
+
+    def model(x: Tensor) -> None:
+        pyro.sample("y", dist.Normal(net(x), 1.0).to_event(2), obs=x)
+
+    def guide(x: Tensor) -> None:
+        held(x)
+
+    place = torch.device("meta")
+    move(model, guide, ModelCall(model, (torch.ones(4, 1, device=place),)), place)
+    assert {value.device.type for part in (net, held) for value in part.state_dict().values()} == {"meta"}
+    net, held = nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)), nn.Linear(1, 1)
+    move(lambda x: model(x), lambda x: guide(x), ModelCall(model, (torch.ones(4, 1),)), torch.device("cpu"))
+    assert not net[1].running_mean.any()
+
+    def other(x: Tensor) -> None:
+        raise RuntimeError("Expected all tensors to be on the same device, but got mat2 on cpu")
+
+    with pytest.raises(pd.PyroDropoutError, match="another tensor too, which is on another device"):
+        move(other, other, ModelCall(other, (torch.ones(4, 1),)), torch.device("cpu"))
+
+
+def test_parameters_that_the_last_step_breaks_are_said_and_restored() -> None:
+    model, guide, x, y = problem()
+    with pytest.raises(pd.DivergedError, match=r"the loss is \d.* at step 1; that step broke 4 of 4 parameters"):
+        pd.fit(model, guide, x, y, steps=1, lr=3e38, optim="sgd", **QUIET)
+    assert all(value.isfinite().all() for value in guide.parameters())
 
 
 def test_an_interruption_keeps_what_was_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Operations that stay torch's own in a step in plain C: those of linear algebra, and whatever has no formula."""
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from pyro_dropout.engines.generated.operations import VIEWS
+from pyro_dropout.engines.simplify_graph import shares_memory
 from pyro_dropout.engines.torch_internals import OpOverload
 
 MOST = 40  # in one step: each takes some five microseconds
@@ -36,9 +38,19 @@ def elsewhere(node: fx.Node, operation: OpOverload) -> OpOverload:
     target = node.args[0] if node.args else None
     if not name.endswith("_") or not isinstance(target, fx.Node) or target.target in VIEWS:
         return operation
-    if target.op != "call_function" or list(target.users) != [node]:
+    if target.op != "call_function" or list(target.users) != [node] or not _alone(target):
         return operation
     return getattr(getattr(torch.ops.aten, name[:-1], operation), overload or "default", operation)
+
+
+def _alone(node: fx.Node) -> bool:
+    """Whether no other operation reads the memory that a tensor lies in, but for other parts of it."""
+    while shares_memory(node):
+        whole = node.all_input_nodes[0]
+        if node.target is not operator.getitem and list(whole.users) != [node]:
+            return False
+        node = whole
+    return True
 
 
 def told(args: Any, number_of: Callable[[fx.Node], int]) -> Any:

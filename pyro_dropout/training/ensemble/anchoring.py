@@ -263,17 +263,15 @@ def perturbation(template: "SiteGuide", seeds: Iterable[int], call: ModelCall, b
             node["value"] = node["value"].detach().requires_grad_()
         with torch.enable_grad():
             trace = some.of(poutine.trace(poutine.replay(call.model, trace=guide_trace)).get_trace)
-    observed = observed_sites(trace)
+        observed = observed_sites(trace)
+        # Here: gradients need the buffers of the run, which are restored in place.
+        wide = [name for name, site in observed.items() if _depends(site["fn"], [node["value"] for node in latent])]
     if not observed:
         raise PyroDropoutError("the model observes nothing with these arguments, so there is nothing to train on.")
     for name, site in observed.items():
         _check_plates(name, site, batch, count)
     shapes = {name: _whole(site, batch, count) for name, site in observed.items() if is_gaussian(site["fn"])}
-    uncertain = {
-        name: _one_for_each(shape, observed[name]["fn"])
-        for name, shape in shapes.items()
-        if _depends(observed[name]["fn"], [node["value"] for node in latent])
-    }
+    uncertain = {name: _one_for_each(shapes[name], observed[name]["fn"]) for name in wide}
     sizes: dict[str, int] = {}
     for name, site in observed.items():
         if name not in shapes:
@@ -302,7 +300,9 @@ def _weights(shape: torch.Size) -> Tensor:
 
 
 def _depends(p: Distribution, latent: list[Tensor]) -> bool:
-    """Whether the width of a Gaussian depends on latent values."""
+    """Whether this is a Gaussian whose width depends on latent values."""
+    if not is_gaussian(p):
+        return False
     base = base_distribution(p)
     width = base.scale_tril if isinstance(base, MultivariateNormal) else base.scale
     if not width.requires_grad:

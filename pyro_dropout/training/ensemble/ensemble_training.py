@@ -147,8 +147,9 @@ class EnsembleTraining:
             try:
                 history = train(members)
             except BaseException as stop:
-                # Only if all ranks are here for the same reason can they exchange what their members have learned.
-                together = self._ranks.world == 1 or isinstance(stop, DivergedError)
+                # Only if all ranks are here for the same reason can they exchange what their members have learned; a
+                # cause is an error of torch on this rank, maybe alone.
+                together = self._ranks.world == 1 or (isinstance(stop, DivergedError) and stop.__cause__ is None)
                 members.finish(together=together)
                 if isinstance(stop, DivergedError | KeyboardInterrupt | SystemExit):
                     stop.add_note(self._note(members.rows, together))

@@ -42,6 +42,7 @@ from pyro_dropout.training.fleet.ranks import exchange, folder_of_rank, joined
 from pyro_dropout.training.fleet.replicas import (
     Replica,
     build_replicas,
+    finite_rows,
     over_replicas,
     rows_of,
     stacked,
@@ -173,7 +174,7 @@ class Fleet:
             if not bad:
                 note_training(guide, f"{history.summary}, in a fleet")
         good = [k for k, bad in enumerate(history.diverged.tolist()) if not bad]
-        rows = self.rows(inputs_of(x), options.get("indices")).to(y.device)
+        rows = rows_of(inputs_of(x), options.get("indices"), len(self)).to(y.device)
         warn_of_replicas(list(self), good, lambda k: (inputs_of(x)[rows[k]], y[rows[k]]))
         lost = int(history.diverged.sum())
         if lost:
@@ -191,7 +192,9 @@ class Fleet:
         run = self.prepare(x, y, **options)
         run.take_generators()
         keeper = None if checkpoint is None else Keeper(checkpoint, run, *self[0], run.facts(), None)
-        return loop(run, run.total, progress, keeper=keeper)
+        history = loop(run, run.total, progress, keeper=keeper)
+        history.losses[-1:, ~finite_rows(run.values).cpu()] = torch.nan  # what the last step breaks after its loss
+        return history
 
     def _train_apart(
         self, x: Any, y: Tensor, progress: bool, checkpoint: str | Path | Checkpoint | None, options: Record
@@ -202,7 +205,7 @@ class Fleet:
         device = local_device(options.get("device"), self.place())
         group = join(device)
         x = inputs_of(x)
-        rows, rates = self.rows(x, options.get("indices")), self.rates(options["lr"])
+        rows, rates = rows_of(x, options.get("indices"), len(self)), self.rates(options["lr"])
         told = {name: options.get(name) for name in ("steps", "epochs", "batch_size", "seed", "clip_norm")}
         parts = {name: digest(leaf) for name, leaf in named(x).items()}
         data = {**parts, "y": digest(y), "indices": digest(rows), "lr": rates.tolist()}
@@ -297,7 +300,7 @@ class Fleet:
             )
         check_how(clip_norm, seed, device, schedule=schedule, loss=loss, optim=optim)
         check_targets(self[0][0], x, y)
-        rows = self.rows(x, indices)
+        rows = rows_of(x, indices, len(self))
         rate = self.rates(_rate(optim, lr))
         update = chosen(optim, float(rate[0]), schedule, clip_norm)
         if seed is not None:
@@ -315,9 +318,8 @@ class Fleet:
         owners = self.owners(parameters)
 
         def write(values: list[Tensor]) -> None:
-            finite = torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in values]).all(0).tolist()
-            for k, owned in enumerate(owners):
-                if finite[k]:
+            for k, (owned, finite) in enumerate(zip(owners, finite_rows(values).tolist(), strict=True)):
+                if finite:
                     for parameter, value in zip(owned, values, strict=True):
                         parameter.data = value[k]
                     set_best_widths(*self[k], (x[rows[k, :1]], y[rows[k, :1]], points))
@@ -380,10 +382,6 @@ class Fleet:
                     " model an nn.Module that owns it."
                 )
         return [[owned[paths[id(value)]] for value in parameters.by_name.values()] for owned in by_path]
-
-    def rows(self, x: AnyInputs, indices: Tensor | None) -> Tensor:
-        """Return the rows of x that each replica sees, (E, n); raise if they are not valid."""
-        return rows_of(x, indices, len(self))
 
     def rates(self, lr: Rate) -> Tensor:
         """Return the learning rate of each replica, (E,); raise if they are not valid."""

@@ -9,6 +9,7 @@ from torch.func import vmap
 from tqdm.auto import tqdm
 
 from pyro_dropout.engines.program import traced
+from pyro_dropout.engines.simplify_graph import owner
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.own_noise import drawn_in_place, noise_of
@@ -171,17 +172,17 @@ def _drawn_in_place(guide: Any) -> str | None:
 
 def _is_input(node: object) -> bool:
     """Whether a node is an input of its graph, or shares memory with one: a view, or an in-place result."""
-    while isinstance(node, torch.fx.Node) and node.op == "call_function":
-        schema = getattr(node.target, "_schema", None)
-        if schema is None or not any(each.alias_info is not None for each in schema.returns):
-            return False
-        node = node.args[0]
-    return isinstance(node, torch.fx.Node) and node.op in ("placeholder", "get_attr")
+    return isinstance(node, torch.fx.Node) and owner(node).op in ("placeholder", "get_attr")
 
 
 def stacked(rows: list[list[Tensor]]) -> list[Tensor]:
     """Return the tensors of several replicas, each stacked over them."""
     return [torch.stack(column) for column in zip(*rows, strict=True)]
+
+
+def finite_rows(values: list[Tensor]) -> Tensor:
+    """Return whether all parameters of each replica are finite, (E,)."""
+    return torch.stack([value.reshape(len(value), -1).isfinite().all(1) for value in values]).all(0)
 
 
 def rows_of(x: AnyInputs, indices: Tensor | None, count: int) -> Tensor:

@@ -140,6 +140,14 @@ def test_a_learned_precision_is_that_of_the_data() -> None:
     assert model.likelihood.tau.item() == pytest.approx(1 / 0.09, rel=0.15)
 
 
+def test_whether_noise_depends_on_weights_is_asked_before_statistics_are_restored() -> None:
+    net = nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    model = pd.BayesianNet(net, None, pd.HeteroscedasticGaussian(), frozen_statistics="all")
+    x = torch.linspace(-1, 1, 8).unsqueeze(-1)
+    history = pd.fit(model, pd.Ensemble(model, members=2), x, x, steps=2, **QUIET)
+    assert history.losses.isfinite().all()
+
+
 @pytest.mark.deep
 def test_noise_that_depends_on_the_input_is_found() -> None:
     torch.manual_seed(0)

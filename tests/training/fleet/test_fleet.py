@@ -149,6 +149,14 @@ def test_a_replica_that_diverges_leaves_the_others_alone() -> None:
         pd.Fleet(build, {"seed": [0, 1]}).fit(x, y * float("nan"), steps=20, **QUIET)
 
 
+def test_a_replica_whose_parameters_the_last_step_breaks_is_counted() -> None:
+    x, y = data()
+    fleet = pd.Fleet(build, {"seed": [0, 1]})
+    with pytest.warns(UserWarning, match="1 of 2 replicas reached a loss that is not finite"):
+        history = fleet.fit(x, y, steps=1, optim="sgd", lr=torch.tensor([1e-4, 3e38]), **QUIET)
+    assert history.diverged.tolist() == [False, True]
+
+
 def test_replicas_of_other_structure_are_refused() -> None:
     with pytest.raises(pd.PyroDropoutError, match=r"the replica with \{'keep': 1.0\} differs in structure"):
         pd.Fleet(build, {"keep": [0.9, 1.0]})
