@@ -74,7 +74,8 @@ def text(known: list[dict[str, Any]]) -> str:
             f"With the paper's prior, `Prior()`, {_share(list(paper.values()), 'chance')} cells are at chance. The"
         ]
         lines += [
-            f"warning fired in {_share(lost, 'told')} of them, and in {_share(fine, 'told')} cells that are not.",
+            f"warning fired in {_share(lost, 'told')} of them, and in {_share(fine, 'told')} cells that are not, of all"
+            " priors.",
             "",
         ]
     lines += _learned(cells)
@@ -96,7 +97,8 @@ def _learned(cells: Cells) -> list[str]:
     if not count:
         return []
     return [
-        f"`Prior(learn=True)` is within 0.02 nats of the best of five fixed widths in {within} of {count} cells.",
+        "`Prior(learn=True)` is within 0.02 nats of the best of five fixed widths, by test score, in"
+        f" {within} of {count} cells.",
         "",
     ]
 
