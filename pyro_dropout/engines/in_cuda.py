@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from pyro_dropout.engines.cuda.steps import Recorded, StepsOnGpu
+from pyro_dropout.engines.cuda.steps import STATE, Recorded, StepsOnGpu
 from pyro_dropout.engines.cuda.values import UnsupportedError
 from pyro_dropout.engines.engine import CannotError, Loop, Step
 from pyro_dropout.engines.program import apart_in_memory, counting, traced
@@ -19,8 +19,10 @@ class InCuda:
         """Return what takes the steps."""
         if step.whole is None or not step.chained:
             raise CannotError("the host has something to do between two steps")
-        if step.large:
-            raise CannotError("it has too many parameters")
+        networks = 1 if step.solo is None else len(step.values[0])
+        size = sum(each.numel() * each.itemsize for each in step.leaves) // networks
+        if size > STATE:
+            raise CannotError(f"a step changes {size} bytes of a network, and a kernel may have {STATE}")
         if not apart_in_memory([*step.flat, *step.row], len(step.changed)):
             raise CannotError("two of its tensors share memory")
         try:
@@ -44,7 +46,7 @@ class InLaunches(Loop):
         stacked = [] if step.solo is None else tree_leaves(step.solo.stacked)
         own = [k for k, each in enumerate(stacked) if each is not None]
         each = range(len(example) - len(step.row), len(example))
-        self._clocks = step.t if copies == 1 else step.t.repeat(copies)  # no network waits for another one's
+        self._clocks = step.t if step.solo is None else step.t.repeat(copies)  # no network waits for another one's
         whole = [*step.leaves, self._clocks, *step.flat[len(step.changed) :], *step.row]
         recorded = Recorded(graph, [value.contiguous() for value in example], len(step.changed), each, copies, own)
         self._steps = StepsOnGpu(recorded, whole)

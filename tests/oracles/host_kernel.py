@@ -68,12 +68,12 @@ class InterpretedSteps(HostSteps):
 
     def _launched(self, bound: Any, first: int, steps: int, each: Sequence[Tensor]) -> list[Tensor]:
         recorded, source = self._recorded, self._source
-        count, many = len(recorded.inputs), recorded.copies > 1
+        count, many = len(recorded.inputs), bool(recorded.stacked)
         drawn = bound.whole[count + len(self._constants) :][: len(source.draws.counts)]
         for step in range(steps):
             for network in range(recorded.copies):
                 given = list(bound.whole[:count])
-                for k in {*range(recorded.writes), *recorded.stacked} if many else ():
+                for k in recorded.own:
                     given[k] = given[k][network]
                 for k, value in zip(recorded.each, each, strict=True):
                     given[k] = value[step][network] if many else value[step]

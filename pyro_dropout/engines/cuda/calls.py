@@ -31,8 +31,6 @@ class Constants:
 
     def value(self, tensor: Tensor) -> Value:
         """Return a tensor's elements."""
-        if self.live and tensor.is_cuda and not tensor.is_contiguous():
-            raise UnsupportedError("a tensor that the model holds is not contiguous")
         if self.live and tensor.is_cuda:
             return self._held(tensor)
         tensor, shape = tensor.detach().cpu(), tuple(tensor.shape)

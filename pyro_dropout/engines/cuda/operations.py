@@ -72,6 +72,7 @@ class Lowering:
         self._known: dict[fx.Node, Tensor] = {}  # values that depend on nothing but constants
         self._count = 0
         places = iter(inputs)
+        self._last = [node for node in graph.graph.nodes if node.op == "placeholder"][-1]  # the rows of a batch
         self.outputs: list[Value] = []
         for node in graph.graph.nodes:
             if node.op == "placeholder":
@@ -353,7 +354,7 @@ class Lowering:
 
     def _rows(self, node: Call, shape: Shape, dtype: torch.dtype) -> Value:
         value, index = self._value(node.args[0]), node.args[1]
-        if len(index) != 1 or index[0].op != "placeholder" or len(index[0].meta["val"].shape) != 1:
+        if len(index) != 1 or index[0] is not self._last or len(index[0].meta["val"].shape) != 1:
             raise UnsupportedError("a kernel has no indices but those of a batch")
         return by_number.rows(value, self._value(index[0]), shape)
 

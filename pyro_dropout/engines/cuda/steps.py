@@ -24,14 +24,11 @@ _SIDE_BY_SIDE = 128  # networks that run at once, about one on each processor; o
 _MOST_STEPS = 1000  # of one launch
 _SEVERAL = 4  # networks from which each is best left to a processor of its own
 _DRAWN = 2**26  # random numbers of one launch
-_STATE = 2**17  # bytes of what a step changes
+STATE = 2**17  # bytes of what a step changes
 _FAR = 2**24  # bytes that threads share in the GPU's memory
 _CLOSE = {torch.float32: 1e-3, torch.float64: 1e-9}
-_AWAY = (
-    0.0,
-    0.0,
-    0.3,
-)  # how far from the start the kernel is compared with the step; the second goes on from the first
+# How far from the start kernel and step are compared; the second comparison goes on from the first.
+_AWAY = (0.0, 0.0, 0.3)
 
 _ENTRY = """
 #ifdef __CUDACC__
@@ -76,7 +73,7 @@ class Recorded:
         writes: how many are replaced.
         each: the numbers of those inputs that differ from step to step: rows of data, which must exist.
         copies: how many networks there are.
-        stacked: the numbers of those other inputs of which each network has its own.
+        stacked: the numbers of those other inputs of which each network has its own; empty for one network alone.
     """
 
     graph: fx.GraphModule
@@ -85,6 +82,11 @@ class Recorded:
     each: Sequence[int] = ()
     copies: int = 1
     stacked: Sequence[int] = ()
+
+    @property
+    def own(self) -> set[int]:
+        """The numbers of the inputs that are given for all networks, one after another."""
+        return {*range(self.writes), *self.stacked} - {*self.each} if self.stacked else set()
 
 
 def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Source:
@@ -103,8 +105,6 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
     for kept in state:
         lines.append(f"{kept.kind}* s{kept.number} = ({kept.kind}*)(memory + {words});")
         words += kept.words
-    if words * WORD > _STATE:
-        raise UnsupportedError(f"a step changes {words * WORD} bytes, and a kernel may have {_STATE}")
     values = [outside(f"s{k}" if k < writes else f"x{k}", value) for k, value in enumerate(recorded.inputs)]
     outputs = Lowering(recorded.graph, values, constants, loops, "v", draws).outputs
     changed, results = list[tuple[_Kept, Value]](), list[Value]()
@@ -121,10 +121,10 @@ def steps_source(recorded: Recorded, near: int, threads: int, lanes: int) -> Sou
     body = loops.written([value.name or "" for value in (*(v for _, v in changed), *results)])
     mine, others = loops.microseconds()
     if copies < _SEVERAL and lanes > 1 and mine > others:  # one processor against all of them
-        raise UnsupportedError(f"a step would take one processor about {mine:.0f} µs, and all of them {others:.0f}")
+        raise TooLargeError(f"a step would take one processor about {mine:.0f} µs, and all of them {others:.0f}")
     places, end, far = loops.memory(words, near // WORD)
     if far * WORD > _FAR:
-        raise UnsupportedError(f"a step needs {far * WORD} bytes beside what threads share, and may have {_FAR}")
+        raise TooLargeError(f"a step needs {far * WORD} bytes beside what threads share, and may have {_FAR}")
 
     def pointer(name: str, dtype: torch.dtype, number: int, offset: str = "") -> str:
         kind = c_type(dtype)
@@ -190,8 +190,8 @@ class StepsOnGpu:
 
     Args:
         recorded: the step.
-        tensors: the inputs of all networks: of those that are replaced or ``stacked``, (copies, ...) if there are
-            several. The same tensors are used at every step, but for those that differ.
+        tensors: the inputs of all networks: of those that are replaced or ``stacked``, (copies, ...) if
+            there are several. The same tensors are used at every step, but for those that differ.
         compile: makes a function of a source; by default for a GPU.
         threads, lanes: of a block, and how many of them can exchange numbers.
 
@@ -211,23 +211,26 @@ class StepsOnGpu:
     ) -> None:
         self._device, self._copies = tensors[0].device, recorded.copies
         threads = threads or (THREADS if recorded.copies <= _SIDE_BY_SIDE else THREADS // 2)
-        if any(not value.is_contiguous() or value.device != self._device for value in tensors):
-            raise UnsupportedError("an input of the step is not contiguous, or lies elsewhere")
-        held = [value for value in recorded.graph.__dict__.values() if isinstance(value, Tensor)]
-        held += [*recorded.graph.buffers(), *recorded.graph.parameters()]
-        if any(value.numel() >= 2**31 for value in (*tensors, *held)):
-            raise UnsupportedError("a tensor has more elements than a kernel counts, in 32 bits")
+        changed = tensors[: recorded.writes]
+        if not all(value.is_contiguous() for value in changed) or any(v.device != self._device for v in tensors):
+            raise UnsupportedError("a parameter of the step is not contiguous, or an input lies elsewhere")
+        self._copied: list[tuple[Tensor, Tensor]] = []  # tensors that are not contiguous, and their copies
+        tensors = [*changed, *(self._contiguous(value) for value in tensors[recorded.writes :])]
         near = launch.near_memory(self._device) if compile is None else 2**16
         self._recorded = replace(recorded, graph=shaped(recorded.graph, recorded.inputs))
         try:
             source = steps_source(self._recorded, near, threads, lanes)
+        except TooLargeError:
+            raise
         except UnsupportedError:
             self._recorded = replace(recorded, graph=simpler(recorded.graph, recorded.inputs))
             source = steps_source(self._recorded, near, threads, lanes)
-        self._source = source
+        if any(value.numel() >= 2**31 for value in (*tensors, *source.constants)):
+            raise TooLargeError("a tensor has more elements than a kernel counts, in 32 bits")
+        self._source, self._many = source, bool(recorded.stacked)
         (end,) = (node for node in self._recorded.graph.graph.nodes if node.op == "output")
         self._examples = [node.meta["val"] for node in end.args[0][recorded.writes :]]
-        self._constants = [value.to(self._device) for value in source.constants]
+        self._constants = [self._contiguous(value.to(self._device)) for value in source.constants]
         self._run = (compile or _compiled)(source, self._device)
         self._far = torch.empty(self._copies * source.far // WORD + 1, dtype=torch.float64, device=self._device)
         per_step = max([1, *source.draws.counts.values()]) * self._copies
@@ -236,6 +239,13 @@ class StepsOnGpu:
         self._drawn = self._room_for_draws(self._block)
         self._whole = self._bound(tensors, self._drawn, self._block)
         self._check(tensors)
+
+    def _contiguous(self, value: Tensor) -> Tensor:
+        """Return a tensor, or a copy that is contiguous and is made anew before each launch."""
+        if value.is_contiguous():
+            return value
+        self._copied.append((value, value.contiguous()))
+        return self._copied[-1][1]
 
     def room(self, number: int) -> int:
         """Return how many steps one launch may take, from the step of this number."""
@@ -255,6 +265,8 @@ class StepsOnGpu:
             self._generator.manual_seed((seed + block * 0x9E3779B97F4A7C15) % 2**63)
             self._now = seed, block
             self._draw(self._drawn)
+        for value, copy in self._copied:
+            copy.copy_(value)
         return [value.clone() for value in self._launched(self._whole, first, steps, each)]
 
     def _draw(self, places: Sequence[Tensor]) -> None:
@@ -270,7 +282,7 @@ class StepsOnGpu:
 
     def _bound(self, tensors: Sequence[Tensor], drawn: Sequence[Tensor], steps: int) -> "_Bound":
         """Return what the kernel is called with: these tensors, and new ones for what differs and for results."""
-        given, many = list(tensors), (self._copies,) if self._copies > 1 else ()
+        given, many = list(tensors), (self._copies,) if self._many else ()
         for number in self._recorded.each:
             example = self._recorded.inputs[number]
             given[number] = example.new_empty(steps, *many, *example.shape)
@@ -287,8 +299,7 @@ class StepsOnGpu:
 
     def _check(self, tensors: Sequence[Tensor]) -> None:
         """Raise an error unless the kernel does what the step does, with the same random numbers, at several points."""
-        writes, many = self._recorded.writes, self._copies > 1
-        own = {*range(writes), *self._recorded.stacked} if many else set[int]()
+        writes, own = self._recorded.writes, self._recorded.own
         mine = [value.clone() for value in tensors]
         self._generator.manual_seed(0)
         drawn = self._room_for_draws(1)
@@ -308,7 +319,7 @@ class StepsOnGpu:
             pairs = zip(each.values(), bound.each, strict=True)
             found = self._launched(bound, 0, 1, [value.expand(place.shape) for value, place in pairs])
             results = [*mine[:writes], *(value[0] for value in found)]
-            results = [value[last] for value in results] if many else results
+            results = [value[last] for value in results] if self._many else results
             if not all(_alike(one, other) for one, other in zip(results, expected, strict=True)):
                 raise WrongKernelError("the kernel does not compute what the step does")
 
@@ -328,6 +339,10 @@ class _Bound:
     each: list[Tensor]
     results: list[Tensor]
     whole: list[Tensor]
+
+
+class TooLargeError(UnsupportedError):
+    """A step is too large for a kernel, however it is written."""
 
 
 class WrongKernelError(RuntimeError):

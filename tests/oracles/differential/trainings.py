@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader
 
 import pyro_dropout as pd
+from pyro_dropout.training.history import is_divergence
 from tests.oracles.differential.drawn import POINTS, Dice, ensemble_of, guide_of, problem, trained, training
 
 ENGINES = {"tape": 5, "recorded": 3, "C": 6, "svi": 3}  # and how often each is drawn
@@ -107,6 +108,11 @@ def by_svi(made: Any, how: str, told: list[str]) -> dict[str, Any]:
     return {"losses": losses} | state_of(model, guide)
 
 
+def told_error(error: Exception) -> str:
+    """Return the kind and the words of an error."""
+    return f"{type(error).__name__}: {error}"
+
+
 def engines(dice: Dice, drawn: dict[str, int] = ENGINES) -> str:
     """Eager steps, and those of an engine."""
     how = dice.pick(drawn, drawn.values())
@@ -118,7 +124,11 @@ def engines(dice: Dice, drawn: dict[str, int] = ENGINES) -> str:
         try:
             return train((model, guide, tree_map(lambda part: part * moved, x), y, settings), engine, dice.told), ""
         except pd.PyroDropoutError as error:
-            return {}, f"{type(error).__name__}: {error}"
+            return {}, "diverged" if isinstance(error, pd.DivergedError) and train is by_svi else told_error(error)
+        except ValueError as error:
+            if engine != "eager" or train is not by_svi or not is_divergence(error, []):
+                raise
+            return {}, "diverged"  # as Pyro's own SVI says it
 
     (eager, why), (other, reason) = run("eager"), run(how)
     if why or reason:
