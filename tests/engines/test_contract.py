@@ -54,7 +54,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # What an engine cannot take: settings, and its own words for them.
 REFUSED: list[tuple[str, set[str], str]] = [
     ("C", {"torch's own"}, "runs beside the step"),
-    ("C", {"multiplicative-row-scale"}, "_linalg_check_errors"),
     ("C", {"dropout-ensemble", "bernoulli"}, "empty_like"),
     ("C", {"mean-field-ensemble", "bernoulli"}, "empty_like"),
 ]
