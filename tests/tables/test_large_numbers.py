@@ -130,7 +130,7 @@ def test_a_run_knows_its_centres(tmp_path: Path) -> None:
         mean, lower, upper = (Fraction(row[name]) - NOW * 10**9 for name in ("mean", "lower", "upper"))
         assert abs(mean - 5 * k) < 300  # of a number with nineteen digits
         assert lower < mean < upper
-        assert float(upper - lower) == pytest.approx(2 * 1.96 * float(row["std"]), rel=0.2)
+        assert 0.5 < float(upper - lower) / (2 * 1.96 * float(row["std"])) < 2  # only the interval is calibrated
         assert row["beyond"] == ""
     assert run("resume", tmp_path / "run", "--steps", 201, "--quiet").exit_code == 0
 
