@@ -1,14 +1,21 @@
-"""What the package offers by name: guides and scores. Each is registered in the file that defines it.
+"""What there is by name: guides and scores. Each is registered in the file that defines it.
 
 The command line, the estimators, ``compare``, its report and the contract tests read this registry. Names of guides can
-be read from the source without importing torch, so ``--help`` stays fast.
+be read from the source without importing torch, so ``--help`` stays fast. Another package registers its own by entry
+points that name their modules, in the groups "pyro_dropout.guides" and "pyro_dropout.scores"::
+
+    [project.entry-points."pyro_dropout.guides"]
+    radial = "my_package.radial"
 """
 
 import ast
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -136,10 +143,22 @@ def _check_same(kind: str, name: str, known: Callable[..., object], new: Callabl
 
 
 def _import_all(folder: str) -> None:
-    """Import every module of a folder of the package, so that what it holds is registered."""
+    """Import every module of a folder of the package, and what other packages add to it, so that all is registered."""
     for path in sorted((_HERE / folder).glob("*.py")):
         if path.stem != "__init__":
             import_module(f"pyro_dropout.{folder.replace('/', '.')}.{path.stem}")
+    for point in _other_packages(folder.rpartition("/")[2]):
+        try:
+            import_module(point.module)
+        except Exception as reason:  # whatever is wrong with another package must not stop this one
+            said = f"{type(reason).__name__}: {reason}"
+            warnings.warn(f"{point.name!r}, which another package registers, is left out. {said}", stacklevel=3)
+
+
+@cache
+def _other_packages(kind: str) -> tuple[EntryPoint, ...]:
+    """Return the modules that other packages register for a kind, "guides" or "scores"."""
+    return tuple(sorted(entry_points(group=f"pyro_dropout.{kind}")))
 
 
 def guides() -> Mapping[str, GuideEntry]:
@@ -163,7 +182,10 @@ def guide_names() -> tuple[str, ...]:
 @cache
 def listed_guides() -> tuple[Listed, ...]:
     """Return the guides that the source registers, in order, without importing them."""
-    found = [entry for path in sorted((_HERE / "guides").glob("*.py")) for entry in _registrations(path)]
+    files = sorted((_HERE / "guides").glob("*.py"))
+    specs = [find_spec(point.module) for point in _other_packages("guides")]
+    files += [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
+    found = [entry for path in files for entry in _registrations(path)]
     return tuple(sorted(found, key=lambda entry: entry.order))
 
 
