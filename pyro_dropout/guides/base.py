@@ -47,13 +47,16 @@ Bias = Literal["map", "gaussian", "dropout", "dropout_each"]
 Check = Callable[[str, object], None]
 
 
-class Shared(TypedDict):
-    """The options that every guide hands on to ``SiteGuide``."""
+class Options(TypedDict, total=False):
+    """The options of every guide, by keyword; ``SiteGuide`` explains them."""
 
+    bias: Bias
+    other: Family
+    row_dim: BySite | None
     init: Init
     init_loc_fn: InitLoc | None
     init_scale: InitScale
-    other: Family
+    create_plates: Callable[..., object] | None
 
 
 class SiteState(nn.Module):
@@ -91,7 +94,8 @@ class SiteGuide(Marginals):
     Args:
         model: the Pyro model.
         bias: how biases (real-valued vectors outside all plates) are treated: a point ("map"), a Gaussian of learned
-            width, or, where the guide drops, dropped as one row ("dropout") or weight by weight ("dropout_each").
+            width ("gaussian"), or, in ``AutoDropout``, dropped as one row ("dropout") or weight by weight
+            ("dropout_each"). By default the first of ``biases``.
         other: how all other latent variables (scalars, constrained sites, sites in plates) are treated: a Gaussian of
             learned width in unconstrained space, or a point ("map").
         row_dim: the weight dimension that indexes rows; a number, a dict by site, or a function of the site's name.
@@ -104,7 +108,7 @@ class SiteGuide(Marginals):
         create_plates: as in Pyro's AutoGuide.
     """
 
-    biases: tuple[Bias, ...] = ("map", "gaussian")
+    biases: tuple[Bias, ...] = ("map", "gaussian")  # what ``bias`` may be; the first is the default
     drops = False  # whether the guide differs from a Gaussian only at weights
     full_prior = False  # whether a tempered prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
@@ -113,7 +117,7 @@ class SiteGuide(Marginals):
         self,
         model: PyroModel,
         *,
-        bias: Bias = "map",
+        bias: Bias | None = None,
         other: Family = "gaussian",
         row_dim: BySite | None = None,
         init: Init = "module",
@@ -130,6 +134,7 @@ class SiteGuide(Marginals):
             if value is not None and not callable(value):
                 raise PyroDropoutError(f"{name} must be {what}, or None; got {describe(value)}.")
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
+        bias = self.biases[0] if bias is None else bias
         check_choice("bias", bias, self.biases)
         check_choice("other", other, ("gaussian", "map"))
         start = given_weights(init, model)
