@@ -202,15 +202,13 @@ class AutoLaplace(SiteGuide):
         same = len(now) == len(known) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(now, known, strict=True))
         if not same:
             self._roots = (now, {})
-        key = _root_key(block, like)
+        key = f"{','.join(block.shapes)} {like.dtype} {like.device}"
         if key not in self._roots[1]:
             with torch.no_grad():
                 if isinstance(block, Dense):
                     self._roots[1][key] = block.root().to(like)
                 elif isinstance(block, Kronecker):
-                    layers = [each for each in self.curvature if isinstance(each, Kronecker)]
-                    made = Rotated.of_each(layers, like)
-                    self._roots[1].update(zip((_root_key(each, like) for each in layers), made, strict=True))
+                    self._roots[1][key] = Rotated.of(block, like)
                 else:
                     assert isinstance(block, Diagonal)
                     self._roots[1][key] = {name: scale.to(like) for name, scale in block.scales().items()}
@@ -326,10 +324,6 @@ class AutoLaplace(SiteGuide):
 def _log(name: str, value: float | Tensor) -> Tensor:
     check_positive(name, value)
     return torch.as_tensor(value, dtype=torch.float64).log()
-
-
-def _root_key(block: Block, like: Tensor) -> str:
-    return f"{','.join(block.shapes)} {like.dtype} {like.device}"
 
 
 def _is_bias(block: Kronecker, name: str) -> bool:

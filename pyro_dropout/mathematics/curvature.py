@@ -6,14 +6,13 @@ I + P^-½ H P^-½: its eigenvalues are at least 1, so that it is as well conditi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Size, Tensor, nn
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.side_by_side import eigh_each
 
 F64 = torch.float64
 Shapes = Mapping[str, Size]
@@ -109,7 +108,6 @@ class Dense(Block):
         return prior.log().sum() + 2 * _cholesky(self.scaled(prior), self.shapes).diagonal().log().sum()
 
     def scaled(self, prior: Tensor) -> Tensor:
-        """Return D^-½ A D^-½."""
         """Return I + P^-½ H P^-½."""
         half = prior.rsqrt()
         return torch.eye(len(prior), dtype=F64, device=prior.device) + half[:, None] * self.hessian * half
@@ -195,22 +193,15 @@ class Kronecker(Block):
 
     def rotations(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U, V and the standard deviations s_kj = (β_k λ_j + 1)^-½ in the rotated units."""
-        return rotations_of([self])[0]
+        with torch.no_grad():
+            beta, left = torch.linalg.eigh(self.outputs)
+            lam, right = torch.linalg.eigh(self.scaled(self.prior))
+        return left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()
 
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return ‖s ∘ Uᵀ G D^-½ V‖² of the matrix G."""
         left, right, widths = self.rotations()
         return (left.mT @ (self.matrix(by_site) * self.prior.rsqrt()) @ right * widths).square().sum()
-
-
-def rotations_of(blocks: Sequence[Kronecker]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return ``rotations`` of each layer."""
-    matrices = [matrix for block in blocks for matrix in (block.outputs, block.scaled(block.prior))]
-    pairs = iter(eigh_each(matrices))
-    found = []
-    for (beta, left), (lam, right) in zip(pairs, pairs, strict=True):
-        found.append((left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()))
-    return found
 
 
 class Curvature(nn.Module):

@@ -141,7 +141,39 @@ class SharedNoise:
         return self._drawn
 
 
-class FullRankBlock(FullRankNormal):
+class OfWholeDraws(FullRankNormal):
+    """One of several tensors that are drawn together: it has its share of the density of whole draws only.
+
+    Attributes:
+        shared: the noise of all of them.
+    """
+
+    joint = True
+    shared: SharedNoise
+    _last: tuple[weakref.ref[Tensor], Tensor] | None = None
+
+    def _noted(self, value: Tensor, noise: Tensor) -> Tensor:
+        """Return a draw, and keep the part of its noise, (..., n), that its density needs."""
+        self._last = weakref.ref(value), noise
+        return value
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return this tensor's share of log q of the last draw; the sum over all tensors is the joint density."""
+        if self._last is None or self._last[0]() is not value:
+            raise PyroDropoutError(
+                "tensors that are drawn together have a density for whole draws only; guide.posterior(name) has one for"
+                " each site."
+            )
+        return self._log_density(self._last[1])
+
+    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
+        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
+        new = super().expand(batch_shape, _instance)
+        new._last = None
+        return new
+
+
+class FullRankBlock(OfWholeDraws):
     """One tensor of a block, drawn given the tensors before it.
 
     Args:
@@ -150,12 +182,9 @@ class FullRankBlock(FullRankNormal):
         shared: the noise of the block.
     """
 
-    joint = True
-
     def __init__(self, loc: Float[Tensor, "*shape"], root: Float[Tensor, "K end"], shared: SharedNoise) -> None:
         super().__init__(loc, root)
-        self._shared = shared
-        self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self.shared = shared
 
     def half_log_det(self) -> Tensor:
         """Return this tensor's share of half the log-determinant: the sum of its part of log diag L."""
@@ -165,25 +194,9 @@ class FullRankBlock(FullRankNormal):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this tensor's part of the block."""
         lead, (size, end) = (*sample_shape, *self.batch_shape), self.root.shape
-        noise = self._shared.draw(lead, self.loc)[..., :end]
+        noise = self.shared.draw(lead, self.loc)[..., :end]
         value = self.loc + (noise @ self.root.mT).reshape((*lead, *self.loc.shape))
-        self._last = weakref.ref(value), noise[..., end - size :]
-        return value
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return log q(w_s | w_<s) of the last draw; the sum over the tensors of a block is the joint density."""
-        if self._last is None or self._last[0]() is not value:
-            raise PyroDropoutError(
-                "a block of a full-covariance guide has a density for whole draws only; guide.posterior(name) has one"
-                " for each site."
-            )
-        return self._log_density(self._last[1])
-
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = super().expand(batch_shape, _instance)
-        new._last = None
-        return new
+        return self._noted(value, noise[..., end - size :])
 
 
 def _to_gaussian(q: FullRankNormal, p: Distribution) -> Tensor:

@@ -4,17 +4,14 @@ The matrix (W, b) of a layer is M + U (s ∘ ε) Tᵀ, with orthogonal U, widths
 with Kronecker factors. Nothing is as large as the square of the number of weights.
 """
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.mathematics.curvature import Kronecker, rotations_of
-from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, SharedNoise
+from pyro_dropout.mathematics.curvature import Kronecker
+from pyro_dropout.mathematics.full_rank_normal import FullRankNormal, OfWholeDraws, SharedNoise
 
 
 @dataclass(frozen=True)
@@ -36,15 +33,13 @@ class Rotated:
     half_log_det: Tensor
 
     @classmethod
-    def of_each(cls, blocks: Sequence[Kronecker], like: Tensor) -> "list[Rotated]":
-        """Return the factors of the posterior of each block, in the type of ``like``; side by side on a GPU."""
-        found = []
-        for block, (left, right, widths) in zip(blocks, rotations_of(blocks), strict=True):
-            half = block.prior.sqrt()
-            half_log_det = widths.log().sum() - len(left) * half.log().sum()
-            factors = (left, right / half[:, None], right.mT * half, widths, half_log_det)
-            found.append(cls(*(factor.to(like) for factor in factors)))
-        return found
+    def of(cls, block: Kronecker, like: Tensor) -> "Rotated":
+        """Return the factors of the posterior of a block, in the type of ``like``."""
+        left, right, widths = block.rotations()
+        half = block.prior.sqrt()
+        half_log_det = widths.log().sum() - len(left) * half.log().sum()
+        factors = (left, right / half[:, None], right.mT * half, widths, half_log_det)
+        return cls(*(factor.to(like) for factor in factors))
 
     def root(self, rows: Tensor) -> Tensor:
         """Return R(U ⊗ T) diag s of rows R, (B, outputs, inputs and bias): (B, outputs · K)."""
@@ -117,7 +112,7 @@ class KroneckerNormal(FullRankNormal):
         return self._log_density(z.flatten(-2))
 
 
-class KroneckerBlock(KroneckerNormal):
+class KroneckerBlock(KroneckerNormal, OfWholeDraws):
     """The weight of a layer or its bias, drawn together; the bias has the distribution that it has given the weight.
 
     Args:
@@ -127,12 +122,11 @@ class KroneckerBlock(KroneckerNormal):
         shared: the noise of the layer.
     """
 
-    joint = True
+    log_prob = OfWholeDraws.log_prob
 
     def __init__(self, loc: Tensor, layer: Rotated, is_bias: bool, shared: SharedNoise) -> None:
         super().__init__(loc, layer, is_bias)
-        self._shared = shared
-        self._last: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self.shared = shared
 
     def half_log_det(self) -> Tensor:
         """Return this tensor's share of half the log-determinant: that of W, and that of b given W."""
@@ -141,26 +135,9 @@ class KroneckerBlock(KroneckerNormal):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draw this tensor's part of the layer."""
         lead = (*sample_shape, *self.batch_shape)
-        noise = self._shared.draw(lead, self.loc).unflatten(-1, self.layer.widths.shape)
-        value = self._from_noise(noise)
-        self._last = weakref.ref(value), noise
-        return value
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Return this tensor's share of the joint log density of the last draw; the shares add up."""
-        if self._last is None or self._last[0]() is not value:
-            raise PyroDropoutError(
-                "a layer with Kronecker factors has a density for whole draws only; guide.posterior(name) has one for"
-                " each site."
-            )
-        noise = self._last[1].flatten(-2)
-        return self._log_density(noise[..., :0] if self.is_bias else noise)
-
-    def expand(self, batch_shape: Sequence[int], _instance: Self | None = None) -> Self:
-        """Return the same distribution with a larger batch; the parameters are shared, not copied."""
-        new = super().expand(batch_shape, _instance)
-        new._last = None
-        return new
+        noise = self.shared.draw(lead, self.loc)
+        value = self._from_noise(noise.unflatten(-1, self.layer.widths.shape))
+        return self._noted(value, noise[..., :0] if self.is_bias else noise)
 
 
 def bias_normal(loc: Tensor, layer: Rotated) -> FullRankNormal:
