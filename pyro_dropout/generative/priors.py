@@ -9,7 +9,6 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.hidden import hidden_by_default
 from pyro_dropout.generative.layouts import layout_of
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive
@@ -168,10 +167,6 @@ class Prior:
             )
         self.learn: bool | tuple[str, ...] = chosen if isinstance(chosen, bool) else tuple(chosen)
         self.tempered = bool(self.learn) if tempered is None else tempered
-
-    def __getstate__(self) -> dict[str, object]:
-        check_named("Prior", length_scale=self.length_scale, bias_length_scale=self.bias_length_scale, hide=self.hide)
-        return dict(self.__dict__)
 
     def sites(self, net: nn.Module) -> Iterator[Site]:
         """Yield the random parameters of ``net`` in the order of its ``named_parameters()``."""

@@ -35,7 +35,7 @@ from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import EmptyModelError, NoWeightWarning, PyroDropoutError
-from pyro_dropout.mathematics.functional_normal import Normal
+from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.stacked import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution

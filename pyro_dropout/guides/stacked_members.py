@@ -12,7 +12,6 @@ import torch
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_dropout.generative.by_name import check_named
 from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.generative.random_state import forked
@@ -246,7 +245,6 @@ class StackedMembers(nn.Module):
 
     def __getstate__(self) -> dict[str, object]:
         # A model that is a function is needed no more once its sites are known, and often cannot be pickled.
-        check_named(type(self).__name__, guide=self._make[0])
         for parameter in self.parameters():
             parameter.__dict__.pop("unconstrained", None)  # a weak reference that Pyro leaves
         model = self._model[0] if isinstance(self._model[0], nn.Module) or not self.known else None

@@ -1,10 +1,9 @@
 """Score-function terms for draws with a discrete part whose probabilities are trained.
 
-A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here, and a loss
-without one raises an error, because it would leave the probabilities where they started.
+A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here. One without
+would leave the probabilities where they started: Pyro's losses of this kind refuse what is not fully reparameterised.
 """
 
-import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,11 +16,7 @@ from torch import Size, Tensor
 from torch.distributions import constraints
 
 from pyro_dropout.mathematics.broadcasting import broadcast_shape
-from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.no_density import is_placeholder, no_density
-
-_WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
-_NEAR = 12  # stack frames to search for the loss that called
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,6 @@ class Scored(TorchDistribution):
         if not self.scored:
             parts: ScoreParts = super().score_parts(x, *args, **kwargs)  # type: ignore[no-untyped-call]
             return parts
-        _refuse_losses_without_scores()
         log_prob = self.log_prob(x)
         if is_placeholder(x):
             return ScoreParts(log_prob, log_prob, log_prob)  # nonzero, so a loss that reads it raises
@@ -96,20 +90,3 @@ class Scored(TorchDistribution):
         new.__dict__.update(self.__dict__)
         new._batch_shape = Size(batch_shape)
         return new
-
-
-def _refuse_losses_without_scores() -> None:
-    """Raise an error if the caller is one of Pyro's losses that have no score term."""
-    frame = sys._getframe(2)
-    for _ in range(_NEAR):
-        owner = frame.f_locals.get("self")
-        names = {kind.__name__ for kind in type(owner).__mro__} if frame.f_code.co_name != "score_parts" else set()
-        if names & _WITHOUT_SCORES:
-            raise PyroDropoutError(
-                f"the component probabilities of a mixture are trained by the score of its labels, but"
-                f" {type(owner).__name__} has no score term. Use pyro_dropout.ELBO or pyro.infer.Trace_ELBO, or"
-                " AutoRowMixture(weights='fixed')."
-            )
-        if frame.f_back is None:
-            return
-        frame = frame.f_back

@@ -58,9 +58,7 @@ def test_it_stands_where_autonormal_stood(guide: str, scenario: str) -> None:
         assert what != "failed", why
         return
     if (guide, scenario) in NEED_A_PATH:
-        assert what == "refused", why
-        assert "linear.weight" in why
-        assert "RenyiELBO has no score term" in why
+        assert "NotImplementedError" in why  # Pyro's own refusal
         return
     expected = "refused" if scenario in NEED_A_DENSITY and not GUIDES[guide].density else "passed"
     assert what == expected, why

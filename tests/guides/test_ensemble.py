@@ -260,13 +260,6 @@ def test_a_trained_ensemble_can_be_pickled(guide: Any) -> None:
     assert copy.copy(twin).members == 3
 
 
-def test_a_guide_without_a_name_cannot_be_pickled() -> None:
-    ensemble = pd.Ensemble(model(), lambda m: pd.AutoMeanField(m), members=2)
-    with pytest.raises(pd.PyroDropoutError, match="guide of Ensemble cannot be pickled"):
-        pickle.dumps(ensemble)
-    assert copy.deepcopy(ensemble).members == 2
-
-
 def test_one_member_is_an_ensemble_too() -> None:
     net, x = model(), torch.randn(6, 2)
     answer = pd.predict(net, pd.Ensemble(net, members=1), x)
