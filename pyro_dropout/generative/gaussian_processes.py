@@ -13,15 +13,14 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.draws import add_bias, linear, one_for_each_point, without_plate
-from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
+from pyro_dropout.generative.layers import add_bias, linear, one_for_each_point, without_plate
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.registration import buffered, tell_pyro
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
+from pyro_dropout.mathematics.covariance import check_shape
 from pyro_dropout.mathematics.errors import NotFollowedError, RangeError
-from pyro_dropout.mathematics.finite_rank import Nonlinearity, nonlinearity_of
-from pyro_dropout.mathematics.kernel_frame import check_shape
+from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Likelihood

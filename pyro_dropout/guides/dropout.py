@@ -7,20 +7,11 @@ import pyro.distributions as dist
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import (
-    Bias,
-    Options,
-    SiteGuide,
-    State,
-    check_unless_by_site,
-    gaussian,
-    matching,
-    trained,
-)
-from pyro_dropout.guides.sites import GuideSite, per_row
+from pyro_dropout.guides.base import SiteGuide, State, gaussian, matching, trained
+from pyro_dropout.guides.sites import Bias, Common, GuideSite, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.row_layout import RowDim
+from pyro_dropout.mathematics.shapes import RowDim
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -69,7 +60,7 @@ class AutoDropout(SiteGuide):
         keep: BySite = KEEP,
         scale: BySite = 0.0,
         bias: Bias = "map",
-        **options: Unpack[Options],
+        **options: Unpack[Common],
     ) -> None:
         super().__init__(model, bias=bias, **options)
         self.keep, self.scale = keep, scale

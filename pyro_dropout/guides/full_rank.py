@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
-from pyro_dropout.guides.base import Options, SiteGuide, State, trained
-from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.base import SiteGuide, State, trained
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise

@@ -14,11 +14,17 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
-from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker
+from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker, log_evidence
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.evidence import log_evidence
-from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
-from pyro_dropout.mathematics.kronecker_normal import KroneckerBlock, KroneckerNormal, Rotated, bias_normal
+from pyro_dropout.mathematics.full_rank_normal import (
+    FullRankBlock,
+    FullRankNormal,
+    KroneckerBlock,
+    KroneckerNormal,
+    Rotated,
+    SharedNoise,
+    bias_normal,
+)
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
 

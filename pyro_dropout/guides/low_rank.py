@@ -10,15 +10,15 @@ from typing import Literal, Self, Unpack, cast
 import torch
 from torch import Tensor
 
-from pyro_dropout.guides.base import Options, SiteGuide, State, trained
-from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
-from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.base import SiteGuide, State, trained
+from pyro_dropout.guides.moments import model_of, nearest_to, set_state
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
+from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
-from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
-from pyro_dropout.mathematics.no_density import is_placeholder
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
+from pyro_dropout.mathematics.scored import is_placeholder
 from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 

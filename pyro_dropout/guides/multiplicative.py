@@ -6,9 +6,9 @@ from typing import Literal, Unpack
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import Options, SiteGuide, State, check_unless_by_site, matching, trained
+from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.dropout import is_number
-from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_non_negative, check_positive
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
 from pyro_dropout.protocols import PyroModel, SiteDistribution

@@ -5,8 +5,8 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from pyro_dropout.guides.base import Options, SiteGuide, State, matching, trained
-from pyro_dropout.guides.sites import GuideSite
+from pyro_dropout.guides.base import SiteGuide, State, matching, trained
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture

@@ -14,13 +14,12 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
-from pyro_dropout.mathematics.base_distribution import base_distribution
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
+from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
 from pyro_dropout.mathematics.whole_sums import runs_on_cpu, sum_of_squares
 
 Method = Literal["large_k", "exact", "monte_carlo"]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.judging.diagnostics.arviz_export import arviz
-from pyro_dropout.mathematics.member_mixture import MemberMixture
+from pyro_dropout.mathematics.mixtures import MemberMixture
 
 F64 = torch.float64
 TAU = 4.0

@@ -14,12 +14,11 @@ from pyro import poutine
 from scipy import special, stats
 from torch import Tensor, nn
 
-from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
 from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from pyro_dropout.mathematics.covariance import ArcCosine, Layered
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.finite_rank import finite_rank_features, finite_rank_log_marginal
+from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, finite_rank_features, finite_rank_log_marginal
 from tests.oracles.deep_gps import BIAS_LENGTH, POINTS, SCALES, WIDTHS, numpy_functions
 
 UPPER = np.triu_indices(len(POINTS))

@@ -10,7 +10,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
-from pyro_dropout.mathematics.transformed_normal import LogitNormal, LogNormal
+from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 
 F64 = torch.float64
 

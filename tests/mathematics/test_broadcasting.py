@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
+from pyro_dropout.mathematics.shapes import broadcast_shape
 
 SHAPES = st.lists(st.lists(st.sampled_from([0, 1, 1, 2, 3]), max_size=3), max_size=4)
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.mixture_quantiles import marginal_quantile, mixture_cdf, mixture_quantile
+from pyro_dropout.mathematics.mixtures import marginal_quantile, mixture_cdf, mixture_quantile
 
 F64 = torch.float64
 levels = st.floats(1e-3, 1 - 1e-3)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pyro_dropout.mathematics.positive_definite import _swept, gram_log_det, log_det
+from pyro_dropout.mathematics.gaussian_rows import _swept, gram_log_det, log_det
 from tests.oracles.both_types import digits, dtypes
 
 F64 = torch.float64

@@ -19,7 +19,7 @@ from pyro.infer import (
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
 
 X, Y = torch.tensor([[1.0, 0.3], [-0.2, 1.0]]), torch.tensor([1.5, 2.5])
 LOCS, WIDTH = torch.tensor([[[1.8, -1.5]], [[-0.6, 2.1]]]), 0.4

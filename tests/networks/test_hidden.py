@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.generative.hidden import hidden_by_default
+from pyro_dropout.generative.layouts import hidden_by_default
 from tests.networks.language import GPT2
 from tests.networks.zoo import VisionTransformer
 
