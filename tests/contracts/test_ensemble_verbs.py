@@ -242,20 +242,6 @@ def test_ranks_among_repeated_points_are_refused() -> None:
     assert all(0 <= int(rank) <= 5 for ranks in found.ranks.values() for rank in ranks)
 
 
-@pytest.mark.deep
-def test_anchored_points_of_a_linear_model_pass_simulation_based_calibration() -> None:
-    model = pd.BayesianNet(nn.Linear(2, 1, bias=False).double(), likelihood=pd.Gaussian(TAU))
-    x = torch.randn(6, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
-
-    def fit(model: Any, x: Tensor, y: Tensor) -> pd.Ensemble:
-        ensemble = pd.Ensemble(model, members=19)
-        pd.fit(model, ensemble, x, y, steps=100, schedule=lambda done: 1.001 - done / 100, **QUIET | {"lr": 0.3})
-        return ensemble
-
-    found = pd.sbc(model, fit, x, replications=80, samples=19, progress=False)
-    assert min(found.pvalues().values()) > 1e-3
-
-
 # --- ArviZ, and comparisons -------------------------------------------------------------------------------------------
 
 
@@ -271,20 +257,6 @@ def test_chains_are_members_in_their_order(points: Any, dropout: Any) -> None:
     assert all(bool(((rows == 0) | (rows == loc)).all()) for rows, loc in zip(drawn, kept, strict=True))
     rhat = arviz().rhat(data, var_names=["0.weight"])["0.weight"].values
     assert float(rhat.min()) > 1.1  # members that start apart have not found the same weights
-
-
-@pytest.mark.deep
-def test_a_comparison_of_three_kinds_of_ensembles() -> None:
-    guides = {
-        "points": lambda net: pd.Ensemble(net, members=3),
-        "dropout": lambda net: pd.Ensemble(net, pd.AutoDropout, members=3),
-        "mean field": lambda net: pd.Ensemble(net, pd.AutoMeanField, members=3),
-    }
-    how: Any = {"steps": 3, "seeds": 1, "samples": 30, "compile": False, "progress": False}
-    found = pd.compare(network(), guides, (X, Y), (X, Y), **how)
-    cells = {row.name: (found.cell(row, "elbo"), found.cell(row, "khat")) for row in found.rows}
-    assert cells["points"] == cells["dropout"] == ("undefined, σ = 0",) * 2
-    assert all("undefined" not in cell for cell in cells["mean field"])
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from scipy import optimize, stats
 
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
+from pyro_dropout.mathematics.errors import SingularError
 from pyro_dropout.mathematics.finite_rank import FiniteRank
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -173,50 +173,3 @@ def test_a_singular_covariance_is_explained() -> None:
     with pytest.raises(SingularError, match="jitter such as 1e-8"):
         GP(tau=1e30).fit(x, torch.zeros(5, 1), steps=1)
     assert GP(tau=1e30, jitter=1e-8).fit(x, torch.ones(5, 1), steps=0).predict(x)[0].tolist() == [[1.0]] * 5
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [
-        ({"kernel": "rbf"}, "kernel must be 'se', 'arc_cosine', 'arc_sine' or a Pyro kernel; got 'rbf'"),
-        ({"kernel": 3}, "kernel must be 'se'"),
-        ({"tau": 0.0}, "tau must be positive"),
-        ({"variance": -1.0}, "variance must be positive"),
-        ({"length_scale": "long"}, "length_scale must be a real number"),
-        ({"bias_length_scale": 1.0}, "bias_length_scale must be absent for kernel 'se'; got 1.0"),
-        ({"kernel": ArcCosine(1), "variance": 2.0}, "variance must be absent for a Pyro kernel, which has its own"),
-        ({"jitter": -1e-8}, "jitter must be zero or positive"),
-    ],
-)
-def test_the_constructor_says_what_is_wrong(bad: dict[str, Any], says: str) -> None:
-    with pytest.raises(RangeError, match=says):
-        GP(**bad)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_calls_say_what_is_wrong() -> None:
-    x, y, _ = data()
-    for call in (lambda: GP().predict(x), GP().log_marginal_likelihood, lambda: GP().tau, lambda: GP().kernel):
-        with pytest.raises(PyroDropoutError, match="no data yet: call fit"):
-            call()
-    with pytest.raises(ShapeError, match=r"y must have shape \(N, D\) with N = 20.*Write y.unsqueeze\(-1\)"):
-        GP().fit(x, y[:, 0])
-    with pytest.raises(ShapeError, match="y must have shape"):
-        GP().fit(x, y[:3])
-    with pytest.raises(ShapeError, match=r"x must have shape \(N, Q\)"):
-        GP().fit(x[:, 0], y)
-    with pytest.raises(ShapeError, match=r"x must have shape \(N, Q\)"):
-        GP().fit(x[:0], y[:0])
-    with pytest.raises(RangeError, match="x must be finite"):
-        GP().fit(x * float("nan"), y)
-    with pytest.raises(RangeError, match="steps must be a whole number"):
-        GP().fit(x, y, steps=-1)
-    with pytest.raises(RangeError, match="lr must be positive"):
-        GP().fit(x, y, lr=0.0)
-    with pytest.raises(ShapeError, match=r"length_scale must have shape \(\) or \(2,\)"):
-        GP(length_scale=torch.ones(3)).fit(x, y)
-    with pytest.raises(ShapeError, match=r"the columns that the kernel uses, \[0, 1, 2\]; got 2"):
-        GP(ArcSine(3)).fit(x, y)
-    with pytest.raises(ShapeError, match=r"x must have shape \(N, 2\)"):
-        GP().fit(x, y, steps=0).predict(x[:, :1])

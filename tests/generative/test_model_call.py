@@ -1,19 +1,17 @@
 """A model's own arguments: what its signature says, mini-batches of trees, num_data; and training any Pyro model."""
 
-import functools
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro import poutine
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.generative.model_call import ModelCall, check_keywords, is_network, name_of, signature_of, takes
-from tests.prediction.pyro_models import CASES, F64, Line, X, Y, batched, line, table
+from pyro_dropout.generative.model_call import ModelCall, check_keywords
+from tests.prediction.pyro_models import CASES, F64, X, Y, batched, line, table
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
 
@@ -24,25 +22,6 @@ def in_float64() -> None:
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
-
-
-def test_signatures_of_all_kinds() -> None:
-    assert list(signature_of(line).parameters) == ["x", "y"]  # type: ignore[union-attr]
-    assert list(signature_of(Line()).parameters) == ["x", "y"]  # type: ignore[union-attr]
-    handled = poutine.scale(poutine.mask(batched, mask=True), scale=2.0)
-    assert takes(handled, "num_data")
-    assert name_of(handled) == "batched"
-    assert list(signature_of(functools.partial(batched, num_data=3)).parameters) == ["x", "y", "num_data"]  # type: ignore[union-attr]
-    assert signature_of(torch.add) is None
-    assert takes(pd.BayesianNet(nn.Linear(1, 1)), "num_data")
-
-
-def test_only_modules_with_a_likelihood_are_networks() -> None:
-    def function() -> None: ...
-
-    function.likelihood = pd.Gaussian()  # type: ignore[attr-defined]
-    assert is_network(pd.DeepGP(1, [3], 1))
-    assert not any(is_network(each) for each in (function, Line(), nn.Linear(1, 1), None))
 
 
 def test_keywords_are_options_or_parameters() -> None:
@@ -84,13 +63,6 @@ def test_num_data_is_given_where_it_is_wanted() -> None:
         ModelCall(lambda n, num_data: None, (3,)).with_num_data()
 
 
-def test_what_does_not_fit_the_signature_is_told() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"\(Tensor, Tensor, Tensor\); got line, which takes \(x.*too many"):
-        ModelCall(line, (X, Y, Y)).check_bound()
-    with pytest.raises(pd.PyroDropoutError, match=r"got Line, which takes.*missing a required argument: 'x'"):
-        ModelCall(Line()).check_bound()
-
-
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -105,26 +77,6 @@ def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None
     assert history.steps == 60
     near = 0.5 if name == "counts" else 0.0  # whose prior is nearly its posterior
     assert history.losses[-10:].mean() < history.losses[:5].mean() + near
-
-
-def test_it_is_pyros_svi() -> None:
-    """The same draws and the same Adam: 20 steps end where Pyro's own do."""
-    medians = []
-    for ours in (True, False):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        guide = AutoNormal(line)
-        if ours:
-            loss = pd.ELBO(kl="monte_carlo", per_example=False)
-            pd.fit(line, guide, X, Y, steps=20, loss=loss, **QUIET)
-        else:
-            svi = pyro.infer.SVI(line, guide, pyro.optim.Adam({"lr": 0.05}), pyro.infer.Trace_ELBO())
-            guide(X, Y)
-            pyro.set_rng_seed(0)
-            for _ in range(20):
-                svi.step(X, Y)
-        medians.append({name: value.detach() for name, value in guide.median(X, Y).items()})
-    torch.testing.assert_close(medians[0], medians[1], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.deep

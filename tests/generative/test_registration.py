@@ -1,6 +1,5 @@
 """Names in Pyro's store: the same in every process, never shared by two owners, and a loaded value wins."""
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -103,17 +102,6 @@ def test_a_loaded_value_of_another_shape_is_refused_by_name() -> None:
         guide(*data())
 
 
-def test_two_guides_of_a_kind_share_nothing() -> None:
-    model = normed()
-    first, second = pd.AutoMeanField(model), pd.AutoMeanField(model)
-    for guide in (first, second):
-        step(model, guide, count=1)
-    before = first.mean()["0.weight"]
-    step(model, second)
-    assert torch.equal(first.mean()["0.weight"], before)
-    assert any(name.startswith("AutoMeanField_1.") for name in pyro.get_param_store())
-
-
 def test_a_guide_made_anew_starts_anew() -> None:
     """As when a cell of a notebook is run twice: what the first one has learned stays its own."""
     model = normed()
@@ -159,17 +147,6 @@ def test_a_parameter_that_is_not_contiguous_is_trained() -> None:
     before = net[1].weight.detach().clone()
     SVI(model, pd.AutoMeanField(model), Adam({"lr": 0.1}), pd.ELBO()).step(data()[0], torch.zeros(6, 3))
     assert not torch.equal(net[1].weight, before)
-
-
-def test_copies_have_names_of_their_own() -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide)
-    other_model, other = copy.deepcopy((model, guide))
-    assert other.model is other_model
-    before = {name: value.detach().clone() for name, value in guide.named_parameters()}
-    step(other_model, other)
-    assert all(torch.equal(value, before[name]) for name, value in guide.named_parameters())
 
 
 def test_many_of_a_kind_are_named_in_no_time() -> None:

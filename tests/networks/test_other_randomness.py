@@ -69,14 +69,6 @@ def test_noise_is_drawn_as_in_training_mode(name: str) -> None:
     assert all(module.training is trained for module in model.net.modules())
 
 
-@pytest.mark.parametrize("name", ["stochastic depth", "attention", "dropout before a shortcut"])
-def test_noise_beside_shared_draws(name: str) -> None:
-    torch.manual_seed(4)
-    net = network(KEPT[name]())
-    found = predicted(*pd.from_dropout(net), X, 400, shared=True)
-    assert largest_z(stochastic_passes(net, X, 4000), found) < 4
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_noise_is_refused_by_name(name: str) -> None:
     make, words = REFUSED[name]
@@ -240,15 +232,6 @@ def test_standardised_networks_keep_their_noise() -> None:
         other.data.copy_(noisy)
     loud, low = (pd.predict(m, g, x[:1], samples=300, seed=0).epistemic for m, g in ((whole, guide), (quiet, same)))
     assert float(loud / low) > 3
-
-
-@pytest.mark.deep
-def test_ensembles_keep_their_noise() -> None:
-    x, y = torch.randn(8, 3), torch.randn(8, 1)
-    model, _ = pd.from_dropout(network(GaussianNoise(3.0)))
-    ensemble = pd.Ensemble(model, members=2)
-    pd.fit(model, ensemble, x, y, steps=1, compile=False, progress=False, seed=0)
-    assert len(pd.predict(model, ensemble, x, samples=50, keep_samples=True).samples.unique()) == 50 * 8
 
 
 @pytest.mark.deep
