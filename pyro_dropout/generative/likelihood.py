@@ -170,6 +170,14 @@ class Likelihood(nn.Module):
         root = self.curvature_root(f, y)
         return root @ root.mT
 
+    def free(self, y: Tensor) -> Tensor:
+        """Return targets on the scale that ``Standardised`` shifts and scales: y itself, or a function of it."""
+        return y
+
+    def bound(self, z: Tensor) -> Tensor:
+        """Return the y of ``free``'s values."""
+        return z
+
     def standardised_targets(self) -> bool:
         """Whether ``Standardised`` shifts and scales y: yes for real numbers; classes and counts stay as they are."""
         raise _undeclared(self)

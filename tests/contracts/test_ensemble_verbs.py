@@ -90,15 +90,6 @@ def test_the_error_over_members_counts_those_that_were_used(points: Any, pyro_en
     torch.testing.assert_close(answer.error_over_members, (answer.epistemic / 3).sqrt())
 
 
-def test_recalibrated_predictions_keep_their_members(points: Any) -> None:
-    answer = pd.predict(*points, X)
-    again = pd.with_tau(answer, pd.refit_tau(answer, Y))
-    torch.testing.assert_close(again.error_over_members, answer.error_over_members)
-    model = network(pd.Categorical(), outputs=3)
-    classes = pd.predict(model, pd.Ensemble(model, members=4), X)
-    assert pd.tempered(classes, 2.0).error_over_members.shape == (12, 3)
-
-
 def test_thompson_acts_on_one_member_at_a_time() -> None:
     """Four members of a linear reward, each with its own best arm; every one is followed as often."""
     model = pd.BayesianNet(nn.Linear(4, 1, bias=False))
@@ -207,15 +198,6 @@ def test_no_density_no_ratios_and_the_error_says_what_to_give(points: Any, dropo
         for verb in (pd.khat, pd.loo):
             with pytest.raises(pd.SingularError, match=r"such as Ensemble\(model, AutoMeanField\)"):
                 verb(model, ensemble, X, Y, samples=30)
-
-
-def test_khat_is_that_of_the_mixture(spread: Any) -> None:
-    assert math.isfinite(pd.khat(*spread, X, Y, samples=50, seed=0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # k-hat is above 0.7 after so few steps
-        found = pd.loo(*spread, X, Y, samples=50, seed=0)
-    assert found.corrected
-    assert bool(found.pointwise.isfinite().all())
 
 
 def test_repeated_points_do_not_pass_for_draws(points: Any) -> None:

@@ -117,11 +117,11 @@ def test_fitting_finds_the_largest_evidence() -> None:
         return -stats.multivariate_normal(np.zeros(25), covariance).logpdf(y[:, 0].numpy())
 
     best = optimize.minimize(loss, np.zeros(3), method="L-BFGS-B")
-    model = GP("se", learn_tau=True).fit(x, y, steps=300)
+    model = GP("se", learn_tau=True).fit(x, y, steps=120, lr=0.15)
     assert model.log_marginal_likelihood() == pytest.approx(-best.fun, abs=1e-3)
     found = [model.kernel.variance.item(), model.kernel.lengthscale.item(), 1 / model.tau.item()]
     np.testing.assert_allclose(found, np.exp(best.x), rtol=0.05)
-    assert len(model.history) == 300
+    assert len(model.history) == 120
     assert model.history[0] == pytest.approx(-loss(np.zeros(3)), rel=1e-8)
     fixed = GP("se", tau=5.0).fit(x, y, steps=20)
     assert fixed.tau.item() == pytest.approx(5.0, rel=1e-12)
@@ -134,7 +134,7 @@ def test_a_prior_on_a_hyper_parameter_is_heeded() -> None:
     kernel = gp.kernels.RBF(2).double()
     narrow = dist.LogNormal(torch.tensor(math.log(3.0)).double(), torch.tensor(1e-3).double())
     kernel.lengthscale = PyroSample(narrow)
-    model = GP(kernel, tau=5.0).fit(x, y, steps=300)
+    model = GP(kernel, tau=5.0).fit(x, y, steps=100)
     length = poutine.trace(model._regression.guide).get_trace().nodes["kernel.lengthscale"]["value"]
     assert length.item() == pytest.approx(3.0, rel=0.01)
     assert math.isfinite(model.log_marginal_likelihood())
@@ -156,16 +156,6 @@ def test_two_gps_and_the_parameter_store_leave_each_other_alone() -> None:
         first.predict(new)
         first.log_marginal_likelihood()
     assert len(tape.trace.nodes) == 0, "a model that asks a GP does not own the GP's parameters"
-
-
-def test_any_type_goes_in_and_comes_out(dtype: torch.dtype, capfd: pytest.CaptureFixture[str]) -> None:
-    x, y, new = data()
-    exact = GP("arc_cosine", tau=1e5).fit(x, y, steps=0).predict(new)
-    found = GP("arc_cosine", tau=1e5).fit(x.to(dtype), y.to(dtype), steps=0).predict(new.to(dtype))
-    assert found[0].dtype == found[1].dtype == dtype
-    torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-3, atol=1e-3)
-    GP().fit(x.to(dtype), y.to(dtype), steps=2)
-    assert capfd.readouterr().err == "", "a short fit shows no bar"
 
 
 def test_a_singular_covariance_is_explained() -> None:

@@ -120,19 +120,6 @@ def test_function_values_integrate_out_to_the_same_marginal() -> None:
     assert joint == pytest.approx(direct.logpdf(y.numpy().T).sum(), rel=1e-8)
 
 
-@pytest.mark.parametrize("space", ["weight", "function"])
-def test_depth_one_is_the_finite_rank_gp(space: Any) -> None:
-    y = torch.randn(5, 2)
-    traces = []
-    for model in (DeepGP(2, [7], 2, space=space, **SCALES), FiniteRankGP(2, 7, 2, space=space, **SCALES)):
-        pyro.set_rng_seed(0)
-        traces.append(poutine.trace(model).get_trace(POINTS, y))
-    deep, single = traces
-    torch.testing.assert_close(deep.nodes["_RETURN"]["value"], single.nodes["_RETURN"]["value"], rtol=0, atol=0)
-    assert deep.log_prob_sum() == single.log_prob_sum()
-    assert ("F1" in deep.nodes, "F" in single.nodes) == (space == "function",) * 2
-
-
 @pytest.mark.parametrize("units", [3, 12])
 def test_the_finite_rank_normal_is_a_normal(units: int, dtype: torch.dtype) -> None:
     phi = torch.randn(2, 1, 8, units, dtype=torch.float64)

@@ -52,15 +52,6 @@ def test_parallel_prediction_is_the_sequential_one(space: Any, likelihood: Any) 
         torch.testing.assert_close(together, alone)
 
 
-@pytest.mark.parametrize("space", ["weight", "function"])
-def test_a_model_has_the_type_that_it_is_moved_to(space: Any, dtype: torch.dtype) -> None:
-    model = DeepGP(2, WIDTHS, 2, space=space, mean=nn.Linear(2, 2), output_bias=True).to(dtype)
-    trace = poutine.trace(model).get_trace(POINTS.to(dtype), torch.randn(5, 2, dtype=dtype))
-    values = [node["value"] for name, node in trace.iter_stochastic_nodes() if name != "data"]
-    assert {value.dtype for value in values} == {dtype}
-    assert trace.nodes["_RETURN"]["value"].dtype == trace.log_prob_sum().dtype == dtype
-
-
 def test_sites_say_what_guides_want_to_know() -> None:
     model = DeepGP(2, [6, 4], 3, shared_covariance=True, output_bias=True)
     trace = poutine.trace(model).get_trace(POINTS)

@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from torch import Tensor, nn
+from torch import Tensor
 
 import pyro_dropout as pd
 from pyro_dropout.generative.model_call import ModelCall, check_keywords
@@ -73,8 +73,8 @@ def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None
     case = CASES[name]
     model = case.make()
     guide = kind(model)
-    history = pd.fit(model, guide, *case.args, steps=60, **QUIET, **case.kwargs)
-    assert history.steps == 60
+    history = pd.fit(model, guide, *case.args, steps=30, **QUIET, **case.kwargs)
+    assert history.steps == 30
     near = 0.5 if name == "counts" else 0.0  # whose prior is nearly its posterior
     assert history.losses[-10:].mean() < history.losses[:5].mean() + near
 
@@ -97,21 +97,9 @@ def test_a_subsampled_plate_scales_itself() -> None:
             pyro.sample("obs", dist.Normal(slope * x[rows], 0.5), obs=y[rows])
 
     guide = AutoNormal(model)
-    pd.fit(model, guide, X, Y, steps=300, **QUIET)
+    pd.fit(model, guide, X, Y, steps=120, **QUIET)
     exact = float((X * Y).sum() / 0.25 / (1 + X.square().sum() / 0.25))
     assert guide.median()["slope"].item() == pytest.approx(exact, abs=0.3)
-
-
-def test_names_by_keyword_work_too() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    x, y = X.unsqueeze(-1), Y.unsqueeze(-1)
-    ends = []
-    for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"y": y, "x": x})):
-        torch.manual_seed(0)
-        guide = pd.AutoMeanField(model)
-        ends.append(pd.fit(model, guide, *args, steps=5, batch_size=4, **QUIET, **kwargs).losses)
-    assert torch.equal(ends[0], ends[1])
-    assert torch.equal(ends[0], ends[2])
 
 
 def test_x_and_y_may_name_data_that_the_model_calls_otherwise() -> None:
@@ -149,25 +137,3 @@ def test_the_score_of_held_back_data_is_the_log_predictive_density() -> None:
     middle = guide.median(X, Y)
     density = dist.Normal(middle["slope"] * X + middle["shift"], middle["sigma"]).log_prob(Y).mean()
     assert history.validation[0][1] == pytest.approx(-density.item(), abs=1e-4)
-
-
-def test_checkpoints_of_any_model(tmp_path: Any) -> None:
-    ends = []
-    for steps in ((20,), (8, 20)):
-        folder = tmp_path / str(len(steps))
-        for total in steps:
-            pyro.clear_param_store()
-            pyro.set_rng_seed(0)
-            guide = pd.AutoMeanField(line)
-            guide(X, Y)
-            pd.fit(line, guide, X, Y, steps=total, checkpoint=folder, **QUIET)
-        ends.append(guide.mean()["slope"].detach())
-    assert torch.equal(ends[0], ends[1])
-
-
-def test_num_data_under_another_name_is_not_guessed() -> None:
-    def model(x: Tensor, y: Tensor, size: int) -> None:
-        batched(x, y, size)
-
-    with pytest.raises(pd.PyroDropoutError, match=r"got model, which takes .*missing a required argument: 'size'"):
-        pd.fit(model, AutoNormal(model), X, Y.unsqueeze(-1), steps=3, **QUIET)

@@ -3,7 +3,6 @@
 import copy
 import math
 
-import pyro
 import pytest
 import torch
 from pyro import poutine
@@ -17,10 +16,8 @@ from pyro_dropout import (
     AutoMeanField,
     BayesianNet,
     Categorical,
-    Prior,
-    ShapeError,
 )
-from tests.contracts.models import KINDS, Problem, Residual, Tied, mlp
+from tests.contracts.models import KINDS, Problem, Tied
 
 F64 = torch.float64
 # The kinds of model that are modules with a likelihood on top.
@@ -88,14 +85,6 @@ def test_a_tied_parameter_is_one_site_for_both_layers() -> None:
     f = model.evaluate(weights, torch.tensor([[0, 0]]))
     matrix = weights["embedding.weight"]
     assert torch.allclose(f, torch.tanh(matrix[:1]) @ matrix.T + weights["decoder.bias"])
-
-
-def test_hide_chooses_which_parameters_stay_ordinary() -> None:
-    model = BayesianNet(mlp(), Prior(hide=lambda name, module: name.startswith("0.")))
-    assert list(model.sites) == ["2.weight", "2.bias"]
-    assert list(model.hidden_parameters()) == ["0.weight", "0.bias"]
-    everything = BayesianNet(Residual(), Prior(hide=lambda name, module: False), Categorical())
-    assert not everything.hidden_parameters()
 
 
 # --- what it computes -----------------------------------------------------------------------------------------------
@@ -173,24 +162,3 @@ def test_a_trained_model_can_be_copied(kind: str) -> None:
     weights = prior_draws(problem.model.eval())
     f = problem.model.evaluate(weights, problem.x)
     assert torch.equal(copy.deepcopy(problem.model).evaluate(weights, problem.x), f)
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
-
-
-class Sequences(nn.Module):
-    """Gives an output for each step of a sequence, which is one dimension too many."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)[0]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.RNN(2, 3, batch_first=True)
-
-
-def test_outputs_are_checked_for_every_draw() -> None:
-    model = BayesianNet(Sequences()).to(F64)
-    with pytest.raises(ShapeError, match=r"it gave \(4, 5, 3\)"):
-        model.evaluate(prior_draws(model, 2), torch.zeros(4, 5, 2, dtype=F64))
-    pyro.clear_param_store()

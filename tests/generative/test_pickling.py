@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.contracts.likelihoods import LIKELIHOODS
 
 X, Y = torch.linspace(-1, 2, 12).reshape(6, 2), torch.linspace(3, 9, 6).unsqueeze(-1)
 
@@ -41,16 +42,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "deep": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"], output_bias=True),
     "deep, of functions": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["tanh", nn.functional.gelu], space="function"),
 }
-LIKELIHOODS: dict[str, Callable[[], pd.Likelihood]] = {
-    "gaussian": lambda: pd.Gaussian(torch.tensor([2.0, 3.0]), learn=True),
-    "heteroscedastic": pd.HeteroscedasticGaussian,
-    "categorical": pd.Categorical,
-    "bernoulli": pd.Bernoulli,
-    "poisson": pd.Poisson,
-    "transformed": lambda: pd.Transformed(pd.Gaussian(2.0, learn=True), "log"),
-    "counts": lambda: pd.Counts(2.0, learn=True, offset=1.0),
-}
-EVERYTHING = {**MODELS, **LIKELIHOODS}
+EVERYTHING = {**MODELS, **{name: case.make for name, case in LIKELIHOODS.items()}}
 
 
 def through_file(given: Any) -> Any:

@@ -86,6 +86,7 @@ def test_a_length_scale_for_each_input() -> None:
 # --- the default ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("inputs", [1, 13, 784])

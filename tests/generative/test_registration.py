@@ -114,17 +114,6 @@ def test_a_guide_made_anew_starts_anew() -> None:
     assert torch.allclose(guide.mean()["0.weight"], model.net[0].weight)
 
 
-def test_a_cleared_store_is_filled_again() -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide)
-    pyro.clear_param_store()
-    step(model, guide)
-    held = {id(value) for value in pyro.get_param_store()._params.values()}
-    assert held >= {id(value) for value in guide.parameters()}
-    assert "AutoMeanField.0.weight.loc" in pyro.get_param_store()
-
-
 def test_parts_of_two_lists_share_nothing() -> None:
     def model(x: Tensor, y: Tensor) -> None:
         pyro.sample("w", dist.Normal(0.0, 1.0).expand([2, 2]).to_event(2))
@@ -147,11 +136,3 @@ def test_a_parameter_that_is_not_contiguous_is_trained() -> None:
     before = net[1].weight.detach().clone()
     SVI(model, pd.AutoMeanField(model), Adam({"lr": 0.1}), pd.ELBO()).step(data()[0], torch.zeros(6, 3))
     assert not torch.equal(net[1].weight, before)
-
-
-def test_many_of_a_kind_are_named_in_no_time() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    guides = [pd.AutoMeanField(model) for _ in range(300)]
-    for guide in guides:
-        guide()
-    assert len({name.split(".")[0] for name in pyro.get_param_store()}) == 300

@@ -112,7 +112,7 @@ def test_training_on_a_log_scale_is_training_on_logs() -> None:
         torch.manual_seed(0)
         model = pd.Standardised(pd.BayesianNet(nn.Linear(1, 1), likelihood=likelihood), x, y)
         guide = pd.AutoMeanField(model.model)
-        pd.fit(model, guide, x, y, steps=50, lr=0.05, seed=1, compile=False, progress=False)
+        pd.fit(model, guide, x, y, steps=20, lr=0.05, seed=1, compile=False, progress=False)
         ends.append([guide.mean()["weight"], *(p.detach() for p in model.parameters() if p.dim() == 0)])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)

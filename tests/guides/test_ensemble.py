@@ -42,11 +42,6 @@ def test_predictions_average_the_members() -> None:
     torch.testing.assert_close(ensemble.mean()["0.bias"], ensemble.stacked()["states.0/bias.loc"].mean(0))
 
 
-def test_a_fleet_refuses_an_ensemble() -> None:
-    with pytest.raises(pd.PyroDropoutError, match="a fleet of members already"):
-        pd.Fleet(lambda seed: (net := model(), pd.Ensemble(net, members=2)), {"seed": [0, 1]})
-
-
 def test_the_density_is_that_of_the_mixture() -> None:
     net = model()
     ensemble = pd.Ensemble(net, pd.AutoMeanField, members=3)
@@ -215,11 +210,3 @@ def test_a_trained_ensemble_can_be_pickled(guide: Any) -> None:
     pd.fit(twin_net, twin, x, x[:, :1], **quiet)
     assert twin.members == 3
     assert copy.copy(twin).members == 3
-
-
-def test_growing_leaves_nothing_of_the_old_size_in_the_store() -> None:
-    ensemble = pd.Ensemble(model(), members=2)
-    ensemble.tell()
-    ensemble.more(1).more(1).tell()
-    told = {name: len(value) for name, value in pyro.get_param_store().items() if "0.weight" in name}
-    assert told == {"Ensemble.states.0.weight.loc": 4}

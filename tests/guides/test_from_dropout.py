@@ -178,15 +178,6 @@ def test_shared_weights_stay_shared() -> None:
     assert float((functional_call(model.net, guide.mean(), (x,)) - net.eval()(x)).detach().abs().max()) <= 1e-12
 
 
-def test_tau_length_scale_and_their_kin_reach_the_model() -> None:
-    model, _ = pd.from_dropout(mlp(), tau=4.0, length_scale=0.5)
-    assert model.likelihood.tau.item() == pytest.approx(4.0)
-    assert {float(model.prior_of(name).base_dist.scale.max()) for name in model.sites} == {2.0}
-    model, _ = pd.from_dropout(mlp(), likelihood=pd.Categorical(), prior=pd.Prior(3.0, 5.0))
-    assert isinstance(model.likelihood, pd.Categorical)
-    assert float(model.prior_of("1.bias").base_dist.scale.max()) == pytest.approx(0.2)
-
-
 # --- what is not on rows of a weight stays in the model ---------------------------------------------------------------
 
 
@@ -321,9 +312,3 @@ def test_a_sequence_before_a_dropped_layer_is_told() -> None:
     model, guide = pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten()))
     with pytest.raises(pd.PyroDropoutError, match=r"'0' drops units of '1' separately.*from_dropout\(net, example=x\)"):
         per_example_outputs(model, guide, torch.randn(5, 4, 3))
-
-
-def test_a_prior_that_hides_a_dropped_weight_is_told() -> None:
-    prior = pd.Prior(hide=lambda name, module: name == "1.weight")
-    with pytest.raises(pd.PyroDropoutError, match=r"'1\.weight'"):
-        pd.from_dropout(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)), prior=prior)

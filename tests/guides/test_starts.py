@@ -50,15 +50,6 @@ def test_weights_of_some_sites_are_enough() -> None:
     assert torch.equal(found["0.weight"], model.net[0].weight.detach())
 
 
-def test_a_constrained_site_starts_at_its_own_value() -> None:
-    def model() -> None:
-        pyro.sample("rate", pyro.distributions.Gamma(2.0, 1.0))
-
-    guide = pd.AutoMeanField(model, init={"rate": torch.tensor(2.5)})
-    guide()
-    assert guide.mean()["rate"].item() == pytest.approx(2.5)
-
-
 def test_a_start_that_is_none_is_refused() -> None:
     torch.manual_seed(0)
     model, other = pd.BayesianNet(mlp()), pd.BayesianNet(mlp(9))

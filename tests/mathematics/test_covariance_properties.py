@@ -167,15 +167,6 @@ def test_kernels_that_stand_alone_keep_to_their_own_parameters():
     assert len(pyro.get_param_store()) == 0
 
 
-def test_in_a_model_parameters_are_pyros():
-    kernel = FiniteRank("relu", 4, seed=0)
-    for call in (kernel, kernel.features):
-        pyro.clear_param_store()
-        sites = pyro.poutine.trace(call).get_trace(torch.ones(2)).nodes
-        assert {"variance", "length_scale", "bias_length_scale"} <= set(sites)
-        assert set(pyro.get_param_store().keys()) == {"variance", "length_scale", "bias_length_scale"}
-
-
 def test_a_length_scale_with_a_prior_is_drawn_once_a_call():
     inner = ArcCosine(1)
     inner.length_scale = PyroSample(dist.LogNormal(0.0, 1.0))

@@ -12,7 +12,6 @@ from pyro_dropout.mathematics.finite_rank import (
     SecondLayer,
     finite_rank_features,
     finite_rank_log_marginal,
-    second_layer_features,
 )
 from tests.oracles.covariances import NUMPY, POINTS, SCALES, array, double, linear_gram, normal_pdf, quadrature_gram
 
@@ -55,17 +54,6 @@ def test_features_are_the_sum_over_units(name, dtype):
     phi = finite_rank_features(x, weight, bias, name)
     assert phi.dtype == dtype
     np.testing.assert_allclose(array(phi @ phi.mT), expected, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
-
-
-def test_features_broadcast_over_draws_of_the_weights():
-    x, weight, bias = torch.randn(3, 2), torch.randn(4, 1, 5, 2), torch.randn(6, 5)
-    phi = finite_rank_features(x, weight, bias, torch.sigmoid)
-    assert phi.shape == (4, 6, 3, 5)
-    torch.testing.assert_close(phi[2, 1], finite_rank_features(x, weight[2, 0], bias[1], torch.sigmoid))
-    h = torch.randn(4, 1, 3, 5)
-    torch.testing.assert_close(
-        second_layer_features(h, bias, "tanh")[3, 2], second_layer_features(h[3, 0], bias[2], "tanh")
-    )
 
 
 def test_a_kernel_of_finite_rank_holds_its_draws_and_learns_its_scales():
