@@ -26,7 +26,7 @@ from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs,
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.random_state import forked
-from pyro_dropout.guides.summary import ignored_inputs
+from pyro_dropout.guides.summary import ignored_inputs, told_duration
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_count,
@@ -35,7 +35,6 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import IgnoredInputsWarning, PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.protocols import PyroModel, Record
 from pyro_dropout.references.nuts.nuts import nuts
 from pyro_dropout.registry import guide_names

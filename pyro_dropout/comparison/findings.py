@@ -8,8 +8,8 @@ from torch import Tensor
 from pyro_dropout.comparison.columns import REFERENCE, Column, Score, best, columns
 from pyro_dropout.generative.inputs import AnyInputs
 from pyro_dropout.generative.model_call import ModelCall
+from pyro_dropout.guides.summary import picture, table
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.notebook_card import picture, table
 from pyro_dropout.prediction.prediction import Prediction
 from pyro_dropout.protocols import Axes, Figure, PyroModel, Record
 

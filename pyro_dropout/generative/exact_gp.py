@@ -17,9 +17,8 @@ from tqdm.auto import tqdm
 
 from pyro_dropout.generative.process_lock import RUNNING
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_finite, check_non_negative, check_positive
-from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine
+from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, check_shape
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
-from pyro_dropout.mathematics.kernel_frame import check_shape
 from pyro_dropout.mathematics.shapes import Float
 
 Number = float | Tensor

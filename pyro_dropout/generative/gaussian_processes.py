@@ -13,16 +13,14 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.by_name import check_named
-from pyro_dropout.generative.draws import add_bias, linear, one_for_each_point, without_plate
-from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
+from pyro_dropout.generative.layers import add_bias, linear, one_for_each_point, without_plate
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.registration import buffered, tell_pyro
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_positive
+from pyro_dropout.mathematics.covariance import check_shape
 from pyro_dropout.mathematics.errors import NotFollowedError, RangeError
-from pyro_dropout.mathematics.finite_rank import Nonlinearity, nonlinearity_of
-from pyro_dropout.mathematics.kernel_frame import check_shape
+from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, Nonlinearity, nonlinearity_of
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.protocols import Likelihood
@@ -139,11 +137,6 @@ class DeepGP(nn.Module):
                 self._declare(f"W{i + 1}", (after, width), "scaling", math.sqrt(precision))
         if output_bias:
             self._declare("b_out", (out_features,), "bias_length_scale", bias_scales[-1])
-
-    def __getstate__(self) -> dict[str, object]:
-        functions = {f"nonlinearity of layer {i}": f for i, f in enumerate(self.activations, start=1)}
-        check_named(type(self).__name__, mean=self.mean, **functions)
-        return dict(self.__dict__)
 
     def _declare(self, site: str, shape: tuple[int, ...], name: str, given: Scale) -> None:
         """Add a site and its prior N(0, l⁻²), with l from the argument ``name``: a number, or one for each column."""

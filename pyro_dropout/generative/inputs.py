@@ -1,5 +1,8 @@
-"""The inputs of a network: a tensor with a row for each data point, or several of them in a dict or a tuple."""
+"""The inputs and outputs of a network: tensors with a row for each data point, one or several in a dict or a tuple."""
 
+import dataclasses
+import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -17,8 +20,8 @@ from pyro_dropout.engines.torch_internals import (
     tree_unflatten,
 )
 from pyro_dropout.mathematics.checks import check_dense, check_finite
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.protocols import Tree
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.protocols import Tree, Weights
 
 
 class Inputs:
@@ -212,3 +215,99 @@ def _unflatten(tensors: Iterable[Tensor], context: Any) -> Inputs:
 
 # Only tensors are leaves: torch's tracers and vmap then see nothing else.
 register_pytree_node(Inputs, _flatten, _unflatten, serialized_type_name="pyro_dropout.Inputs")
+
+
+Output = str | int | None
+
+
+def check_output(output: object) -> None:
+    """Raise unless ``output`` can name a part of what a network returns."""
+    if isinstance(output, bool) or not isinstance(output, str | int | None):
+        raise PyroDropoutError(f"output must be a key, the name of an attribute or an index; got {output!r}.")
+
+
+def picked(given: object, output: Output) -> object:
+    """Return the part of a network's result that ``output`` names: a key, an attribute or an index.
+
+    Example:
+        >>> import torch
+        >>> picked({"logits": torch.zeros(2, 3), "loss": None}, "logits").shape
+        torch.Size([2, 3])
+    """
+    if output is None:
+        if isinstance(given, Tensor) or not _names(given):
+            return given
+        raise ShapeError(
+            f"net returns a {type(given).__name__} with {_listed(given)}; say which of them are its outputs, as in"
+            f" BayesianNet(net, output={_names(given)[0]!r})."
+        )
+    if isinstance(given, Tensor):
+        raise ShapeError(f"output is {output!r}, but net returns one tensor, {tuple(given.shape)}; leave output out.")
+    try:
+        if isinstance(output, str) and not isinstance(given, Mapping):
+            return getattr(given, output)
+        return given[output]  # type: ignore[index]  # whatever has no parts raises
+    except (AttributeError, LookupError, TypeError):
+        parts = _listed(given) or "no parts"
+        raise ShapeError(f"net has no output {output!r}; it returns a {type(given).__name__} with {parts}.") from None
+
+
+def _names(given: object) -> list[str | int]:
+    """Return the names of the parts of a network's result; none if it is one thing."""
+    if isinstance(given, Mapping):
+        return [key for key in given if isinstance(key, str | int)]
+    if isinstance(given, tuple | list):
+        return list(getattr(given, "_fields", range(len(given))))
+    return [field.name for field in dataclasses.fields(given)] if dataclasses.is_dataclass(given) else []
+
+
+def _listed(given: object) -> str:
+    return ", ".join(map(repr, _names(given)))
+
+
+def shown(x: AnyInputs) -> object:
+    """Return the shape of inputs, for a message."""
+    return tuple(x.shape) if isinstance(x, Tensor) else x
+
+
+def _not_taken(x: Inputs, net: nn.Module) -> PyroDropoutError | None:
+    """Return an error for arguments that a network does not take, or lacks; None if it takes them."""
+    taken = inspect.signature(net.forward)
+    try:
+        taken.bind(*x.args, **x.kwargs)
+    except TypeError as wrong:
+        given = f"the keys {', '.join(map(repr, x.kwargs))}" if x.kwargs else f"{len(x.args)} tensors"
+        return RangeError(
+            f"x must hold the arguments of {type(net).__name__}.forward{taken}; got {given} ({wrong}). Leave out what"
+            " the network does not take, in a DataLoader with collate_fn."
+        )
+    return None
+
+
+def wrong_with(x: AnyInputs, weights: Weights, net: nn.Module, cause: Exception) -> PyroDropoutError | None:
+    """Return an error that says what is wrong with x; None if x is not at fault, or it is not known which part is."""
+    if "more than 1 value per channel" in str(cause):
+        norms = [path for path, module in net.named_modules() if isinstance(module, nn.modules.batchnorm._NormBase)]
+        return ShapeError(
+            f"a batch of {len(x)} data point is too small for the statistics of {', '.join(map(repr, norms))} in"
+            " training mode. Write DataLoader(..., drop_last=True) or another batch size, or use running statistics:"
+            ' BayesianNet(net, frozen_statistics="all").'
+        )
+    if not isinstance(x, Tensor):
+        return _not_taken(x, net)
+    if x.layout is not torch.strided:
+        return ShapeError(f"x must be a dense tensor, (N, ...); got one of layout {x.layout}. Write x.to_dense().")
+    ours = [*weights.values(), *net.parameters()][0].dtype
+    numbers = (
+        x.is_floating_point()
+        or x.is_complex()
+        or not any(isinstance(m, nn.Embedding | nn.EmbeddingBag) for m in net.modules())
+    )
+    if numbers and x.dtype != ours and re.search(r"dtype|expected scalar type|type .* should be the same", str(cause)):
+        way = "x.real or x.abs()" if x.is_complex() else f"x.to({ours})"
+        way += " or model.to(x)" if x.is_floating_point() else ""
+        return RangeError(f"x must be of the network's type, {ours}; got {x.dtype}. Write {way}.")
+    if re.search(r"shapes cannot be multiplied|to have \d+ channels|input\.size\(-1\)", str(cause)):
+        first = str(cause).splitlines()[0]
+        return ShapeError(f"x must have the shape that net takes, (N, ...); got {tuple(x.shape)}: {first}.")
+    return None

@@ -1,23 +1,127 @@
-"""Recurrent and attention layers written as matrix products, so that they support a draw for each data point.
+"""Layers with weights that come as one draw, as many draws at once, or as a draw for every data point.
 
-torch runs these layers in one kernel that takes a single set of weights. Written out step by step they are made of
-``F.linear``, which a handler can rewrite: the same draw is then used for a whole sequence, as in Gal (2016).
+Pyro puts sample dimensions in front and reserves one for the data plate: a matrix is then (P, 1, K, Q) and a bias
+(P, 1, K), and results computed from them and inputs (N, Q) must be (P, N, K).
+
+torch runs recurrent and attention layers in one kernel that takes a single set of weights. Written out step by step
+they are made of ``F.linear``, which a handler can rewrite: the same draw is then used for a whole sequence, as in Gal
+(2016).
 """
 
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
+from pyro_dropout.generative.inputs import AnyInputs, X, copies
 from pyro_dropout.generative.layouts import is_conv1d
 from pyro_dropout.generative.precision import without_onednn
+from pyro_dropout.generative.trial_run import run_for_shapes
 from pyro_dropout.mathematics.errors import NotFollowedError
-from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.mathematics.per_data_point import (
+    POINTS_FIRST,
+    MisplacedPointsError,
+    Placement,
+    drawn_per_data_point,
+)
+from pyro_dropout.mathematics.shapes import broadcast_shape
+
+
+def without_plate(value: Tensor) -> Tensor:
+    """Return matrices (..., N, D) from a draw of them (..., 1, N, D)."""
+    return value.squeeze(-3) if value.dim() > 2 else value
+
+
+def add_bias(h: Tensor, bias: Tensor) -> Tensor:
+    """Add a bias to each row of ``h``, (..., N, K); a bias of shape (..., 1, K) already has the row dimension."""
+    return h + (bias if bias.dim() == 1 or bias.size(-2) == 1 else bias.unsqueeze(-2))
+
+
+def linear(h: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return h Wᵀ + b, (..., N, K)."""
+    if weight.dim() == 2 and (bias is None or bias.dim() == 1):
+        return F.linear(h, weight, bias)
+    product = h @ without_plate(weight).mT
+    return product if bias is None else add_bias(product, bias)
+
+
+def sample_dimensions(batch: Size) -> Size:
+    """Return a batch shape without its last dimension, that of the plate "data"; Predictive omits that dimension."""
+    return batch[:-1] if batch and batch[-1] == 1 else batch
+
+
+def one_for_each_point(
+    weights: Mapping[str, Tensor], dimensions: Mapping[str, int], x: X
+) -> tuple[dict[str, Tensor], X, Size]:
+    """Return weights without sample dimensions, matching inputs, and the sample dimensions of the result.
+
+    Where weights are drawn for each data point inside the layers, P draws become P copies of every data point. Other
+    weights are returned as they are, and the result has the sample dimensions that broadcasting gives it.
+    ``dimensions`` are how many each weight has of its own; those in front of them are of samples.
+    """
+    recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
+    if all(recipe is None for recipe in recipes.values()):
+        return dict(weights), x, Size()
+    batches = {site: value.shape[: value.dim() - dimensions[site]] for site, value in weights.items()}
+    particles = broadcast_shape(*map(sample_dimensions, batches.values()))
+    single: dict[str, Tensor] = {}
+    for site, value in weights.items():
+        recipe, batch = recipes[site], batches[site]
+        if recipe is not None:
+            recipe.count = particles.numel() * len(x)
+        elif batch.numel() > 1 and any(step for step, size in zip(value.stride(), batch, strict=False) if size > 1):
+            raise NotFollowedError(
+                f"site {site!r} has shared draws for many particles, but others have a draw for each point.", site
+            )
+        single[site] = value[(0,) * len(batch)] if recipe is None else recipe.weight
+    if particles.numel() > 1:
+        x = copies(x, particles.numel())
+    return single, x, particles
+
+
+def other_count(count: int) -> int:
+    """Return another number of data points than ``count``, small and without small factors."""
+    return 11 if count == 13 else 13
+
+
+def check_points_first(
+    run: Callable[[dict[str, Tensor], AnyInputs], object], weights: Mapping[str, Tensor], x: AnyInputs
+) -> None:
+    """Raise unless draws for each data point meet inputs with the data points first; ``run`` is the network.
+
+    An input may have as many rows as there are data points and still not have one for each: a table of positions,
+    learned queries, a sequence that comes first. So the network is run with another number of points: rows of the data
+    change with it, and others do not.
+    """
+    count = other_count(len(x))
+    recipes = {site: drawn_per_data_point(value) for site, value in weights.items()}
+    fresh = {site: weights[site] if r is None else Placement(r, count).weight for site, r in recipes.items()}
+    other = x[torch.arange(count, device=x.device) % len(x)]
+    try:
+        run_for_shapes(lambda: run(fresh, other), x.device.type == "cuda")
+    except MisplacedPointsError as cause:
+        raise misplaced(cause) from None
+    except NotFollowedError:
+        raise
+    except Exception as cause:
+        raise NotFollowedError(
+            f"the network runs with {len(x)} data points but not with {count}, so a draw for each of them cannot be"
+            f" checked: {cause}. Use shared draws (per_example=False)."
+        ) from cause
+
+
+def misplaced(cause: MisplacedPointsError) -> MisplacedPointsError:
+    """Return the error for a site that met an input whose first dimension did not change with the number of points."""
+    reason = (
+        "is used on an input whose first dimension is not that of the data points: it does not change with their number"
+    )
+    return MisplacedPointsError(f"site {cause.site!r} {reason}. {POINTS_FIRST}", cause.site, f"it {reason}")
+
 
 State = tuple[Tensor, ...]  # of a recurrent layer: h, and c of an LSTM
 

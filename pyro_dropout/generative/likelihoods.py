@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Size, Tensor, nn
 
-from pyro_dropout.generative.likelihood import Likelihood, checked_numbers, likelihood_of
-from pyro_dropout.generative.output_shape import Dims, OutputShape
+from pyro_dropout.generative.likelihood import Dims, Likelihood, OutputShape, checked_numbers, likelihood_of
 from pyro_dropout.generative.registration import buffered
 from pyro_dropout.mathematics.checks import check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError

@@ -12,27 +12,46 @@ from torch import Size, Tensor, nn
 from torch.func import functional_call, vmap
 
 from pyro_dropout.engines.torch_internals import is_jit_traced, reparametrize_module
-from pyro_dropout.generative.draws import check_points_first, one_for_each_point, sample_dimensions
-from pyro_dropout.generative.frozen import freeze_all_but
-from pyro_dropout.generative.half_precision import HALF, check_types, plain_network
-from pyro_dropout.generative.inputs import AnyInputs, call_net, copies, inputs_of, leaves_of
-from pyro_dropout.generative.layers import recordable, written_out
+from pyro_dropout.generative.inputs import (
+    AnyInputs,
+    Output,
+    call_net,
+    check_output,
+    copies,
+    inputs_of,
+    leaves_of,
+    picked,
+    shown,
+    wrong_with,
+)
+from pyro_dropout.generative.layers import (
+    check_points_first,
+    one_for_each_point,
+    recordable,
+    sample_dimensions,
+    written_out,
+)
+from pyro_dropout.generative.layouts import freeze_all_but
 from pyro_dropout.generative.likelihood import Likelihood as OwnLikelihood
 from pyro_dropout.generative.likelihood import is_likelihood, observe
 from pyro_dropout.generative.likelihoods import Gaussian
-from pyro_dropout.generative.outputs import Output, check_output, picked
-from pyro_dropout.generative.own_noise import drawn_in_place, kept_random, may_write
-from pyro_dropout.generative.precision import lowered
-from pyro_dropout.generative.prior_widths import PriorWidths
-from pyro_dropout.generative.priors import Prior, Site
+from pyro_dropout.generative.own_noise import (
+    FrozenStatistics,
+    drawn_in_place,
+    held_still,
+    kept_random,
+    may_write,
+    still_layers,
+    with_statistics,
+)
+from pyro_dropout.generative.precision import HALF, check_types, lowered, plain_network
+from pyro_dropout.generative.priors import Prior, PriorWidths, Site
 from pyro_dropout.generative.registration import tell_pyro
-from pyro_dropout.generative.statistics import FrozenStatistics, held_still, still_layers, with_statistics
 from pyro_dropout.generative.trial_run import aside, can_run
-from pyro_dropout.generative.wrong_inputs import shown, wrong_with
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, check_flag, describe
 from pyro_dropout.mathematics.errors import NotFollowedError, PyroDropoutError, ShapeError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
+from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.mathematics.whole_sums import is_traced
 from pyro_dropout.protocols import Likelihood, Weights
 

@@ -7,7 +7,7 @@ last: they would gain nothing, and what a network is told and what it answers wo
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from pyro_dropout.engines.torch_internals import onednn
@@ -148,3 +149,32 @@ def _whole(x: Tensor) -> Tensor:
 def precision_now() -> Precision:
     """Return the precision of products here."""
     return _now.get()
+
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def plain_network(net: nn.Module) -> nn.Module:
+    """Return the network inside ``torch.compile``; raise if its parameters have no shapes yet.
+
+    Steps are compiled here, weight draws included, and a compiled network inside them cannot be looked into.
+    """
+    net = getattr(net, "_orig_mod", net) if type(net).__name__ == "OptimizedModule" else net
+    for name, parameter in net.named_parameters():
+        if is_lazy(parameter):
+            raise PyroDropoutError(
+                f"{name!r} has no shape before the network has seen data. Run it once, net(x[:2]), and then build the"
+                " model."
+            )
+    return net
+
+
+def check_types(net: nn.Module, sites: Iterable[str]) -> None:
+    """Raise if a random parameter is complex."""
+    for name in sites:
+        kind = net.get_parameter(name).dtype
+        if kind.is_complex:
+            raise PyroDropoutError(
+                f"{name!r} is complex ({kind}), and weights are real here. Hold its real and imaginary part as two"
+                " parameters, or leave it out with Prior(hide=...)."
+            )

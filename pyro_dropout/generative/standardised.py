@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from pyro_dropout.generative.inputs import takes_all
 from pyro_dropout.generative.likelihood import check_standardised, likelihood_of
-from pyro_dropout.generative.target_scales import Transformed
 from pyro_dropout.mathematics.checks import check_finite, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.protocols import Distribution, Likelihood, Weights
@@ -62,7 +61,9 @@ class Standardised(nn.Module):
         for name, value, scaled in (("x", x, True), ("y", y, self._scales_targets)):
             if scaled:
                 check_finite(name, value)
-                value = self._free(value, checked=True) if name == "y" else value
+                if name == "y":
+                    self.model.likelihood.check_values(value, value)
+                    value = self._mapped("free", value)
             mean, std = _moments(name, value) if scaled else (torch.zeros(()), torch.ones(()))
             self.register_buffer(f"{name}_mean", mean)
             self.register_buffer(f"{name}_std", std)
@@ -83,18 +84,10 @@ class Standardised(nn.Module):
     def _scales_targets(self) -> bool:
         return bool(self.model.likelihood.standardised_targets())
 
-    @property
-    def _is_transformed(self) -> bool:
-        return isinstance(self.model.likelihood, Transformed)
-
-    def _free(self, y: Tensor, checked: bool = False) -> Tensor:
-        """Return y, or its logarithm or log-odds if it is modelled by them; a compiled step cannot look at values."""
-        if not self._is_transformed:
-            return y
-        if checked:
-            self.model.likelihood.check_values(y, y)
-        free: Tensor = self.model.likelihood.free(y)
-        return free
+    def _mapped(self, which: str, y: Tensor) -> Tensor:
+        """Return targets mapped by a method of the likelihood, ``free`` or ``bound``; as they are if it has none."""
+        change = getattr(self.model.likelihood, which, None)
+        return y if change is None else change(y)
 
     @property
     def likelihood(self) -> Likelihood:
@@ -145,8 +138,7 @@ class Standardised(nn.Module):
         if not self._scales_targets or y.dtype == torch.bool:  # the likelihood rejects bool targets itself
             return y
         _check_alike("y", y, self.y_mean)
-        scaled = (self._free(y) - self.y_mean.to(y)) / self.y_std.to(y)
-        return self.model.likelihood.bound(scaled) if self._is_transformed else scaled
+        return self._mapped("bound", (self._mapped("free", y) - self.y_mean.to(y)) / self.y_std.to(y))
 
     def raw(self, f: Tensor) -> Tensor:
         """Return outputs in the units of y, as the likelihood says: means are shifted and scaled."""

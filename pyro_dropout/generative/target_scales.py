@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from pyro_dropout.generative.likelihood import Likelihood, checked_numbers
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian
 from pyro_dropout.generative.registration import buffered
-from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_positive, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
-from pyro_dropout.mathematics.transformed_normal import LogitNormal, LogNormal
+from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution
 
 Link = Literal["log", "logit"]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Literal, TypedDict, cast
+from typing import TYPE_CHECKING, cast
 
 import pyro
 import pyro.distributions as dist
@@ -20,40 +20,42 @@ from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from torch import Tensor, nn
 
-from pyro_dropout.generative.fixed_supports import check_supports
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.generative.observed_sites import sample_sites
+from pyro_dropout.generative.observed_sites import check_supports, sample_sites
 from pyro_dropout.generative.priors import BySite, by_site
 from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.generative.registration import note_names, tell_pyro
 from pyro_dropout.generative.trial_run import calls_noted, owner_of
 from pyro_dropout.guides.marginals import Marginals
-from pyro_dropout.guides.pyro_distribution import Image, check_distribution, pyro_distribution
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, first_value, per_row, read_site
-from pyro_dropout.guides.starts import Given, InitScale, check_init_scale, first_width, given_weights
+from pyro_dropout.guides.sites import (
+    Bias,
+    Check,
+    Family,
+    Given,
+    GuideSite,
+    Image,
+    Init,
+    InitLoc,
+    InitScale,
+    check_distribution,
+    check_init_scale,
+    first_value,
+    first_width,
+    given_weights,
+    per_row,
+    pyro_distribution,
+    read_site,
+)
 from pyro_dropout.guides.summary import facts_of, guide_card, told
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_choice, describe
 from pyro_dropout.mathematics.errors import EmptyModelError, NoWeightWarning, PyroDropoutError
-from pyro_dropout.mathematics.functional_normal import Normal
+from pyro_dropout.mathematics.normal import Normal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
+from pyro_dropout.mathematics.shapes import broadcast_shape
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 
 __all__ = ["GuideSite", "Image", "Init", "InitLoc", "SiteGuide", "gaussian", "matching", "per_row", "trained"]
-
-Family = Literal["map", "gaussian"]
-Bias = Literal["map", "gaussian", "dropout", "dropout_each"]
-Check = Callable[[str, object], None]
-
-
-class Shared(TypedDict):
-    """The options that every guide hands on to ``SiteGuide``."""
-
-    init: Init
-    init_loc_fn: InitLoc | None
-    init_scale: InitScale
-    other: Family
 
 
 class SiteState(nn.Module):
@@ -91,7 +93,8 @@ class SiteGuide(Marginals):
     Args:
         model: the Pyro model.
         bias: how biases (real-valued vectors outside all plates) are treated: a point ("map"), a Gaussian of learned
-            width, or, where the guide drops, dropped as one row ("dropout") or weight by weight ("dropout_each").
+            width ("gaussian"), or, in ``AutoDropout``, dropped as one row ("dropout") or weight by weight
+            ("dropout_each"). By default the first of ``biases``.
         other: how all other latent variables (scalars, constrained sites, sites in plates) are treated: a Gaussian of
             learned width in unconstrained space, or a point ("map").
         row_dim: the weight dimension that indexes rows; a number, a dict by site, or a function of the site's name.
@@ -104,7 +107,7 @@ class SiteGuide(Marginals):
         create_plates: as in Pyro's AutoGuide.
     """
 
-    biases: tuple[Bias, ...] = ("map", "gaussian")
+    biases: tuple[Bias, ...] = ("map", "gaussian")  # what ``bias`` may be; the first is the default
     drops = False  # whether the guide differs from a Gaussian only at weights
     full_prior = False  # whether a tempered prior counts in full
     is_member = False  # whether it stands for members of an ensemble, which registers their parameters itself
@@ -113,7 +116,7 @@ class SiteGuide(Marginals):
         self,
         model: PyroModel,
         *,
-        bias: Bias = "map",
+        bias: Bias | None = None,
         other: Family = "gaussian",
         row_dim: BySite | None = None,
         init: Init = "module",
@@ -130,6 +133,7 @@ class SiteGuide(Marginals):
             if value is not None and not callable(value):
                 raise PyroDropoutError(f"{name} must be {what}, or None; got {describe(value)}.")
         super().__init__(model, create_plates=create_plates)  # type: ignore[no-untyped-call]
+        bias = self.biases[0] if bias is None else bias
         check_choice("bias", bias, self.biases)
         check_choice("other", other, ("gaussian", "map"))
         start = given_weights(init, model)
@@ -382,13 +386,6 @@ class SiteGuide(Marginals):
         free = pyro.sample(f"{site.name}_unconstrained", q, infer={"is_auxiliary": True})
         lead = free.shape[: free.dim() - site.start.dim()]  # particles, and dimensions for inner plates
         return free.reshape(broadcast_shape(site.start.shape, (*lead, *[1] * site.free_dim)))
-
-
-def check_unless_by_site(check: Check, **options: BySite) -> None:
-    """Check options that are given as numbers; those given by site are checked where they are read."""
-    for name, value in options.items():
-        if not callable(value) and not isinstance(value, Mapping):
-            check(name, value)
 
 
 def gaussian(loc: Tensor, log_scale: Tensor) -> RowMixture:

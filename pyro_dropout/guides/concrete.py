@@ -4,19 +4,19 @@ The relaxation is Gal, Hron and Kendall's (2017). It is used while training, whe
 posterior that comes out, and what is sampled from it, is the Bernoulli mixture itself.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, check_unless_by_site, matching, trained
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.base import SiteGuide, State, matching, trained
+from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_positive
 from pyro_dropout.mathematics.distributions import BernoulliMixture
 from pyro_dropout.mathematics.errors import RangeError
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -49,14 +49,8 @@ class AutoConcreteDropout(SiteGuide):
         model: any Pyro model with continuous sites.
         keep: where the probability of keeping a row starts, in (0, 1); a number, a dict by site, or a function.
         temperature: the temperature of the relaxation; smaller is closer to coin flips, with noisier gradients.
-        bias: "map" or "gaussian".
-        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
-            weights.
-        init_scale: the width at which Gaussian biases start; "auto" is 0.1.
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -73,16 +67,9 @@ class AutoConcreteDropout(SiteGuide):
         keep: BySite = 0.9,
         *,
         temperature: float = 0.1,
-        bias: Family = "map",
-        row_dim: BySite | None = None,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
+        super().__init__(model, **options)
         check_positive("temperature", temperature)
         check_unless_by_site(check_keep, keep=keep)
         self.keep, self.temperature = keep, temperature

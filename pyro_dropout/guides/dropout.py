@@ -1,27 +1,17 @@
 """Dropout: q(w_r) = p N(m_r, σ²I) + (1-p) N(0, σ²I) for every row r, which is dropout at σ = 0 (eqs. 10-12)."""
 
 from collections.abc import Callable
+from typing import Unpack
 
 import pyro.distributions as dist
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import (
-    Bias,
-    Family,
-    Shared,
-    SiteGuide,
-    State,
-    check_unless_by_site,
-    gaussian,
-    matching,
-    trained,
-)
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc, per_row
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.base import SiteGuide, State, gaussian, matching, trained
+from pyro_dropout.guides.sites import Bias, Common, GuideSite, check_unless_by_site, per_row
 from pyro_dropout.mathematics.checks import check_keep, check_non_negative
 from pyro_dropout.mathematics.distributions import BernoulliMixture
-from pyro_dropout.mathematics.row_layout import RowDim
+from pyro_dropout.mathematics.shapes import RowDim
 from pyro_dropout.protocols import PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -45,14 +35,11 @@ class AutoDropout(SiteGuide):
         bias: what happens to sites of fewer than two dimensions: "map" (a point); "gaussian" (eq. 12); "dropout", where
             the bias vector is the row of a constant input unit, and is dropped as a whole; or "dropout_each", with a
             Bernoulli variable for each bias weight, as the paper has it.
-        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
         init: where the means start: "module", "paper" (U(±√(3/fan_in))), a function of name and shape, or a fitted
             guide or a dict of weights. Means of kept rows start at 1/keep times the module's or the given weights, so
             that these are E[w].
-        init_scale: the width at which Gaussian biases start; "auto" is 0.1.
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -73,16 +60,9 @@ class AutoDropout(SiteGuide):
         keep: BySite = KEEP,
         scale: BySite = 0.0,
         bias: Bias = "map",
-        *,
-        row_dim: BySite | None = None,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
+        **options: Unpack[Common],
     ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
+        super().__init__(model, bias=bias, **options)
         self.keep, self.scale = keep, scale
         check_unless_by_site(check_keep, keep=keep)
         check_unless_by_site(check_non_negative, scale=scale)

@@ -22,13 +22,12 @@ from pyro_dropout.guides.base import SiteGuide
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.laplace import AutoLaplace
 from pyro_dropout.guides.mean_field import AutoMeanField
-from pyro_dropout.guides.member_starts import Start
 from pyro_dropout.guides.points import Points
-from pyro_dropout.guides.stacked_members import StackedMembers
+from pyro_dropout.guides.stacked_members import StackedMembers, Start
 from pyro_dropout.guides.summary import facts_of, guide_card, told
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_seed
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, SingularError
-from pyro_dropout.mathematics.member_mixture import MemberMixture, balanced
+from pyro_dropout.mathematics.mixtures import MemberMixture, balanced
 from pyro_dropout.protocols import Distribution, PyroModel, Weights
 from pyro_dropout.registry import guide
 

@@ -4,10 +4,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from pyro_dropout.generative.inputs import AnyInputs, inputs_of
+from pyro_dropout.generative.inputs import AnyInputs, Output, inputs_of
 from pyro_dropout.generative.likelihoods import Gaussian, Likelihood
 from pyro_dropout.generative.networks import BayesianNet, copied
-from pyro_dropout.generative.outputs import Output
 from pyro_dropout.generative.priors import BySite, Prior
 from pyro_dropout.guides.dropout import AutoDropout
 from pyro_dropout.guides.other_randomness import find_noise, with_dropout

@@ -3,17 +3,16 @@
 With T below the diagonal, L = σ(I + T): T is in units of σ, and both are trained. A draw is w = m + σ(ε + Tε).
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Literal, Unpack
 
 import torch
 import torch.nn.functional as F
 from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
-from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, trained
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.base import SiteGuide, State, trained
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
@@ -35,14 +34,11 @@ class AutoFullRank(SiteGuide):
         per: "net", one covariance matrix for all sites but those in subsampled plates, which are independent Gaussians;
             "layer", one for each layer: for the sites whose names agree up to the last dot, such as a weight and its
             bias.
-        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
-            weights.
         init_scale: the standard deviation that every number starts with, without correlations; "auto" as in
             ``AutoMeanField``.
         bias: "gaussian", as weights; or "map", a point.
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -51,20 +47,15 @@ class AutoFullRank(SiteGuide):
         torch.Size([6, 6])
     """
 
+    biases = ("gaussian", "map")
+
     def __init__(
         self,
         model: PyroModel,
         per: Literal["net", "layer"] = "net",
-        *,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        bias: Family = "gaussian",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, create_plates=create_plates, **shared)
+        super().__init__(model, **options)
         check_choice("per", per, ("net", "layer"))
         self.per = per
         self._noise: dict[str, SharedNoise] = {}

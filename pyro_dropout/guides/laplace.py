@@ -14,11 +14,17 @@ from pyro_dropout.generative.process_lock import one_at_a_time
 from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
 from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
 from pyro_dropout.mathematics.checks import check_choice, check_positive
-from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker
+from pyro_dropout.mathematics.curvature import Block, Curvature, Dense, Diagonal, Kronecker, log_evidence
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.evidence import log_evidence
-from pyro_dropout.mathematics.full_rank_normal import FullRankBlock, FullRankNormal, SharedNoise
-from pyro_dropout.mathematics.kronecker_normal import KroneckerBlock, KroneckerNormal, Rotated, bias_normal
+from pyro_dropout.mathematics.full_rank_normal import (
+    FullRankBlock,
+    FullRankNormal,
+    KroneckerBlock,
+    KroneckerNormal,
+    Rotated,
+    SharedNoise,
+    bias_normal,
+)
 from pyro_dropout.protocols import Distribution, PyroModel, SiteDistribution, Weights
 from pyro_dropout.registry import guide
 
@@ -202,15 +208,13 @@ class AutoLaplace(SiteGuide):
         same = len(now) == len(known) and all(a[0] is b[0] and a[1] == b[1] for a, b in zip(now, known, strict=True))
         if not same:
             self._roots = (now, {})
-        key = _root_key(block, like)
+        key = f"{','.join(block.shapes)} {like.dtype} {like.device}"
         if key not in self._roots[1]:
             with torch.no_grad():
                 if isinstance(block, Dense):
                     self._roots[1][key] = block.root().to(like)
                 elif isinstance(block, Kronecker):
-                    layers = [each for each in self.curvature if isinstance(each, Kronecker)]
-                    made = Rotated.of_each(layers, like)
-                    self._roots[1].update(zip((_root_key(each, like) for each in layers), made, strict=True))
+                    self._roots[1][key] = Rotated.of(block, like)
                 else:
                     assert isinstance(block, Diagonal)
                     self._roots[1][key] = {name: scale.to(like) for name, scale in block.scales().items()}
@@ -326,10 +330,6 @@ class AutoLaplace(SiteGuide):
 def _log(name: str, value: float | Tensor) -> Tensor:
     check_positive(name, value)
     return torch.as_tensor(value, dtype=torch.float64).log()
-
-
-def _root_key(block: Block, like: Tensor) -> str:
-    return f"{','.join(block.shapes)} {like.dtype} {like.device}"
 
 
 def _is_bias(block: Kronecker, name: str) -> bool:

@@ -5,21 +5,20 @@ With V = σA the covariance is diag σ² + V Vᵀ; A is what is trained.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Literal, Self, cast
+from typing import Literal, Self, Unpack, cast
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, trained
-from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.base import SiteGuide, State, trained
+from pyro_dropout.guides.moments import model_of, nearest_to, set_state
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count
+from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
 from pyro_dropout.mathematics.gaussian_rows import Factor, joint_factor, joint_log_det
-from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
-from pyro_dropout.mathematics.no_density import is_placeholder
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI
+from pyro_dropout.mathematics.scored import is_placeholder
 from pyro_dropout.protocols import Distribution, HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -115,14 +114,11 @@ class AutoLowRank(SiteGuide):
         rank: R, the number of columns of A.
         per: "layer", each weight site has its own A and all other sites are independent Gaussians; "net", one A
             for all sites but those in subsampled plates, which are independent Gaussians.
-        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
-            weights.
         init_scale: the standard deviation that every number starts with, "auto" as in ``AutoMeanField``; a hundredth of
             its square comes from A, and with ``per="net"`` about half, as in Pyro's AutoLowRankMultivariateNormal.
         bias: with ``per="layer"``: "gaussian" or "map".
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -131,21 +127,16 @@ class AutoLowRank(SiteGuide):
         LowRankNormal(event_shape=(2, 3), components=1, row_dim=all, rank=4, singular=False)
     """
 
+    biases = ("gaussian", "map")
+
     def __init__(
         self,
         model: PyroModel,
         rank: int = 10,
         per: Literal["layer", "net"] = "layer",
-        *,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        bias: Family = "gaussian",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, create_plates=create_plates, **shared)
+        super().__init__(model, **options)
         if str(rank) == "full":
             raise RangeError(f"rank must be a number; a full covariance matrix is AutoFullRank(model, per={per!r}).")
         check_count("rank", rank)

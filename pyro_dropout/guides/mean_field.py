@@ -1,13 +1,12 @@
 """Mean field: q(w) = N(m, diag σ²), an independent Gaussian for every weight and bias (Graves 2011)."""
 
-from collections.abc import Callable
+from typing import Unpack
 
 from torch import Tensor
 
-from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, gaussian, trained
-from pyro_dropout.guides.nearest import model_of, nearest_to, set_state
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.base import SiteGuide, State, gaussian, trained
+from pyro_dropout.guides.moments import model_of, nearest_to, set_state
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.protocols import HasMoments, PyroModel, SiteDistribution
 from pyro_dropout.registry import guide
 
@@ -20,14 +19,10 @@ class AutoMeanField(SiteGuide):
 
     Args:
         model: any Pyro model with continuous sites.
-        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
-            weights.
         init_scale: the standard deviation that every number starts with; "auto" is 0.1/√fan_in for weights, so that the
             noise of a layer does not grow with its width, and 0.1 for all else.
-        bias: "gaussian", as weights; or "map", a point.
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -36,19 +31,10 @@ class AutoMeanField(SiteGuide):
         tensor([[0.5000, 0.5000, 0.5000]], grad_fn=<SqrtBackward0>)
     """
 
-    def __init__(
-        self,
-        model: PyroModel,
-        *,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        bias: Family = "gaussian",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
-    ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, create_plates=create_plates, **shared)
+    biases = ("gaussian", "map")
+
+    def __init__(self, model: PyroModel, **options: Unpack[Options]) -> None:
+        super().__init__(model, **options)
         self._start()
 
     @classmethod

@@ -1,15 +1,14 @@
 """Multiplicative noise: w = m(1 + √α ε) + σ ε', Gaussian dropout with N(1, α) (§5; Kingma et al. 2015)."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Unpack
 
 from torch import Tensor
 
 from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, check_unless_by_site, matching, trained
+from pyro_dropout.guides.base import SiteGuide, State, matching, trained
 from pyro_dropout.guides.dropout import is_number
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.sites import GuideSite, Options, check_unless_by_site
 from pyro_dropout.mathematics.checks import check_choice, check_flag, check_non_negative, check_positive
 from pyro_dropout.mathematics.distributions import MultiplicativeNormal
 from pyro_dropout.protocols import PyroModel, SiteDistribution
@@ -30,14 +29,8 @@ class AutoMultiplicative(SiteGuide):
         per: "row" or "weight".
         learn_alpha: whether α is trained, one for each site.
         scale: standard deviation of added noise, given like ``alpha``; gives rows a density.
-        bias: "map" or "gaussian".
-        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
-            weights.
-        init_scale: the width at which Gaussian biases start; "auto" is 0.1.
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -58,16 +51,9 @@ class AutoMultiplicative(SiteGuide):
         per: Literal["row", "weight"] = "row",
         learn_alpha: bool = False,
         scale: BySite = 0.0,
-        bias: Family = "map",
-        row_dim: BySite | None = None,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
+        super().__init__(model, **options)
         check_choice("per", per, ("row", "weight"))
         check_flag("learn_alpha", learn_alpha)
         check_unless_by_site(check_positive, alpha=alpha)

@@ -1,14 +1,73 @@
-"""Points: one value for every latent variable, so that training finds the maximum a posteriori."""
+"""Points: one value for every latent variable, so that training finds the maximum a posteriori; and their anchors.
+
+The members of an anchored ensemble are pulled to anchors, each a draw from the prior. The anchor of a Gaussian prior
+N(μ, σ²) is a standard normal number r for every element, which stands for μ + σr. Any other prior has the distance of a
+draw from its median, in unconstrained space.
+
+Points have no maximum to find where the width of a prior is itself a latent variable, as in hierarchical models. With
+θ_k ~ N(μ, τ²) for K groups, the joint density has the factor τ^(-K). It grows without bound where τ goes to zero and
+all θ_k to μ, whatever the data are, so the most probable point says nothing about the posterior.
+"""
 
 from typing import Any
 
 import pyro.distributions as dist
+import torch
+from pyro import poutine
 from torch import Tensor
+from torch.distributions import MultivariateNormal, Normal, biject_to
 
+from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.guides.base import GuideSite, Init, InitLoc, SiteGuide, trained
-from pyro_dropout.guides.dependent_widths import dependent_width
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.protocols import PyroModel
+from pyro_dropout.mathematics.shapes import base_distribution
+from pyro_dropout.protocols import Distribution, PyroModel, Trace
+
+_ROUNDING = 1e-3  # of a slope, for a relative change of the other site; that of a width is about its number of elements
+
+
+def dependent_width(
+    model: PyroModel, prototype: Trace, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[str, str] | None:
+    """Return a latent site whose prior's width depends on another latent site, and that one; None if there is none.
+
+    A draw that moves along with its prior keeps its density if only the location changes. Widths are those in
+    unconstrained space.
+
+    Args:
+        model: the Pyro model.
+        prototype: a trace of it.
+        args: the model's arguments.
+        kwargs: the model's keyword arguments.
+
+    Example:
+        >>> import pyro, torch, pyro.distributions as dist
+        >>> from pyro_dropout.guides.points import dependent_width
+        >>> def model():
+        ...     mu, tau = pyro.sample("mu", dist.Normal(0.0, 1.0)), pyro.sample("tau", dist.HalfNormal(1.0))
+        ...     pyro.sample("shifted", dist.Normal(mu, 1.0))
+        ...     pyro.sample("widened", dist.Normal(mu, tau))
+        >>> dependent_width(model, pyro.poutine.trace(model).get_trace(), (), {})
+        ('widened', 'tau')
+    """
+    sites = {name: site for name, site in prototype.iter_stochastic_nodes() if site["value"].is_floating_point()}
+    values = {name: site["value"].detach().clone().requires_grad_() for name, site in sites.items()}
+    with forked(), torch.enable_grad(), poutine.block():
+        trace = poutine.trace(poutine.condition(model, data=values)).get_trace(*args, **kwargs)
+        for name in values:
+            fn: Distribution = trace.nodes[name]["fn"]
+            if not fn.has_rsample:
+                continue
+            value, to = fn.rsample(), biject_to(fn.support)
+            density: Tensor = fn.log_prob(value).sum() + to.log_abs_det_jacobian(to.inv(value), value).sum()
+            others = {other: value for other, value in values.items() if other != name}
+            if not density.requires_grad or not others:
+                continue
+            slopes = torch.autograd.grad(density, list(others.values()), allow_unused=True, retain_graph=True)
+            for other, slope in zip(others, slopes, strict=True):
+                if slope is not None and bool((slope * others[other].abs().clamp(min=1.0)).abs().max() > _ROUNDING):
+                    return name, other
+    return None
 
 
 class Points(SiteGuide):
@@ -47,3 +106,79 @@ class Points(SiteGuide):
     def weight_distribution(self, site: GuideSite, state: Any) -> Any:
         """A point."""
         return dist.Delta(state.loc, event_dim=state.loc.dim())
+
+
+_DRAWS = 4001  # of a prior that is not Gaussian, for its median in unconstrained space
+
+
+def is_gaussian(p: Distribution) -> bool:
+    """Whether a distribution is Gaussian."""
+    return isinstance(base_distribution(p), Normal | MultivariateNormal)
+
+
+def gaussian_at(p: Distribution, numbers: Tensor) -> Tensor:
+    """Return μ + σr (with a full covariance, μ + Lr) of a Gaussian distribution."""
+    base = base_distribution(p)
+    if isinstance(base, MultivariateNormal):
+        found: Tensor = base.loc + (base._unbroadcasted_scale_tril @ numbers.unsqueeze(-1)).squeeze(-1)
+    else:
+        found = base.loc + base.scale * numbers
+    return found
+
+
+def prior_of(template: SiteGuide, name: str) -> Distribution:
+    """Return the prior of a site, its plates at full size, as it was when the guide read the model."""
+    site = template._sites[name]
+    fn = template.prototype_trace.nodes[name]["fn"]
+    lead = site.start.shape[: site.start.dim() - site.free_dim]
+    return fn if fn.batch_shape == lead or not site.plates else fn.expand(lead)
+
+
+def centres(template: SiteGuide) -> dict[str, Tensor | None]:
+    """Return the median of each prior in unconstrained space; None for a Gaussian, which needs none."""
+    found: dict[str, Tensor | None] = {}
+    for name in template._sites:
+        fn = prior_of(template, name)
+        with seeded(0, template._sites[name].start.device):
+            found[name] = None if is_gaussian(fn) else _free(fn, fn.sample((_DRAWS,))).median(0).values
+    return found
+
+
+def anchors(template: SiteGuide, middles: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """Draw the anchors of one member by site, on the CPU, with torch's generator.
+
+    Args:
+        template: a guide that has read the model.
+        middles: what ``centres`` returns.
+    """
+    found: dict[str, Tensor] = {}
+    for name, centre in middles.items():
+        fn = prior_of(template, name)
+        if centre is None:
+            like = template._sites[name].start
+            found[name] = torch.randn(fn.batch_shape + fn.event_shape, dtype=like.dtype)
+        else:
+            found[name] = (_free(fn, fn.sample()) - centre).cpu()
+    return found
+
+
+def anchored_start(template: SiteGuide, middles: dict[str, Tensor | None], seed: int) -> dict[str, Tensor]:
+    """Return the anchors of the member of this seed as values in unconstrained space, by site."""
+    device = next(site.start.device for site in template._sites.values())
+    with seeded(anchor_seed(seed), device):
+        drawn = anchors(template, middles)
+    found: dict[str, Tensor] = {}
+    for name, centre in middles.items():
+        fn, anchor = prior_of(template, name), drawn[name].to(device)
+        found[name] = gaussian_at(fn, anchor) if centre is None else centre + anchor
+    return found
+
+
+def anchor_seed(seed: int) -> int:
+    """Return the seed of a member's anchors and perturbed data; its own is that of its fresh start."""
+    return seed ^ 1
+
+
+def _free(fn: Distribution, value: Tensor) -> Tensor:
+    found: Tensor = biject_to(fn.support).inv(value)
+    return found

@@ -1,15 +1,12 @@
 """Row mixture: q(w_r) = Σ_l π_l N(m_rl, diag σ_rl²) for every row r, with L >= 2 components and all means free (§5)."""
 
-from collections.abc import Callable
-from typing import Literal
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor
 
-from pyro_dropout.generative.priors import BySite
-from pyro_dropout.guides.base import Family, Shared, SiteGuide, State, matching, trained
-from pyro_dropout.guides.sites import GuideSite, Init, InitLoc
-from pyro_dropout.guides.starts import InitScale
+from pyro_dropout.guides.base import SiteGuide, State, matching, trained
+from pyro_dropout.guides.sites import GuideSite, Options
 from pyro_dropout.mathematics.checks import check_choice, check_count, check_non_negative, check_positive, describe
 from pyro_dropout.mathematics.errors import ShapeError
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
@@ -37,14 +34,8 @@ class AutoRowMixture(SiteGuide):
         probs: component probabilities to hold or to start from; equal by default.
         scale: a fixed σ for all weights; by default the widths are learned, one for each weight and component.
         spread: how far apart the means start, in units of the weights' own standard deviation.
-        bias: "map" or "gaussian".
-        row_dim: the dimension that indexes rows; by default the model's choice, or 1.
-        init: where the means start: "module", "paper", a function of name and shape, or a fitted guide or a dict of
-            weights.
-        init_scale: the width at which learned widths start; "auto" is 0.1/√fan_in for weights and 0.1 for all else.
-        other: scalars, constrained sites and sites in plates: "gaussian" in unconstrained space, or "map".
-        init_loc_fn: where all sites start, as in Pyro's guides, such as ``init_to_median``.
-        create_plates: as in Pyro's AutoGuide.
+        options: ``bias``, ``other``, ``row_dim``, ``init``, ``init_scale``, ``init_loc_fn`` and ``create_plates``, as
+            in every guide; ``pyro_dropout.guides.base.SiteGuide`` explains them.
 
     Example:
         >>> import torch, pyro_dropout as pd
@@ -64,16 +55,9 @@ class AutoRowMixture(SiteGuide):
         probs: Tensor | None = None,
         scale: float | None = None,
         spread: float = 0.3,
-        bias: Family = "map",
-        row_dim: BySite | None = None,
-        init: Init = "module",
-        init_scale: InitScale = "auto",
-        other: Family = "gaussian",
-        init_loc_fn: InitLoc | None = None,
-        create_plates: Callable[..., object] | None = None,
+        **options: Unpack[Options],
     ) -> None:
-        shared: Shared = {"init": init, "init_loc_fn": init_loc_fn, "init_scale": init_scale, "other": other}
-        super().__init__(model, bias=bias, row_dim=row_dim, create_plates=create_plates, **shared)
+        super().__init__(model, **options)
         check_count("components", components, least=2)
         check_choice("weights", weights, ("fixed", "learned"))
         if probs is not None:

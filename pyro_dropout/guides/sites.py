@@ -5,29 +5,149 @@ plates. A *bias* is a site that the model marks as one, or else a real-valued ve
 (a scalar, a constrained site, a site in a plate) is an *other* latent variable, and is never dropped.
 """
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Literal
+from typing import Any, Literal, TypedDict
 
 import torch
+from pyro.distributions import Delta
+from pyro.distributions import Distribution as PyroDistribution
+from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.distributions.util import sum_rightmost
 from pyro.infer.autoguide.initialization import init_to_median
 from pyro.ops.tensor_utils import periodic_repeat
 from pyro.poutine.indep_messenger import CondIndepStackFrame
-from torch import Size, Tensor
-from torch.distributions import Transform, biject_to, constraints
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution as TorchDistribution
+from torch.distributions import Transform, biject_to, constraints, register_kl
 
-from pyro_dropout.generative.half_precision import HALF
+from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.priors import BySite, by_site
-from pyro_dropout.guides.starts import Given
-from pyro_dropout.mathematics.checks import check_choice, check_finite
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError
-from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
-from pyro_dropout.protocols import Distribution, HasMean, Message
+from pyro_dropout.mathematics.checks import check_choice, check_finite, check_positive, describe
+from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.scored import Scored
+from pyro_dropout.mathematics.shapes import RowDim, RowLayout
+from pyro_dropout.protocols import Distribution, HasMean, Message, SiteDistribution, Weights
+
+InitScale = float | Literal["auto"]
+
+SHARE = 0.1  # with "auto", the noise of a layer's outputs beside its inputs
+
+
+def check_init_scale(init_scale: object) -> None:
+    """Raise an error unless this is a positive number or "auto"."""
+    if isinstance(init_scale, str):
+        check_choice("init_scale", init_scale, ("auto",), "a positive number")
+    else:
+        check_positive("init_scale", init_scale)
+
+
+def first_width(init_scale: InitScale, fan_in: int) -> float:
+    """Return the width at which the numbers of a site start; with "auto", 0.1/√fan_in.
+
+    A layer's output sums ``fan_in`` products, so independent noise of this width in the weights adds noise of a tenth
+    of the inputs' size to it, however wide the layer is.
+    """
+    return SHARE / fan_in**0.5 if init_scale == "auto" else float(init_scale)
+
+
+class Given:
+    """Weights to start from, by site; a site that is not among them starts as it would without."""
+
+    def __init__(self, values: Weights) -> None:
+        self.values = values
+
+    def check(self, sites: Sequence[str]) -> None:
+        """Raise an error if a name is not a site."""
+        unknown = [name for name in self.values if name not in sites]
+        if unknown:
+            raise PyroDropoutError(f"init names {unknown[0]!r}, which is not a site; the sites are {', '.join(sites)}.")
+
+    def at(self, name: str, start: Tensor, transform: Any) -> Tensor:
+        """Return the value of a site in unconstrained space, in the shape and type of ``start``."""
+        value = self.values[name]
+        free = value if transform is None else transform.inv(value.to(start))
+        if free.shape != start.shape:
+            raise ShapeError(f"init has shape {tuple(free.shape)} for {name!r}; it needs {tuple(start.shape)}.")
+        check_finite(f"init[{name!r}]", free)
+        return free.to(start)
+
+
+def given_weights(init: object, model: object) -> object:
+    """Return ``init`` as it is, or, if it is a fitted guide or a dict of weights, the weights that it stands for."""
+    if isinstance(init, Mapping):
+        wrong = next((name for name, value in init.items() if not isinstance(value, Tensor)), None)
+        if wrong is not None:
+            raise PyroDropoutError(f"init must hold a tensor for each site; got {describe(init[wrong])} for {wrong!r}.")
+        return Given({name: value.detach().clone() for name, value in init.items()})
+    if not isinstance(init, HasMean):
+        if isinstance(init, nn.Module):
+            raise PyroDropoutError(
+                f"init must be a guide or a dict of weights; got a network, {type(init).__name__}. The model's own"
+                " network is init='module'; of another one give dict(net.named_parameters())."
+            )
+        return init
+    if hasattr(init, "members"):
+        raise PyroDropoutError(
+            "init must be one guide: the mean of an Ensemble is no network that was trained. Give a dict of weights."
+        )
+    _check_rest(model, getattr(init, "model", None))
+    return Given({name: value.detach().clone() for name, value in init.mean().items()})
+
+
+def _check_rest(model: object, other: object) -> None:
+    """Raise if a guide was fitted in another network, whose ordinary parameters or statistics are not those of this."""
+    mine, theirs = _ordinary(model), _ordinary(other)
+    for name, value in mine.items():
+        if name in theirs and not (value.shape == theirs[name].shape and torch.equal(value, theirs[name].to(value))):
+            raise PyroDropoutError(
+                f"init was fitted in another network, whose {name!r} is not a site and differs from that of this one:"
+                " at its weights this network would be another function. Use the same model, or copy its state_dict."
+            )
+
+
+def _ordinary(model: Any) -> Weights:
+    """Return what a network computes with besides its sites: ordinary parameters, and buffers such as statistics."""
+    inner = getattr(model, "model", model)  # Standardised
+    net = getattr(inner, "net", None)
+    if not isinstance(net, nn.Module):
+        return {}
+    everything = (*net.named_parameters(), *net.named_buffers())
+    return {name: value.detach() for name, value in everything if name not in inner.sites}
+
 
 Init = Literal["module", "paper"] | Callable[[str, Size], Tensor] | Mapping[str, Tensor] | HasMean
 InitLoc = Callable[[Message], Tensor]
+
+Family = Literal["map", "gaussian"]
+Bias = Literal["map", "gaussian", "dropout", "dropout_each"]
+Check = Callable[[str, object], None]
+
+
+class Common(TypedDict, total=False):
+    """The options of every guide but ``bias``."""
+
+    other: Family
+    row_dim: BySite | None
+    init: Init
+    init_loc_fn: InitLoc | None
+    init_scale: InitScale
+    create_plates: Callable[..., object] | None
+
+
+class Options(Common, total=False):
+    """The options of every guide, by keyword; ``SiteGuide`` explains them."""
+
+    bias: Bias
+
+
+def check_unless_by_site(check: Check, **options: BySite) -> None:
+    """Check options that are given as numbers; those given by site are checked where they are read."""
+    for name, value in options.items():
+        if not callable(value) and not isinstance(value, Mapping):
+            check(name, value)
 
 
 @dataclass(frozen=True)
@@ -219,3 +339,55 @@ def _is_real(support: constraints.Constraint) -> bool:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return support is constraints.real
+
+
+_CONVERTED: dict[type, type] = {}  # a class of torch, and the one that also has Pyro's methods
+
+
+class Image(Delta):
+    """A draw mapped from unconstrained space; its divergence from the prior includes the log-determinant term."""
+
+
+@register_kl(Image, PyroDistribution)  # type: ignore[untyped-decorator]
+def _kl_image(q: Image, p: Distribution) -> Tensor:
+    log_density: Tensor = q.log_density - p.log_prob(q.v)  # Pyro's KL of a Delta leaves log_density out
+    return log_density
+
+
+def pyro_distribution(q: Distribution) -> Distribution:
+    """Return a distribution of torch as one of Pyro, with the same parameters; anything else as it is.
+
+    Example:
+        >>> import torch
+        >>> q = pyro_distribution(torch.distributions.Independent(torch.distributions.Normal(torch.zeros(3), 1.0), 1))
+        >>> q().shape, isinstance(q, torch.distributions.Independent)
+        (torch.Size([3]), True)
+    """
+    if not isinstance(q, TorchDistribution) or isinstance(q, TorchDistributionMixin):
+        return q
+    converted, kind = copy.copy(q), type(q)
+    if kind not in _CONVERTED:
+        _CONVERTED[kind] = type(kind.__name__, (kind, TorchDistributionMixin), {"__module__": kind.__module__})
+    converted.__class__ = _CONVERTED[kind]
+    return converted
+
+
+def check_distribution(q: object, site: GuideSite, guide: str) -> None:
+    """Raise an error unless a guide can sample a site from q: see ``protocols.SiteDistribution``."""
+    if not isinstance(q, SiteDistribution):
+        raise PyroDropoutError(
+            f"{guide} must give a distribution of Pyro or torch for {site.name!r}; it gave {describe(q)}, of type"
+            f" {type(q).__module__}.{type(q).__qualname__}."
+        )
+    shape, event = q.batch_shape + q.event_shape, site.start.dim() if site.plain else site.free_dim
+    if shape != site.start.shape or (len(q.event_shape) != event and not hasattr(q, "joint")):
+        raise PyroDropoutError(
+            f"{guide} must give {site.name!r} a distribution of shape {tuple(site.start.shape)} whose last {event}"
+            f" dimensions are its event; it gave {type(q).__name__} with batch {tuple(q.batch_shape)} and event"
+            f" {tuple(q.event_shape)}. Write .to_event({event})."
+        )
+    if not q.has_rsample and not isinstance(q, (Delta, Scored)):
+        raise PyroDropoutError(
+            f"{guide} gives {site.name!r} a {type(q).__name__}, whose draws have no gradient (rsample); training would"
+            " not move it."
+        )

@@ -1,8 +1,64 @@
-"""What a guide says of itself: what it is, how many parameters it has, and how it was trained."""
+"""What people see at work: an object in one line or as a card in a notebook, how a guide was trained, and durations."""
+
+import base64
+import html
+import io
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from pyro_dropout.mathematics.notebook_card import card
+from pyro_dropout.protocols import Axes
+
+
+def card(title: str, facts: Mapping[str, object], draw: Callable[[Axes], object] | None = None) -> str:
+    """Return a title, facts by name and a picture as HTML; ``draw`` draws the picture on matplotlib's axes.
+
+    Example:
+        >>> card("History", {"steps": 100})
+        '<div><b>History</b><table><tr><th>steps</th><td>100</td></tr></table></div>'
+    """
+    lines = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in facts.items())
+    return f"<div><b>{_text(title)}</b><table>{lines}</table>{'' if draw is None else picture(draw)}</div>"
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table as HTML, the first column as headings.
+
+    Example:
+        >>> table(["", "mean"], [["0", "1.5"]])
+        '<table><tr><th></th><th>mean</th></tr><tr><th>0</th><td>1.5</td></tr></table>'
+    """
+    top = "".join(f"<th>{_text(each)}</th>" for each in headings)
+    lines = ("".join(f"<td>{_text(each)}</td>" for each in row[1:]) for row in rows)
+    body = "".join(f"<tr><th>{_text(row[0])}</th>{line}</tr>" for row, line in zip(rows, lines, strict=True))
+    return f"<table><tr>{top}</tr>{body}</table>"
+
+
+def picture(draw: Callable[[Axes], object]) -> str:
+    """Return a small picture as an HTML image that needs no file; the state of pyplot is not touched."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2, 2.4), layout="constrained")
+    draw(figure.subplots())
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return f'<img alt="" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
+
+
+def told_duration(seconds: float) -> str:
+    """Return a rough duration in words.
+
+    Example:
+        >>> told_duration(7), told_duration(48), told_duration(110), told_duration(8000)
+        ('about 10 s', 'about 50 s', 'about 2 min', 'about 2.2 h')
+    """
+    if seconds < 90:
+        return f"about {10 * max(1, round(seconds / 10))} s"
+    return f"about {round(seconds / 60)} min" if seconds < 5400 else f"about {seconds / 3600:.1f} h"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
 
 
 def note_training(guide: object, how: str, ignores: str = "") -> None:

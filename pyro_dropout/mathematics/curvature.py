@@ -6,18 +6,18 @@ I + P^-½ H P^-½: its eigenvalues are at least 1, so that it is as well conditi
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import torch
 from torch import Size, Tensor, nn
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.side_by_side import eigh_each
 
 F64 = torch.float64
 Shapes = Mapping[str, Size]
-NOISE = ("tau", "numbers", "squares")  # what is known of Gaussian noise
+OF_NOISE = ("tau", "numbers", "squares")  # what is known of Gaussian noise
+NOISE = "tau"  # the name of the noise among what is found, beside the sites
 
 
 class Block(nn.Module):
@@ -109,7 +109,6 @@ class Dense(Block):
         return prior.log().sum() + 2 * _cholesky(self.scaled(prior), self.shapes).diagonal().log().sum()
 
     def scaled(self, prior: Tensor) -> Tensor:
-        """Return D^-½ A D^-½."""
         """Return I + P^-½ H P^-½."""
         half = prior.rsqrt()
         return torch.eye(len(prior), dtype=F64, device=prior.device) + half[:, None] * self.hessian * half
@@ -195,22 +194,15 @@ class Kronecker(Block):
 
     def rotations(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return U, V and the standard deviations s_kj = (β_k λ_j + 1)^-½ in the rotated units."""
-        return rotations_of([self])[0]
+        with torch.no_grad():
+            beta, left = torch.linalg.eigh(self.outputs)
+            lam, right = torch.linalg.eigh(self.scaled(self.prior))
+        return left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()
 
     def squared_length(self, by_site: Mapping[str, Tensor]) -> Tensor:
         """Return ‖s ∘ Uᵀ G D^-½ V‖² of the matrix G."""
         left, right, widths = self.rotations()
         return (left.mT @ (self.matrix(by_site) * self.prior.rsqrt()) @ right * widths).square().sum()
-
-
-def rotations_of(blocks: Sequence[Kronecker]) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return ``rotations`` of each layer."""
-    matrices = [matrix for block in blocks for matrix in (block.outputs, block.scaled(block.prior))]
-    pairs = iter(eigh_each(matrices))
-    found = []
-    for (beta, left), (lam, right) in zip(pairs, pairs, strict=True):
-        found.append((left, right, (beta.clamp_min(0)[:, None] * lam.clamp_min(0) + 1).rsqrt()))
-    return found
 
 
 class Curvature(nn.Module):
@@ -245,7 +237,7 @@ class Curvature(nn.Module):
         self.blocks = nn.ModuleDict({_key(block): block for block in blocks})
         self.register_buffer("log_likelihood", log_likelihood.detach().to(F64))
         self.register_buffer("num_data", torch.tensor(num_data, device=log_likelihood.device))
-        for name in NOISE:
+        for name in OF_NOISE:
             value = (noise or {}).get(name)
             self.register_buffer(name, None if value is None else value.detach().to(log_likelihood.device, F64))
 
@@ -265,7 +257,7 @@ class Curvature(nn.Module):
             if name.startswith("blocks."):
                 key, _, factor = name.removeprefix("blocks.").rpartition(".")
                 factors.setdefault(key, {})[factor] = value
-        noise = {name: torch.zeros_like(tensors[name]) for name in NOISE if name in tensors}
+        noise = {name: torch.zeros_like(tensors[name]) for name in OF_NOISE if name in tensors}
         made = cls([], torch.zeros((), device=device), 0, noise)
         for key, found in factors.items():
             names = key.replace("/", ".").split(",")
@@ -302,3 +294,51 @@ def _cholesky(matrix: Tensor, shapes: Shapes) -> Tensor:
             " not finite. Are inputs, targets and tau in units that make sense? Standardised(model, x, y) may help."
         )
     return found
+
+
+def log_evidence(curvature: Curvature, point: Mapping[str, Tensor], logs: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Return log p(D) ≈ log p(y | w) + log p(w) + n/2 log 2π - ½ log det(H + P), in float64.
+
+    Equation: laplace-evidence.
+
+    Args:
+        curvature: at the point.
+        point: w by site.
+        logs: by how much to change the log precisions: of the noise ("tau") and of the prior of some sites; with
+            gradients.
+
+    Example:
+        >>> import torch
+        >>> from pyro_dropout.mathematics.curvature import Curvature, Dense
+        >>> from pyro_dropout.mathematics.curvature import log_evidence
+        >>> block = Dense({"w": torch.Size([1])}, {"w": torch.ones(1)}, hessian=torch.tensor([[3.0]]))
+        >>> log_evidence(Curvature([block], torch.tensor(-7.0), 10), {"w": torch.zeros(1)}).item() # -7 - ½ log 4
+        -7.693147180559945
+    """
+    logs = logs or {}
+    likelihood, log_ratio = curvature.log_likelihood, logs.get(NOISE)
+    if log_ratio is not None:
+        numbers, squares = _noise(curvature)
+        likelihood = likelihood + 0.5 * (numbers * log_ratio - torch.expm1(log_ratio) * squares)
+    precisions = precisions_of(curvature, logs)
+    prior = [0.5 * (p.log() - p * point[name].to(F64).square()).sum() for name, p in precisions.items()]
+    if log_ratio is None:
+        log_det = curvature.log_det(precisions)
+    else:  # log det(rH + P) = n log r + log det(H + P/r)
+        size = sum(block.size() for block in curvature)
+        log_det = size * log_ratio + curvature.log_det({n: p * torch.exp(-log_ratio) for n, p in precisions.items()})
+    return likelihood + torch.stack(prior).sum() - 0.5 * log_det
+
+
+def _noise(curvature: Curvature) -> tuple[Tensor, Tensor]:
+    """Return how many numbers the targets have, and Σ τ(y - f)²."""
+    if curvature.numbers is None or curvature.squares is None:
+        raise PyroDropoutError("the likelihood has no precision tau; only the widths of the prior can be changed.")
+    return curvature.numbers, curvature.squares
+
+
+def precisions_of(curvature: Curvature, logs: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """Return the prior's precisions by site, each of the site's shape, with their logs changed by ``logs``."""
+    logs = logs or {}
+    found = {name: value for block in curvature for name, value in block.by_site().items()}
+    return {name: value * logs[name].exp() if name in logs else value for name, value in found.items()}

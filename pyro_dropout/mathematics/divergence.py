@@ -14,13 +14,12 @@ from pyro.distributions.torch_distribution import ExpandedDistribution
 from torch import Size, Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence, register_kl
 
-from pyro_dropout.mathematics.base_distribution import base_distribution
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_count
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.label_entropy import label_entropy
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
+from pyro_dropout.mathematics.shapes import base_distribution, broadcast_shape
 from pyro_dropout.mathematics.whole_sums import runs_on_cpu, sum_of_squares
 
 Method = Literal["large_k", "exact", "monte_carlo"]
@@ -340,6 +339,12 @@ def _of_parts(q: Stacked, p: Distribution, method: Method, num_samples: int) -> 
 
 def _by_formula(q: RowMixture | Stacked, p: Distribution) -> Tensor:
     """Return the large-K value, or say as torch does that there is no formula, so that a loss may sample instead."""
+    if q.lenient and q.scored:  # drawn by a guide, for a loss of Pyro's: pyro_dropout.ELBO asks ``kl``
+        raise PyroDropoutError(
+            f"site {q.site!r}: the component probabilities of a mixture are trained by the score of its labels, and a"
+            " loss that asks for KL(q‖p) in closed form has no score term. Use pyro_dropout.ELBO or"
+            " pyro.infer.Trace_ELBO, or AutoRowMixture(weights='fixed')."
+        )
     base = base_distribution(p, ExpandedDistribution)
     if not isinstance(base, Normal):
         raise NotImplementedError(f"there is no formula for KL({type(q).__name__}‖{type(base).__name__}).")

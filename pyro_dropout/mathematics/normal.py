@@ -1,24 +1,44 @@
-"""The normal distribution, with a log density that holds in units of any size."""
+"""The normal distribution that models and guides use, and numbers whose logarithm or log-odds are normal."""
 
 import math
+from collections.abc import Sequence
+from typing import ClassVar, Self
 
 import pyro.distributions as dist
-from torch import Tensor
+import torch
+import torch.nn.functional as F
+from torch import Size, Tensor
+from torch.distributions import constraints
+from torch.distributions.transforms import ExpTransform, SigmoidTransform
+
+from pyro_dropout.mathematics.gaussian_expectations import sigmoid_moments
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class Normal(dist.Normal):
-    """Pyro's Normal, whose log density squares (y - μ)/σ, a number of size one, and not σ.
+    """Pyro's Normal, for units of any size and for draws that are mapped over replicas.
 
-    In float32 the square of σ = 1e-27 is zero, and that of 1e22 is infinite.
+    The log density squares (y - μ)/σ, a number of size one, and not σ: in float32 the square of σ = 1e-27 is zero, and
+    that of 1e22 is infinite. Draws are new tensors: torch fills an empty one, which ``vmap`` cannot do for each.
 
     Example:
         >>> import torch
+        >>> from torch.func import vmap
         >>> from pyro_dropout.mathematics.normal import Normal
         >>> Normal(0.0, 1e-27).log_prob(torch.tensor(0.0))  # 27 log 10 - ½ log 2π
         tensor(61.2508)
+        >>> draw = lambda scale: Normal(torch.zeros(2), scale).rsample()
+        >>> vmap(draw, randomness="different")(torch.ones(3)).unique().numel()
+        6
     """
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw with gradients; the same numbers as torch's, for the same seed."""
+        shape = self._extended_shape(Size(sample_shape))
+        noise = torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+        found: Tensor = self.loc + noise * self.scale
+        return found
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log p(value), in the shape that value and parameters broadcast to."""
@@ -26,3 +46,94 @@ class Normal(dist.Normal):
             self._validate_sample(value)
         z: Tensor = (value - self.loc) / self.scale
         return -0.5 * z.square() - self.scale.log() - _HALF_LOG_2PI
+
+
+_F64 = torch.float64
+_PIECE = 2**15  # numbers whose moments are integrated at once
+
+
+class _OfNormal(dist.TransformedDistribution):  # type: ignore[misc]
+    """y = h(z) with z normal. The density is written out: caches of transforms do not survive ``vmap``."""
+
+    base_dist: Normal
+
+    @property
+    def loc(self) -> Tensor:
+        """The mean of z."""
+        return self.base_dist.loc
+
+    @property
+    def scale(self) -> Tensor:
+        """The standard deviation of z."""
+        return self.base_dist.scale
+
+    def expand(self, batch_shape: Size | list[int] | tuple[int, ...], _instance: object = None) -> Self:
+        """Return the same distribution in larger plates."""
+        return type(self)(self.loc.expand(batch_shape), self.scale.expand(batch_shape))
+
+
+class LogNormal(_OfNormal):
+    """Positive y with log y ~ N(loc, scale²).
+
+    Example:
+        >>> import torch
+        >>> p = LogNormal(torch.tensor(2.0), torch.tensor(0.5))
+        >>> torch.allclose(p.mean.log(), torch.tensor(2.0 + 0.5**2 / 2, dtype=torch.float64))
+        True
+    """
+
+    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.positive
+
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False) -> None:
+        super().__init__(Normal(loc, scale, validate_args=False), [ExpTransform()], validate_args=validate_args)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return log N(log y; loc, scale²) - log y."""
+        z = value.log()
+        return self.base_dist.log_prob(z) - z
+
+    @property
+    def mean(self) -> Tensor:
+        """exp(loc + scale²/2), in float64."""
+        return torch.exp(self.loc.to(_F64) + 0.5 * self.scale.to(_F64).square())
+
+    @property
+    def variance(self) -> Tensor:
+        """The squared mean times exp(scale²) - 1, in float64."""
+        return self.mean.square() * torch.expm1(self.scale.to(_F64).square())
+
+
+class LogitNormal(_OfNormal):
+    """Proportions y between 0 and 1 with log y/(1 - y) ~ N(loc, scale²); moments by quadrature.
+
+    Example:
+        >>> import torch
+        >>> LogitNormal(torch.zeros(2), torch.ones(2)).mean
+        tensor([0.5000, 0.5000], dtype=torch.float64)
+    """
+
+    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
+    support = constraints.unit_interval
+
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = False) -> None:
+        super().__init__(Normal(loc, scale, validate_args=False), [SigmoidTransform()], validate_args=validate_args)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return log N(logit y; loc, scale²) - log y(1 - y)."""
+        z = torch.logit(value)
+        return self.base_dist.log_prob(z) - F.logsigmoid(z) - F.logsigmoid(-z)
+
+    @property
+    def mean(self) -> Tensor:
+        """E[y], in float64."""
+        return self._moments(0)
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[y], in float64."""
+        return self._moments(1)
+
+    def _moments(self, which: int) -> Tensor:
+        flat = zip(self.loc.reshape(-1).split(_PIECE), self.scale.reshape(-1).split(_PIECE), strict=True)
+        return torch.cat([sigmoid_moments(*each)[which] for each in flat]).reshape(self.loc.shape)

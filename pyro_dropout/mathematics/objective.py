@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import (
     check_choice,
     check_finite,
@@ -26,7 +25,7 @@ from pyro_dropout.mathematics.checks import (
     describe,
 )
 from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.shapes import Float
+from pyro_dropout.mathematics.shapes import Float, broadcast_shape
 
 Number = float | Tensor
 # What the converters return: a Tensor where an argument is one. mypy cannot see that from the arithmetic.

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from pyro_dropout.mathematics.errors import NotFollowedError, ShapeError
-from pyro_dropout.mathematics.no_density import MARK
-from pyro_dropout.mathematics.row_layout import RowDim
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture, apart
+from pyro_dropout.mathematics.scored import MARK
+from pyro_dropout.mathematics.shapes import RowDim
 
 POINTS_FIRST = (
     "Inputs must have data points first (batch_first=True in recurrent and attention layers), or use shared draws"

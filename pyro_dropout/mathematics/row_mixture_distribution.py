@@ -11,14 +11,11 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Size, Tensor
 
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
 from pyro_dropout.mathematics.checks import check_finite, check_non_negative, describe
 from pyro_dropout.mathematics.errors import RangeError, ShapeError, SingularError
 from pyro_dropout.mathematics.gaussian_rows import Factor, log_width, low_rank_factor, mahalanobis, standardise
-from pyro_dropout.mathematics.no_density import is_placeholder
-from pyro_dropout.mathematics.row_layout import RowDim, RowLayout
-from pyro_dropout.mathematics.scored import Draw, Scored
-from pyro_dropout.mathematics.shapes import Float, Int
+from pyro_dropout.mathematics.scored import Draw, Scored, is_placeholder
+from pyro_dropout.mathematics.shapes import Float, Int, RowDim, RowLayout, broadcast_shape
 from pyro_dropout.mathematics.whole_sums import Widths, runs_on_cpu, sum_of_squares, width_parts
 
 LOG_2PI = 1.8378770664093453

@@ -1,27 +1,69 @@
-"""Score-function terms for draws with a discrete part whose probabilities are trained.
+"""Distributions of weights that may draw labels, one or stacked in a plate; stand-ins for densities that do not exist.
 
-A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here, and a loss
-without one raises an error, because it would leave the probabilities where they started.
+A drawn label has no gradient in its probability; only its score has. A loss with a score term gets it here. One without
+would leave the probabilities where they started: Pyro's losses of this kind refuse what is not fully reparameterised.
 """
 
-import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from pyro.distributions import TorchDistribution
 from pyro.distributions.score_parts import ScoreParts
 from pyro.ops.provenance import detach_provenance
 from torch import Size, Tensor
 from torch.distributions import constraints
 
-from pyro_dropout.mathematics.broadcasting import broadcast_shape
-from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.no_density import is_placeholder, no_density
+from pyro_dropout.mathematics.errors import SingularError
+from pyro_dropout.mathematics.shapes import broadcast_shape
+from pyro_dropout.protocols import Distribution
 
-_WITHOUT_SCORES = {"RenyiELBO", "TraceMeanField_ELBO", "TraceTailAdaptive_ELBO"}
-_NEAR = 12  # stack frames to search for the loss that called
+Kwargs = Mapping[str, object] | None
+MARK = "_pyro_dropout_per_data_point"
+# Operations that Pyro applies to every log density of a trace, whether or not the loss reads it.
+_IN_PASSING = {"sum", "mul", "__mul__", "__rmul__", "expand", "reshape", "detach", "clone", "dim", "size", "numel"}
+_QUESTIONS = {"isnan", "isinf", "isfinite", "any", "all", "eq", "__eq__", "__bool__", "is_floating_point"}
+
+
+def is_placeholder(value: object) -> bool:
+    """Whether ``value`` stands for weights that are drawn for every data point."""
+    return getattr(value, MARK, None) is not None
+
+
+class NoDensity(Tensor):
+    """A log density that must not be read: a trace may carry it, but using its value raises an error."""
+
+    site: str
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., object], types: object, args: Sequence[object] = (), kwargs: Kwargs = None
+    ) -> object:
+        name = getattr(func, "__name__", "")
+        if name in _QUESTIONS or name == "__get__":
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        site = next((found for each in args if (found := getattr(each, "site", ""))), "")
+        if name in _IN_PASSING:
+            passed = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+            if isinstance(passed, NoDensity):
+                passed.site = site
+            return passed
+        of = f" of site {site!r}" if site else ""
+        raise SingularError(
+            f"log q(w) does not exist for these draws{of}: at scale=0 they lie on a set of volume zero, and a draw for"
+            " each data point has no joint density. Use pyro_dropout.ELBO, which needs none;"
+            " pyro.infer.TraceMeanField_ELBO, which needs none for real-valued sites; or scale > 0 with shared draws."
+        )
+
+
+def no_density(like: Tensor, shape: torch.Size, site: str = "") -> Tensor:
+    """Return a placeholder for the log density of a draw of ``site``, of shape ``shape``."""
+    found = torch.zeros((), dtype=like.dtype, device=like.device).expand(shape).as_subclass(NoDensity)
+    found.site = site
+    return found
 
 
 @dataclass(frozen=True)
@@ -72,7 +114,6 @@ class Scored(TorchDistribution):
         if not self.scored:
             parts: ScoreParts = super().score_parts(x, *args, **kwargs)  # type: ignore[no-untyped-call]
             return parts
-        _refuse_losses_without_scores()
         log_prob = self.log_prob(x)
         if is_placeholder(x):
             return ScoreParts(log_prob, log_prob, log_prob)  # nonzero, so a loss that reads it raises
@@ -98,18 +139,70 @@ class Scored(TorchDistribution):
         return new
 
 
-def _refuse_losses_without_scores() -> None:
-    """Raise an error if the caller is one of Pyro's losses that have no score term."""
-    frame = sys._getframe(2)
-    for _ in range(_NEAR):
-        owner = frame.f_locals.get("self")
-        names = {kind.__name__ for kind in type(owner).__mro__} if frame.f_code.co_name != "score_parts" else set()
-        if names & _WITHOUT_SCORES:
-            raise PyroDropoutError(
-                f"the component probabilities of a mixture are trained by the score of its labels, but"
-                f" {type(owner).__name__} has no score term. Use pyro_dropout.ELBO or pyro.infer.Trace_ELBO, or"
-                " AutoRowMixture(weights='fixed')."
-            )
-        if frame.f_back is None:
-            return
-        frame = frame.f_back
+class Stacked(Scored):
+    """Independent distributions of the same event shape, as one batched distribution.
+
+    Args:
+        parts: the distributions, each without a batch, in the order of the elements of ``batch_shape``.
+        batch_shape: how they are laid out.
+    """
+
+    def __init__(self, parts: Sequence[Distribution], batch_shape: Sequence[int]) -> None:
+        self.parts = list(parts)
+        self.parts_shape = Size(batch_shape)
+        self._drawn: weakref.ref[Tensor] | None = None
+        super().__init__(self.parts_shape, parts[0].event_shape, validate_args=False)
+
+    @property
+    def singular(self) -> bool:
+        """Whether a part has no density."""
+        return any(getattr(part, "singular", False) for part in self.parts)
+
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        """Draw all parts, (*sample_shape, *batch_shape, *event_shape)."""
+        lead = (*sample_shape, *self.batch_shape[: len(self.batch_shape) - len(self.parts_shape)])
+        drawn = torch.stack([part.rsample(lead) for part in self.parts], len(lead))
+        laid_out: Tensor = drawn.unflatten(len(lead), self.parts_shape)
+        self._drawn = weakref.ref(laid_out)
+        return laid_out
+
+    @property
+    def scored(self) -> bool:
+        """Whether a part draws labels with trained probabilities, which have no pathwise gradient."""
+        return any(getattr(part, "scored", False) for part in self.parts)
+
+    def drew(self, value: object) -> bool:
+        """Whether ``value`` is the last draw."""
+        return self._drawn is not None and self._drawn() is value
+
+    def label_log_prob(self) -> Tensor:
+        """Return log p(z) of the labels of each part in the last draw, (*sample_shape, *batch_shape)."""
+        zero = self.parts[0].like.new_zeros(())
+        each = [part.label_log_prob() if part.scored else zero for part in self.parts]
+        labels: Tensor = torch.stack(torch.broadcast_tensors(*each), -1).unflatten(-1, self.parts_shape)
+        return labels
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Return the log density of each part, (*sample_shape, *batch_shape)."""
+        if self.lenient and self.singular:
+            return self._no_density(value)
+        lead = value.dim() - len(self.event_shape) - len(self.parts_shape)
+        each = value.flatten(lead, lead + len(self.parts_shape) - 1).unbind(lead)
+        found = torch.stack([part.log_prob(one) for part, one in zip(self.parts, each, strict=True)], -1)
+        found = found.reshape(found.shape[:-1] + self.parts_shape)
+        return found.expand(broadcast_shape(found.shape, self.batch_shape))
+
+    def each(self, of: Callable[[Distribution], Tensor]) -> Tensor:
+        """Return one tensor from every part, stacked in the batch shape."""
+        found = torch.stack([of(part) for part in self.parts])
+        return found.reshape(self.parts_shape + found.shape[1:]).expand(self.batch_shape + found.shape[1:])
+
+    @property
+    def mean(self) -> Tensor:
+        """E[w], (*batch_shape, *event_shape)."""
+        return self.each(lambda part: part.mean)
+
+    @property
+    def variance(self) -> Tensor:
+        """Var[w] of each number, (*batch_shape, *event_shape)."""
+        return self.each(lambda part: part.variance)

@@ -1,10 +1,18 @@
-"""Shape annotations: jaxtyping's where it is installed, and plain types where it is not.
+"""Shapes: how they are annotated, what tensors broadcast to, the rows of a weight, and distributions inside wrappers.
 
 jaxtyping is a development dependency: the tests install its import hook and check every annotated shape, and a user
 who does not have it loses nothing but the check.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Size, Tensor
+from torch.distributions import Independent
+
+from pyro_dropout.mathematics.errors import RangeError, ShapeError
+from pyro_dropout.protocols import Distribution
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
@@ -21,4 +29,88 @@ else:
 
         Bool = Float = Int = _Unchecked
 
-__all__ = ["Bool", "Float", "Int"]
+__all__ = ["Bool", "Float", "Int", "RowDim", "RowLayout", "base_distribution", "broadcast_shape"]
+
+
+def base_distribution(p: Distribution, *wrappers: type) -> Distribution:
+    """Return the distribution inside ``Independent``, and inside the other wrappers given.
+
+    Which ones may be ignored depends on the use: a mask changes a density but not a mean, and an expansion changes the
+    batch shape.
+    """
+    while any(isinstance(p, kind) for kind in (Independent, *wrappers)):
+        p = p.base_dist
+    return p
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:
+    """Return the shape that tensors of these shapes broadcast to.
+
+    Raises:
+        RuntimeError: there is none.
+
+    Example:
+        >>> broadcast_shape((2,), (3, 1), (1, 1, 1)), broadcast_shape()
+        (torch.Size([1, 3, 2]), torch.Size([]))
+    """
+    found = [1] * max(map(len, shapes), default=0)
+    for shape in shapes:
+        for place in range(-len(shape), 0):
+            if shape[place] != 1 and found[place] not in (1, shape[place]):
+                given = ", ".join(str(tuple(each)) for each in shapes)
+                raise RuntimeError(f"shapes do not broadcast: {given}")
+            found[place] = shape[place] if found[place] == 1 else found[place]
+    return torch.Size(found)
+
+
+# Which dimension indexes rows: an index; None, every weight is a row; "all", the tensor is one row.
+RowDim = int | Literal["all"] | None
+
+
+class RowLayout:
+    """The rows of a tensor of a given shape: ``rows`` of them, with ``rest`` weights each."""
+
+    def __init__(self, shape: Size, row_dim: RowDim) -> None:
+        if isinstance(row_dim, bool) or not (isinstance(row_dim, int) or row_dim is None or row_dim == "all"):
+            raise RangeError(f"row_dim must be a whole number, None or 'all'; got {row_dim!r}.")
+        if isinstance(row_dim, int):
+            if not -len(shape) <= row_dim < len(shape):
+                allowed = f"{-len(shape)} to {len(shape) - 1}" if len(shape) else "only None"
+                allowed += f" for shape {tuple(shape)}"
+                raise ShapeError(f"row_dim must index a dimension of the weights, {allowed}; got {row_dim}.")
+            row_dim = row_dim % len(shape)
+            self.rows = shape[row_dim]
+        else:
+            self.rows = shape.numel() if row_dim is None else 1
+        self.shape, self.row_dim = shape, row_dim
+        self.rest = shape.numel() // max(self.rows, 1)
+
+    def to_rows(self, value: Float[Tensor, "*batch_and_shape"]) -> Float[Tensor, "*batch rows rest"]:
+        """Lay a tensor of the shape out as (..., rows, rest)."""
+        lead = value.shape[: value.dim() - len(self.shape)]
+        if isinstance(self.row_dim, int):
+            value = value.movedim(self.row_dim - len(self.shape), len(lead))
+        return value.reshape(*lead, self.rows, self.rest)
+
+    def from_rows(self, value: Float[Tensor, "*batch rows rest"]) -> Float[Tensor, "*batch_and_shape"]:
+        """Undo ``to_rows``."""
+        lead, shape = value.shape[:-2], list(self.shape)
+        if not isinstance(self.row_dim, int):
+            return value.reshape((*lead, *shape))
+        rest = shape[: self.row_dim] + shape[self.row_dim + 1 :]
+        return value.reshape(*lead, self.rows, *rest).movedim(len(lead), self.row_dim - len(shape))
+
+    def check_per_row(self, name: str, value: Tensor) -> None:
+        """Raise unless ``value`` is one number, or one for each row."""
+        if tuple(value.shape) not in ((), (1,), (self.rows,)):
+            allowed = f"a number or one for each of {self.rows} rows"
+            raise ShapeError(f"{name} must be {allowed}; got shape {tuple(value.shape)}.")
+
+    def per_row(self, value: Tensor) -> Tensor:
+        """Reshape one number per row, (..., rows), so that it broadcasts against the tensor."""
+        if self.row_dim is None:
+            return value.reshape((*value.shape[:-1], *self.shape))
+        if self.row_dim == "all":
+            return value.reshape((*value.shape[:-1], *[1] * len(self.shape)))
+        after = len(self.shape) - self.row_dim - 1
+        return value.reshape(*value.shape[:-1], *[1] * self.row_dim, self.rows, *[1] * after)

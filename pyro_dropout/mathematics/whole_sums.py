@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from pyro_dropout.mathematics.positive_definite import gram_log_det_and_inverse
+from pyro_dropout.mathematics.gaussian_rows import gram_log_det_and_inverse
 from pyro_dropout.protocols import Context
 
 

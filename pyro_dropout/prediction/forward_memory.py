@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from pyro_dropout.engines.torch_internals import TorchDispatchMode, tree_leaves
 from pyro_dropout.generative.inputs import AnyInputs
+from pyro_dropout.generative.jacobians import runs_by_row
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.single_points import runs_by_row
 from pyro_dropout.generative.standardised import Standardised
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Poisson
 from pyro_dropout.mathematics.gaussian_expectations import log_expectation, log_mean_sigmoid, sigmoid_moments
-from pyro_dropout.mathematics.positive_definite import semidefinite_root
+from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
 from pyro_dropout.prediction.class_kernel import class_moments, has_class_kernel
 from pyro_dropout.prediction.moments import F64, Sums, block_log_prob, block_outer, block_sums, moments_of
 from pyro_dropout.protocols import Likelihood

@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_dropout.generative.inputs import AnyInputs, copies, takes_all
-from pyro_dropout.generative.jacobians import Jacobians
-from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.generative.jacobians import Jacobians, check_single_points, last_layer, runs_by_row
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian, likelihood_of
 from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.own_noise import noise_of, silent
-from pyro_dropout.generative.single_points import check_single_points, runs_by_row
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.ensemble import Ensemble

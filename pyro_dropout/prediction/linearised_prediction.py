@@ -9,9 +9,9 @@ from torch import Tensor
 from pyro_dropout.generative.likelihoods import Gaussian, HeteroscedasticGaussian
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.member_mixture import balanced
+from pyro_dropout.mathematics.gaussian_rows import semidefinite_root
+from pyro_dropout.mathematics.mixtures import balanced
 from pyro_dropout.mathematics.normal import Normal
-from pyro_dropout.mathematics.positive_definite import semidefinite_root
 from pyro_dropout.prediction.gaussian_outputs import (
     Nodes,
     normal_strata,

@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import MaskedDistribution
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Normal
 
-from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Likelihood
 
 F64 = torch.float64

@@ -6,8 +6,8 @@ from typing import Literal
 from torch import Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs, takes_all
+from pyro_dropout.generative.jacobians import check_single_points
 from pyro_dropout.generative.likelihoods import likelihood_of
-from pyro_dropout.generative.single_points import check_single_points
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.draws.weight_draws import (

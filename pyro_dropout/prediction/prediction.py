@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.distributions.transforms import Transform
 
-from pyro_dropout.generative.output_shape import OutputShape
+from pyro_dropout.generative.likelihood import OutputShape
 from pyro_dropout.mathematics.checks import check_dense, check_level, check_number, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
-from pyro_dropout.mathematics.mixture_quantiles import mixture_quantile
+from pyro_dropout.mathematics.mixtures import mixture_quantile
 from pyro_dropout.prediction.blocks import Block, Walk
 from pyro_dropout.prediction.moments import (
     Points,

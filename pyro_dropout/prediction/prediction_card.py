@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from pyro_dropout.mathematics.notebook_card import picture, table
+from pyro_dropout.guides.summary import picture, table
 from pyro_dropout.prediction.moments import is_class
 from pyro_dropout.prediction.plot_style import PALETTE
 from pyro_dropout.protocols import Axes

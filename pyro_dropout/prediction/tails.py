@@ -14,7 +14,7 @@ from torch.distributions import Bernoulli, Normal, Poisson, TransformedDistribut
 from torch.distributions.transforms import ComposeTransform, Transform
 
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.mixture_quantiles import mixture_tail_quantile
+from pyro_dropout.mathematics.mixtures import mixture_tail_quantile
 from pyro_dropout.prediction.moments import F64, Points, base_of, normal_parts
 from pyro_dropout.protocols import Distribution
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pyro_dropout.guides.summary import card
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.notebook_card import card
 from pyro_dropout.protocols import Axes
 from pyro_dropout.training.out_of_memory import is_out_of_memory
 

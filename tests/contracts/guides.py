@@ -1,6 +1,5 @@
 """The guides under contract: every guide of the registry, most of them with several settings."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +25,8 @@ class Config:
     density: bool = True
 
     def __call__(self, model: Any, **options: Any) -> Any:
-        """Make the guide for a model, with those of the options that it takes."""
-        takes = inspect.signature(self.make).parameters
-        return self.make(model, **{name: value for name, value in options.items() if name in takes})
+        """Make the guide for a model."""
+        return self.make(model, **options)
 
 
 def _standard(name: str, model: Any, **options: Any) -> Any:

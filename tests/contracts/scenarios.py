@@ -1,7 +1,6 @@
 """What Pyro's users do with a guide: each scenario is a script in small, with an assertion on what must come out.
 
-``python -m tests.contracts.scenario_table`` runs every scenario with Pyro's own AutoNormal and with every guide of this
-package in its place, and prints what passed, what was refused by name, and what failed.
+``test_scenarios.py`` runs them with every guide of this package where Pyro's AutoNormal was.
 """
 
 import copy

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import pyro_dropout as pd
 from pyro_dropout.judging.diagnostics.arviz_export import arviz
-from pyro_dropout.mathematics.member_mixture import MemberMixture
+from pyro_dropout.mathematics.mixtures import MemberMixture
 
 F64 = torch.float64
 TAU = 4.0
@@ -88,15 +88,6 @@ def test_the_error_over_members_counts_those_that_were_used(points: Any, pyro_en
         _ = pd.predict(*points, X, samples=1).error_over_members
     answer = pd.predict(plain, pyro_ensemble, X[:, 0], samples=50)
     torch.testing.assert_close(answer.error_over_members, (answer.epistemic / 3).sqrt())
-
-
-def test_recalibrated_predictions_keep_their_members(points: Any) -> None:
-    answer = pd.predict(*points, X)
-    again = pd.with_tau(answer, pd.refit_tau(answer, Y))
-    torch.testing.assert_close(again.error_over_members, answer.error_over_members)
-    model = network(pd.Categorical(), outputs=3)
-    classes = pd.predict(model, pd.Ensemble(model, members=4), X)
-    assert pd.tempered(classes, 2.0).error_over_members.shape == (12, 3)
 
 
 def test_thompson_acts_on_one_member_at_a_time() -> None:
@@ -209,15 +200,6 @@ def test_no_density_no_ratios_and_the_error_says_what_to_give(points: Any, dropo
                 verb(model, ensemble, X, Y, samples=30)
 
 
-def test_khat_is_that_of_the_mixture(spread: Any) -> None:
-    assert math.isfinite(pd.khat(*spread, X, Y, samples=50, seed=0))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # k-hat is above 0.7 after so few steps
-        found = pd.loo(*spread, X, Y, samples=50, seed=0)
-    assert found.corrected
-    assert bool(found.pointwise.isfinite().all())
-
-
 def test_repeated_points_do_not_pass_for_draws(points: Any) -> None:
     """A tail that is fitted to copies of 30 functions would look short, however few functions there are."""
     with warnings.catch_warnings():
@@ -242,20 +224,6 @@ def test_ranks_among_repeated_points_are_refused() -> None:
     assert all(0 <= int(rank) <= 5 for ranks in found.ranks.values() for rank in ranks)
 
 
-@pytest.mark.deep
-def test_anchored_points_of_a_linear_model_pass_simulation_based_calibration() -> None:
-    model = pd.BayesianNet(nn.Linear(2, 1, bias=False).double(), likelihood=pd.Gaussian(TAU))
-    x = torch.randn(6, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
-
-    def fit(model: Any, x: Tensor, y: Tensor) -> pd.Ensemble:
-        ensemble = pd.Ensemble(model, members=19)
-        pd.fit(model, ensemble, x, y, steps=100, schedule=lambda done: 1.001 - done / 100, **QUIET | {"lr": 0.3})
-        return ensemble
-
-    found = pd.sbc(model, fit, x, replications=80, samples=19, progress=False)
-    assert min(found.pvalues().values()) > 1e-3
-
-
 # --- ArviZ, and comparisons -------------------------------------------------------------------------------------------
 
 
@@ -271,20 +239,6 @@ def test_chains_are_members_in_their_order(points: Any, dropout: Any) -> None:
     assert all(bool(((rows == 0) | (rows == loc)).all()) for rows, loc in zip(drawn, kept, strict=True))
     rhat = arviz().rhat(data, var_names=["0.weight"])["0.weight"].values
     assert float(rhat.min()) > 1.1  # members that start apart have not found the same weights
-
-
-@pytest.mark.deep
-def test_a_comparison_of_three_kinds_of_ensembles() -> None:
-    guides = {
-        "points": lambda net: pd.Ensemble(net, members=3),
-        "dropout": lambda net: pd.Ensemble(net, pd.AutoDropout, members=3),
-        "mean field": lambda net: pd.Ensemble(net, pd.AutoMeanField, members=3),
-    }
-    how: Any = {"steps": 3, "seeds": 1, "samples": 30, "compile": False, "progress": False}
-    found = pd.compare(network(), guides, (X, Y), (X, Y), **how)
-    cells = {row.name: (found.cell(row, "elbo"), found.cell(row, "khat")) for row in found.rows}
-    assert cells["points"] == cells["dropout"] == ("undefined, σ = 0",) * 2
-    assert all("undefined" not in cell for cell in cells["mean field"])
 
 
 @pytest.mark.parametrize(

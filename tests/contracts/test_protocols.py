@@ -11,10 +11,9 @@ from torch import nn
 import pyro_dropout as pd
 from pyro_dropout import protocols, registry
 from pyro_dropout.protocols import FunctionPosterior, HasDensity, HasDraws, HasMean, HasWeights, Model, Posterior
+from tests.contracts.likelihoods import LIKELIHOODS
 
 X, Y = torch.linspace(-1, 1, 8).unsqueeze(-1), torch.linspace(0, 1, 8).unsqueeze(-1)
-LIKELIHOODS = [pd.Gaussian(), pd.HeteroscedasticGaussian(), pd.Categorical(), pd.Bernoulli(), pd.Poisson()]
-LIKELIHOODS += [pd.Transformed(pd.Gaussian(), "log"), pd.Counts()]
 
 
 def net() -> Any:
@@ -49,9 +48,11 @@ def test_references_say_what_they_can_do() -> None:
     assert isinstance(sampled, HasDraws)
 
 
-@pytest.mark.parametrize("likelihood", LIKELIHOODS, ids=lambda likelihood: type(likelihood).__name__)
-def test_a_likelihood_has_its_three_methods(likelihood: Any) -> None:
-    assert isinstance(likelihood, protocols.Likelihood)
+def test_every_likelihood_is_under_contract() -> None:
+    made = [case.make() for case in LIKELIHOODS.values()]
+    assert all(isinstance(likelihood, protocols.Likelihood) for likelihood in made)
+    own = {kind for kind in pd.Likelihood.__subclasses__() if kind.__module__.startswith("pyro_dropout.")}
+    assert {type(likelihood) for likelihood in made} == own
 
 
 def test_one_class_of_ones_own_is_enough() -> None:

@@ -17,7 +17,7 @@ from scipy import optimize, stats
 
 from pyro_dropout.generative.exact_gp import GP
 from pyro_dropout.mathematics.covariance import ArcCosine, ArcSine, Layered
-from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError, SingularError
+from pyro_dropout.mathematics.errors import SingularError
 from pyro_dropout.mathematics.finite_rank import FiniteRank
 
 Kernel = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -117,11 +117,11 @@ def test_fitting_finds_the_largest_evidence() -> None:
         return -stats.multivariate_normal(np.zeros(25), covariance).logpdf(y[:, 0].numpy())
 
     best = optimize.minimize(loss, np.zeros(3), method="L-BFGS-B")
-    model = GP("se", learn_tau=True).fit(x, y, steps=300)
+    model = GP("se", learn_tau=True).fit(x, y, steps=120, lr=0.15)
     assert model.log_marginal_likelihood() == pytest.approx(-best.fun, abs=1e-3)
     found = [model.kernel.variance.item(), model.kernel.lengthscale.item(), 1 / model.tau.item()]
     np.testing.assert_allclose(found, np.exp(best.x), rtol=0.05)
-    assert len(model.history) == 300
+    assert len(model.history) == 120
     assert model.history[0] == pytest.approx(-loss(np.zeros(3)), rel=1e-8)
     fixed = GP("se", tau=5.0).fit(x, y, steps=20)
     assert fixed.tau.item() == pytest.approx(5.0, rel=1e-12)
@@ -134,7 +134,7 @@ def test_a_prior_on_a_hyper_parameter_is_heeded() -> None:
     kernel = gp.kernels.RBF(2).double()
     narrow = dist.LogNormal(torch.tensor(math.log(3.0)).double(), torch.tensor(1e-3).double())
     kernel.lengthscale = PyroSample(narrow)
-    model = GP(kernel, tau=5.0).fit(x, y, steps=300)
+    model = GP(kernel, tau=5.0).fit(x, y, steps=100)
     length = poutine.trace(model._regression.guide).get_trace().nodes["kernel.lengthscale"]["value"]
     assert length.item() == pytest.approx(3.0, rel=0.01)
     assert math.isfinite(model.log_marginal_likelihood())
@@ -158,65 +158,8 @@ def test_two_gps_and_the_parameter_store_leave_each_other_alone() -> None:
     assert len(tape.trace.nodes) == 0, "a model that asks a GP does not own the GP's parameters"
 
 
-def test_any_type_goes_in_and_comes_out(dtype: torch.dtype, capfd: pytest.CaptureFixture[str]) -> None:
-    x, y, new = data()
-    exact = GP("arc_cosine", tau=1e5).fit(x, y, steps=0).predict(new)
-    found = GP("arc_cosine", tau=1e5).fit(x.to(dtype), y.to(dtype), steps=0).predict(new.to(dtype))
-    assert found[0].dtype == found[1].dtype == dtype
-    torch.testing.assert_close(found[0].double(), exact[0], rtol=1e-3, atol=1e-3)
-    GP().fit(x.to(dtype), y.to(dtype), steps=2)
-    assert capfd.readouterr().err == "", "a short fit shows no bar"
-
-
 def test_a_singular_covariance_is_explained() -> None:
     x = torch.zeros(5, 1)
     with pytest.raises(SingularError, match="jitter such as 1e-8"):
         GP(tau=1e30).fit(x, torch.zeros(5, 1), steps=1)
     assert GP(tau=1e30, jitter=1e-8).fit(x, torch.ones(5, 1), steps=0).predict(x)[0].tolist() == [[1.0]] * 5
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("bad", "says"),
-    [
-        ({"kernel": "rbf"}, "kernel must be 'se', 'arc_cosine', 'arc_sine' or a Pyro kernel; got 'rbf'"),
-        ({"kernel": 3}, "kernel must be 'se'"),
-        ({"tau": 0.0}, "tau must be positive"),
-        ({"variance": -1.0}, "variance must be positive"),
-        ({"length_scale": "long"}, "length_scale must be a real number"),
-        ({"bias_length_scale": 1.0}, "bias_length_scale must be absent for kernel 'se'; got 1.0"),
-        ({"kernel": ArcCosine(1), "variance": 2.0}, "variance must be absent for a Pyro kernel, which has its own"),
-        ({"jitter": -1e-8}, "jitter must be zero or positive"),
-    ],
-)
-def test_the_constructor_says_what_is_wrong(bad: dict[str, Any], says: str) -> None:
-    with pytest.raises(RangeError, match=says):
-        GP(**bad)
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_calls_say_what_is_wrong() -> None:
-    x, y, _ = data()
-    for call in (lambda: GP().predict(x), GP().log_marginal_likelihood, lambda: GP().tau, lambda: GP().kernel):
-        with pytest.raises(PyroDropoutError, match="no data yet: call fit"):
-            call()
-    with pytest.raises(ShapeError, match=r"y must have shape \(N, D\) with N = 20.*Write y.unsqueeze\(-1\)"):
-        GP().fit(x, y[:, 0])
-    with pytest.raises(ShapeError, match="y must have shape"):
-        GP().fit(x, y[:3])
-    with pytest.raises(ShapeError, match=r"x must have shape \(N, Q\)"):
-        GP().fit(x[:, 0], y)
-    with pytest.raises(ShapeError, match=r"x must have shape \(N, Q\)"):
-        GP().fit(x[:0], y[:0])
-    with pytest.raises(RangeError, match="x must be finite"):
-        GP().fit(x * float("nan"), y)
-    with pytest.raises(RangeError, match="steps must be a whole number"):
-        GP().fit(x, y, steps=-1)
-    with pytest.raises(RangeError, match="lr must be positive"):
-        GP().fit(x, y, lr=0.0)
-    with pytest.raises(ShapeError, match=r"length_scale must have shape \(\) or \(2,\)"):
-        GP(length_scale=torch.ones(3)).fit(x, y)
-    with pytest.raises(ShapeError, match=r"the columns that the kernel uses, \[0, 1, 2\]; got 2"):
-        GP(ArcSine(3)).fit(x, y)
-    with pytest.raises(ShapeError, match=r"x must have shape \(N, 2\)"):
-        GP().fit(x, y, steps=0).predict(x[:, :1])

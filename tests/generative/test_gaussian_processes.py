@@ -14,12 +14,10 @@ from pyro import poutine
 from scipy import special, stats
 from torch import Tensor, nn
 
-from pyro_dropout.generative.finite_rank_normal import FiniteRankNormal
 from pyro_dropout.generative.gaussian_processes import DeepGP, FiniteRankGP
-from pyro_dropout.generative.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from pyro_dropout.generative.likelihoods import Categorical, Gaussian
 from pyro_dropout.mathematics.covariance import ArcCosine, Layered
-from pyro_dropout.mathematics.errors import RangeError, ShapeError
-from pyro_dropout.mathematics.finite_rank import finite_rank_features, finite_rank_log_marginal
+from pyro_dropout.mathematics.finite_rank import FiniteRankNormal, finite_rank_features, finite_rank_log_marginal
 from tests.oracles.deep_gps import BIAS_LENGTH, POINTS, SCALES, WIDTHS, numpy_functions
 
 UPPER = np.triu_indices(len(POINTS))
@@ -122,19 +120,6 @@ def test_function_values_integrate_out_to_the_same_marginal() -> None:
     assert joint == pytest.approx(direct.logpdf(y.numpy().T).sum(), rel=1e-8)
 
 
-@pytest.mark.parametrize("space", ["weight", "function"])
-def test_depth_one_is_the_finite_rank_gp(space: Any) -> None:
-    y = torch.randn(5, 2)
-    traces = []
-    for model in (DeepGP(2, [7], 2, space=space, **SCALES), FiniteRankGP(2, 7, 2, space=space, **SCALES)):
-        pyro.set_rng_seed(0)
-        traces.append(poutine.trace(model).get_trace(POINTS, y))
-    deep, single = traces
-    torch.testing.assert_close(deep.nodes["_RETURN"]["value"], single.nodes["_RETURN"]["value"], rtol=0, atol=0)
-    assert deep.log_prob_sum() == single.log_prob_sum()
-    assert ("F1" in deep.nodes, "F" in single.nodes) == (space == "function",) * 2
-
-
 @pytest.mark.parametrize("units", [3, 12])
 def test_the_finite_rank_normal_is_a_normal(units: int, dtype: torch.dtype) -> None:
     phi = torch.randn(2, 1, 8, units, dtype=torch.float64)
@@ -174,13 +159,6 @@ def test_classes_come_from_the_softmax_of_f(space: Any) -> None:
     assert poutine.trace(model).get_trace(POINTS).nodes["y"]["value"].shape == (5,)
 
 
-def test_other_likelihoods_fit_too() -> None:
-    pairs = FiniteRankGP(2, 4, 2, likelihood=HeteroscedasticGaussian())
-    assert pairs(POINTS, torch.randn(5, 1)).shape == (5, 2)
-    coins = DeepGP(2, [4], 1, likelihood=Bernoulli())
-    assert coins(POINTS, torch.tensor([0, 1, 1, 0, 1])).shape == (5, 1)
-
-
 def test_priors_are_as_wide_as_they_are_told() -> None:
     scales = torch.tensor([0.5, 4.0])
     model = DeepGP(
@@ -202,54 +180,3 @@ def test_layers_have_nonlinearities_of_their_own() -> None:
     first = np.cos(POINTS.numpy() @ w["W1"].T + w["b1"]) / math.sqrt(3)
     expected = special.expit(first @ w["W2"].T + w["b2"]) / math.sqrt(2) @ w["W3"].T
     np.testing.assert_allclose(poutine.condition(model, weights)(POINTS), expected, rtol=1e-4, atol=1e-6)
-
-
-GOOD: dict[str, Any] = {"in_features": 2, "widths": [3, 4], "out_features": 1}
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize(
-    ("bad", "error", "says"),
-    [
-        ({"in_features": 0}, RangeError, "in_features must be a whole number"),
-        ({"out_features": 1.5}, RangeError, "out_features must be a whole number"),
-        ({"widths": []}, RangeError, "widths must be a list of at least one"),
-        ({"widths": 5}, RangeError, "widths must be a list of at least one"),
-        ({"widths": "53"}, RangeError, "widths must be a list of at least one"),
-        ({"widths": [3, -1]}, RangeError, "widths must be a whole number of at least 1; got -1"),
-        ({"nonlinearity": "gelu"}, RangeError, "nonlinearity must be one of relu"),
-        ({"nonlinearity": ["relu"]}, RangeError, "nonlinearity must be one value, or a list of 2; got a list of 1"),
-        ({"space": "phase"}, RangeError, "space must be 'weight' or 'function'; got 'phase'"),
-        ({"scaling": "none"}, RangeError, "scaling must be 'features' or 'prior'; got 'none'"),
-        ({"length_scale": 0.0}, RangeError, "length_scale must be positive"),
-        ({"length_scale": 1e-60}, RangeError, "length_scale must be positive"),
-        ({"length_scale": torch.ones(3)}, ShapeError, r"length_scale must have shape \(\) or \(2,\) for W1"),
-        ({"length_scale": [1.0, 1.0]}, RangeError, "length_scale must be one value, or a list of 1"),
-        ({"bias_length_scale": -1}, RangeError, "bias_length_scale must be positive"),
-        ({"bias_length_scale": [1.0]}, RangeError, "bias_length_scale must be one value, or a list of 2"),
-        ({"jitter": 0.0}, RangeError, "jitter must be positive"),
-        ({"mean": 3.0}, RangeError, "mean must be a function of x; got float 3.0"),
-        ({"likelihood": "gaussian"}, RangeError, "likelihood must be one of pyro_dropout's; got str"),
-    ],
-)
-def test_the_constructor_says_what_is_wrong(bad: dict[str, Any], error: type[Exception], says: str) -> None:
-    with pytest.raises(error, match=says):
-        DeepGP(**{**GOOD, **bad})
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_a_call_says_what_is_wrong() -> None:
-    model = DeepGP(**GOOD)
-    with pytest.raises(RangeError, match="width must be a whole number"):
-        FiniteRankGP(2, 0, 1)
-    for x in (torch.zeros(5), torch.zeros(5, 3), torch.zeros(1, 5, 2)):
-        with pytest.raises(ShapeError, match=r"x must have shape \(N, 2\)"):
-            model(x)
-    with pytest.raises(RangeError, match=r"x must be of the model's type torch.float32; got torch.float64"):
-        model(POINTS.double())
-    with pytest.raises(ShapeError, match="y must have shape"):
-        model(POINTS, torch.zeros(5))
-    with pytest.raises(ShapeError, match=r"mean\(x\) must have shape \(5, 1\); got \(5, 3\)"):
-        DeepGP(**GOOD, mean=nn.Linear(2, 3))(POINTS)
-    with pytest.raises(RangeError, match="num_data must be the number of points in x, 5, in function space; got 50"):
-        DeepGP(**GOOD, space="function")(POINTS, torch.zeros(5, 1), 50)

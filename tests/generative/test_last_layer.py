@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pyro_dropout import BayesianNet, Categorical
-from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.generative.jacobians import last_layer
 
 X = torch.randn(5, 3)
 

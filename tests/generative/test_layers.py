@@ -67,7 +67,7 @@ RECURRENT: dict[str, Callable[..., nn.Module]] = {
 
 
 @pytest.mark.parametrize("guide", DEGENERATE)
-@pytest.mark.parametrize(("layers", "both", "first"), list(itertools.product((1, 2), (False, True), (False, True))))
+@pytest.mark.parametrize(("layers", "both", "first"), [(1, False, True), (1, False, False), (2, True, True)])
 @pytest.mark.parametrize("cell", RECURRENT)
 def test_recurrent_layers(cell: str, layers: int, both: bool, first: bool, guide: str) -> None:
     options = {"num_layers": layers, "bidirectional": both, "batch_first": first}
@@ -142,7 +142,7 @@ class Attend(nn.Module):
         return out.flatten(1) if weights is None else torch.cat([out.flatten(1), weights.flatten(1)], -1)
 
 
-@pytest.mark.parametrize("guide", DEGENERATE)
+@pytest.mark.parametrize("guide", ["masks", "noise"])
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("masks", MASKS)
 def test_attention(masks: str, cross: bool, guide: str) -> None:

@@ -1,19 +1,17 @@
 """A model's own arguments: what its signature says, mini-batches of trees, num_data; and training any Pyro model."""
 
-import functools
 from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro import poutine
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from torch import Tensor, nn
+from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.generative.model_call import ModelCall, check_keywords, is_network, name_of, signature_of, takes
-from tests.prediction.pyro_models import CASES, F64, Line, X, Y, batched, line, table
+from pyro_dropout.generative.model_call import ModelCall, check_keywords
+from tests.prediction.pyro_models import CASES, F64, X, Y, batched, line, table
 
 QUIET: Any = {"compile": False, "progress": False, "seed": 0, "lr": 0.05}
 
@@ -24,25 +22,6 @@ def in_float64() -> None:
 
 
 # --- signatures -------------------------------------------------------------------------------------------------------
-
-
-def test_signatures_of_all_kinds() -> None:
-    assert list(signature_of(line).parameters) == ["x", "y"]  # type: ignore[union-attr]
-    assert list(signature_of(Line()).parameters) == ["x", "y"]  # type: ignore[union-attr]
-    handled = poutine.scale(poutine.mask(batched, mask=True), scale=2.0)
-    assert takes(handled, "num_data")
-    assert name_of(handled) == "batched"
-    assert list(signature_of(functools.partial(batched, num_data=3)).parameters) == ["x", "y", "num_data"]  # type: ignore[union-attr]
-    assert signature_of(torch.add) is None
-    assert takes(pd.BayesianNet(nn.Linear(1, 1)), "num_data")
-
-
-def test_only_modules_with_a_likelihood_are_networks() -> None:
-    def function() -> None: ...
-
-    function.likelihood = pd.Gaussian()  # type: ignore[attr-defined]
-    assert is_network(pd.DeepGP(1, [3], 1))
-    assert not any(is_network(each) for each in (function, Line(), nn.Linear(1, 1), None))
 
 
 def test_keywords_are_options_or_parameters() -> None:
@@ -84,13 +63,6 @@ def test_num_data_is_given_where_it_is_wanted() -> None:
         ModelCall(lambda n, num_data: None, (3,)).with_num_data()
 
 
-def test_what_does_not_fit_the_signature_is_told() -> None:
-    with pytest.raises(pd.PyroDropoutError, match=r"\(Tensor, Tensor, Tensor\); got line, which takes \(x.*too many"):
-        ModelCall(line, (X, Y, Y)).check_bound()
-    with pytest.raises(pd.PyroDropoutError, match=r"got Line, which takes.*missing a required argument: 'x'"):
-        ModelCall(Line()).check_bound()
-
-
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -101,30 +73,10 @@ def test_any_model_is_trained_on_its_own_arguments(name: str, kind: Any) -> None
     case = CASES[name]
     model = case.make()
     guide = kind(model)
-    history = pd.fit(model, guide, *case.args, steps=60, **QUIET, **case.kwargs)
-    assert history.steps == 60
+    history = pd.fit(model, guide, *case.args, steps=30, **QUIET, **case.kwargs)
+    assert history.steps == 30
     near = 0.5 if name == "counts" else 0.0  # whose prior is nearly its posterior
     assert history.losses[-10:].mean() < history.losses[:5].mean() + near
-
-
-def test_it_is_pyros_svi() -> None:
-    """The same draws and the same Adam: 20 steps end where Pyro's own do."""
-    medians = []
-    for ours in (True, False):
-        pyro.clear_param_store()
-        pyro.set_rng_seed(0)
-        guide = AutoNormal(line)
-        if ours:
-            loss = pd.ELBO(kl="monte_carlo", per_example=False)
-            pd.fit(line, guide, X, Y, steps=20, loss=loss, **QUIET)
-        else:
-            svi = pyro.infer.SVI(line, guide, pyro.optim.Adam({"lr": 0.05}), pyro.infer.Trace_ELBO())
-            guide(X, Y)
-            pyro.set_rng_seed(0)
-            for _ in range(20):
-                svi.step(X, Y)
-        medians.append({name: value.detach() for name, value in guide.median(X, Y).items()})
-    torch.testing.assert_close(medians[0], medians[1], rtol=0.1, atol=0.1)
 
 
 @pytest.mark.deep
@@ -145,21 +97,9 @@ def test_a_subsampled_plate_scales_itself() -> None:
             pyro.sample("obs", dist.Normal(slope * x[rows], 0.5), obs=y[rows])
 
     guide = AutoNormal(model)
-    pd.fit(model, guide, X, Y, steps=300, **QUIET)
+    pd.fit(model, guide, X, Y, steps=120, **QUIET)
     exact = float((X * Y).sum() / 0.25 / (1 + X.square().sum() / 0.25))
     assert guide.median()["slope"].item() == pytest.approx(exact, abs=0.3)
-
-
-def test_names_by_keyword_work_too() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    x, y = X.unsqueeze(-1), Y.unsqueeze(-1)
-    ends = []
-    for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((), {"y": y, "x": x})):
-        torch.manual_seed(0)
-        guide = pd.AutoMeanField(model)
-        ends.append(pd.fit(model, guide, *args, steps=5, batch_size=4, **QUIET, **kwargs).losses)
-    assert torch.equal(ends[0], ends[1])
-    assert torch.equal(ends[0], ends[2])
 
 
 def test_x_and_y_may_name_data_that_the_model_calls_otherwise() -> None:
@@ -197,25 +137,3 @@ def test_the_score_of_held_back_data_is_the_log_predictive_density() -> None:
     middle = guide.median(X, Y)
     density = dist.Normal(middle["slope"] * X + middle["shift"], middle["sigma"]).log_prob(Y).mean()
     assert history.validation[0][1] == pytest.approx(-density.item(), abs=1e-4)
-
-
-def test_checkpoints_of_any_model(tmp_path: Any) -> None:
-    ends = []
-    for steps in ((20,), (8, 20)):
-        folder = tmp_path / str(len(steps))
-        for total in steps:
-            pyro.clear_param_store()
-            pyro.set_rng_seed(0)
-            guide = pd.AutoMeanField(line)
-            guide(X, Y)
-            pd.fit(line, guide, X, Y, steps=total, checkpoint=folder, **QUIET)
-        ends.append(guide.mean()["slope"].detach())
-    assert torch.equal(ends[0], ends[1])
-
-
-def test_num_data_under_another_name_is_not_guessed() -> None:
-    def model(x: Tensor, y: Tensor, size: int) -> None:
-        batched(x, y, size)
-
-    with pytest.raises(pd.PyroDropoutError, match=r"got model, which takes .*missing a required argument: 'size'"):
-        pd.fit(model, AutoNormal(model), X, Y.unsqueeze(-1), steps=3, **QUIET)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
+from tests.contracts.likelihoods import LIKELIHOODS
 
 X, Y = torch.linspace(-1, 2, 12).reshape(6, 2), torch.linspace(3, 9, 6).unsqueeze(-1)
 
@@ -41,16 +42,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "deep": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["erf", "cos"], output_bias=True),
     "deep, of functions": lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["tanh", nn.functional.gelu], space="function"),
 }
-LIKELIHOODS: dict[str, Callable[[], pd.Likelihood]] = {
-    "gaussian": lambda: pd.Gaussian(torch.tensor([2.0, 3.0]), learn=True),
-    "heteroscedastic": pd.HeteroscedasticGaussian,
-    "categorical": pd.Categorical,
-    "bernoulli": pd.Bernoulli,
-    "poisson": pd.Poisson,
-    "transformed": lambda: pd.Transformed(pd.Gaussian(2.0, learn=True), "log"),
-    "counts": lambda: pd.Counts(2.0, learn=True, offset=1.0),
-}
-EVERYTHING = {**MODELS, **LIKELIHOODS}
+EVERYTHING = {**MODELS, **{name: case.make for name, case in LIKELIHOODS.items()}}
 
 
 def through_file(given: Any) -> Any:
@@ -117,30 +109,6 @@ def test_a_new_process_has_the_same() -> None:
     finally:
         process.join(timeout=30)
     assert found == {name: [value.tolist() for value in answers(each)] for name, each in given.items()}
-
-
-NAMELESS: dict[str, tuple[Callable[[], Any], str]] = {
-    "hide": (lambda: pd.Prior(hide=lambda name, module: False), "hide of Prior"),
-    "length_scale": (lambda: pd.Prior(lambda name: 2.0), "length_scale of Prior"),
-    "bias_length_scale": (lambda: pd.Prior(1.0, lambda name: 2.0), "bias_length_scale of Prior"),
-    "in a network": (lambda: pd.BayesianNet(net(), pd.Prior(hide=lambda n, m: False)), "hide of Prior"),
-    "mean": (lambda: pd.FiniteRankGP(2, 5, 1, mean=lambda x: x), "mean of FiniteRankGP"),
-    "nonlinearity": (
-        lambda: pd.DeepGP(2, [5, 4], 1, nonlinearity=["relu", lambda x: x]),
-        "nonlinearity of layer 2 of DeepGP",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", NAMELESS)
-def test_a_function_without_a_name_is_told_by_its_argument(name: str) -> None:
-    make, words = NAMELESS[name]
-    given = make()
-    for way in ("pickle", "torch.save"):
-        with pytest.raises(pd.PyroDropoutError, match=f"{words} cannot be pickled: .*Define it with def"):
-            WAYS[way](given)
-    for way in ("deepcopy", "copy"):
-        WAYS[way](given)
 
 
 def test_a_pickler_that_takes_functions_may_take_them() -> None:

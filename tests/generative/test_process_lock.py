@@ -30,7 +30,7 @@ def held_by_another(turn: Turn) -> tuple[threading.Thread, threading.Event]:
     return thread, done
 
 
-@pytest.mark.parametrize("_", range(20))
+@pytest.mark.parametrize("_", range(3))
 def test_a_thread_that_takes_the_lock_back_lets_one_that_waits_go_first(_: int) -> None:
     turn, order = Turn(), list[str]()
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_dropout.generative.random_state import forked, random_state, seeded, set_random_state
+from pyro_dropout.generative.random_state import forked, seeded
 
 CPU = torch.device("cpu")
 
@@ -25,14 +25,6 @@ def test_a_fork_leaves_no_trace_even_after_an_error() -> None:
     assert [draws()] == found
 
 
-def test_a_state_repeats_the_draws() -> None:
-    state = random_state()
-    first = draws()
-    assert draws() != first
-    set_random_state(state)
-    assert draws() == first
-
-
 @pytest.mark.parametrize("seed", [0, -3, 2**62])
 def test_a_seed_decides_all_draws_and_is_forgotten(seed: int) -> None:
     with forked():
@@ -45,11 +37,3 @@ def test_a_seed_decides_all_draws_and_is_forgotten(seed: int) -> None:
     with seeded(7, CPU):
         assert all(a != b for a, b in zip(draws(), found[0], strict=True))
     assert draws() == following
-
-
-def test_without_a_seed_draws_go_on() -> None:
-    with forked():
-        following = [draws(), draws()]
-    with seeded(None, CPU):
-        assert draws() == following[0]
-    assert draws() == following[1]

@@ -1,6 +1,5 @@
 """Names in Pyro's store: the same in every process, never shared by two owners, and a loaded value wins."""
 
-import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -103,17 +102,6 @@ def test_a_loaded_value_of_another_shape_is_refused_by_name() -> None:
         guide(*data())
 
 
-def test_two_guides_of_a_kind_share_nothing() -> None:
-    model = normed()
-    first, second = pd.AutoMeanField(model), pd.AutoMeanField(model)
-    for guide in (first, second):
-        step(model, guide, count=1)
-    before = first.mean()["0.weight"]
-    step(model, second)
-    assert torch.equal(first.mean()["0.weight"], before)
-    assert any(name.startswith("AutoMeanField_1.") for name in pyro.get_param_store())
-
-
 def test_a_guide_made_anew_starts_anew() -> None:
     """As when a cell of a notebook is run twice: what the first one has learned stays its own."""
     model = normed()
@@ -124,17 +112,6 @@ def test_a_guide_made_anew_starts_anew() -> None:
     step(model, guide, lr=0.0, count=1)
     assert not torch.equal(guide.mean()["0.weight"], trained)
     assert torch.allclose(guide.mean()["0.weight"], model.net[0].weight)
-
-
-def test_a_cleared_store_is_filled_again() -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide)
-    pyro.clear_param_store()
-    step(model, guide)
-    held = {id(value) for value in pyro.get_param_store()._params.values()}
-    assert held >= {id(value) for value in guide.parameters()}
-    assert "AutoMeanField.0.weight.loc" in pyro.get_param_store()
 
 
 def test_parts_of_two_lists_share_nothing() -> None:
@@ -159,22 +136,3 @@ def test_a_parameter_that_is_not_contiguous_is_trained() -> None:
     before = net[1].weight.detach().clone()
     SVI(model, pd.AutoMeanField(model), Adam({"lr": 0.1}), pd.ELBO()).step(data()[0], torch.zeros(6, 3))
     assert not torch.equal(net[1].weight, before)
-
-
-def test_copies_have_names_of_their_own() -> None:
-    model = normed()
-    guide = pd.AutoMeanField(model)
-    step(model, guide)
-    other_model, other = copy.deepcopy((model, guide))
-    assert other.model is other_model
-    before = {name: value.detach().clone() for name, value in guide.named_parameters()}
-    step(other_model, other)
-    assert all(torch.equal(value, before[name]) for name, value in guide.named_parameters())
-
-
-def test_many_of_a_kind_are_named_in_no_time() -> None:
-    model = pd.BayesianNet(nn.Linear(1, 1))
-    guides = [pd.AutoMeanField(model) for _ in range(300)]
-    for guide in guides:
-        guide()
-    assert len({name.split(".")[0] for name in pyro.get_param_store()}) == 300

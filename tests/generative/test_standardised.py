@@ -72,14 +72,6 @@ def test_training_on_raw_data_is_training_on_standardised_data() -> None:
     torch.testing.assert_close(*losses, rtol=1e-9, atol=1e-9)
 
 
-def test_guides_are_built_on_it_directly() -> None:
-    x, y = raw_data(torch.float32)
-    _, model, _ = pair(pd.Gaussian(TAU), x, y, 1)
-    for guide in (pd.AutoDropout(model), pd.AutoMeanField(model), pd.AutoLowRank(model, rank=2)):
-        pd.fit(model, guide, x, y, steps=3, compile=False, progress=False)
-        assert pd.predict(model, guide, x, samples=5).mean.shape == y.shape
-
-
 def test_classes_stay_classes() -> None:
     x = 100 * torch.randn(30, 2)
     y = torch.randint(0, 3, (30,))
@@ -94,25 +86,6 @@ def test_constant_columns_are_not_divided_by_zero() -> None:
     x = torch.cat([torch.randn(10, 1), torch.full((10, 1), 7.0)], 1)
     _, model, guide = pair(pd.Gaussian(TAU), x, torch.full((10, 1), 3.0), 1)
     assert torch.isfinite(pd.predict(model, guide, x, samples=3).mean).all()
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-def test_mistakes_are_named() -> None:
-    plain = pd.BayesianNet(nn.Linear(1, 1))
-    with pytest.raises(pd.PyroDropoutError, match="Linear has no likelihood of this package"):
-        pd.Standardised(nn.Linear(1, 1), torch.randn(3, 1), torch.randn(3, 1))
-    with pytest.raises(pd.RangeError, match="x must be finite"):
-        pd.Standardised(plain, torch.full((3, 1), float("nan")), torch.randn(3, 1))
-    with pytest.raises(pd.ShapeError, match="at least two"):
-        pd.Standardised(plain, torch.randn(1, 1), torch.randn(1, 1))
-    with pytest.raises(pd.ShapeError, match="got 5 and 4"):
-        pd.Standardised(plain, torch.randn(5, 1), torch.randn(4, 1))
-    for x, y in ((torch.randn(5), torch.randn(5, 1)), (torch.randn(5, 1), torch.randn(5))):
-        with pytest.raises(pd.ShapeError, match="in its own column"):
-            pd.Standardised(plain, x, y)
-    once = pd.Standardised(plain, torch.randn(5, 1), torch.randn(5, 1))
-    with pytest.raises(pd.PyroDropoutError, match="already Standardised"):
-        pd.Standardised(once, torch.randn(5, 1), torch.randn(5, 1))
 
 
 # --- a likelihood of the user's own -----------------------------------------------------------------------------------
@@ -264,9 +237,3 @@ def test_three_methods_make_a_likelihood(make: Any) -> None:
         pd.fit(model, guide, x, y + 2e6, steps=3, compile=False, progress=False)
     with pytest.raises(pd.PyroDropoutError, match="likelihood Bare does not say"):
         pd.Standardised(model, x, y)
-
-
-def test_a_class_is_not_a_likelihood() -> None:
-    for kind in (pd.Gaussian, Bare):
-        with pytest.raises(pd.PyroDropoutError, match=r"likelihood must be a pyro_dropout\.Likelihood"):
-            pd.BayesianNet(nn.Linear(2, 1), likelihood=kind)  # type: ignore[arg-type]

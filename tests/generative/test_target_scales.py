@@ -10,7 +10,7 @@ from torch import nn
 
 import pyro_dropout as pd
 from pyro_dropout.mathematics.negative_binomial import NegativeBinomial
-from pyro_dropout.mathematics.transformed_normal import LogitNormal, LogNormal
+from pyro_dropout.mathematics.normal import LogitNormal, LogNormal
 
 F64 = torch.float64
 
@@ -112,7 +112,7 @@ def test_training_on_a_log_scale_is_training_on_logs() -> None:
         torch.manual_seed(0)
         model = pd.Standardised(pd.BayesianNet(nn.Linear(1, 1), likelihood=likelihood), x, y)
         guide = pd.AutoMeanField(model.model)
-        pd.fit(model, guide, x, y, steps=50, lr=0.05, seed=1, compile=False, progress=False)
+        pd.fit(model, guide, x, y, steps=20, lr=0.05, seed=1, compile=False, progress=False)
         ends.append([guide.mean()["weight"], *(p.detach() for p in model.parameters() if p.dim() == 0)])
     for one, other in zip(*ends, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
@@ -127,16 +127,3 @@ def test_a_zero_price_is_refused_before_training() -> None:
         pd.fit(model, pd.AutoMeanField(model.model), x, y, steps=2, compile=False, progress=False)
     with pytest.raises(pd.RangeError, match="y must be positive to have a logarithm"):
         pd.predict(model, pd.AutoMeanField(model.model), x, samples=2).log_prob(y)
-
-
-def test_an_ensemble_learns_counts() -> None:
-    torch.manual_seed(0)
-    x = torch.linspace(-1, 1, 200).unsqueeze(-1)
-    y = torch.poisson(torch.exp(3 + x))
-    model = pd.Standardised(
-        pd.BayesianNet(nn.Linear(1, 1), likelihood=pd.Counts(learn=True, offset=y.mean().log())), x, y
-    )
-    guide = pd.Ensemble(model, members=2)
-    pd.fit(model, guide, x, y, steps=200, lr=0.05, seed=1, compile=False, progress=False)
-    found = pd.predict(model, guide, x, samples=2, shared=True, seed=0)
-    assert (found.mean / torch.exp(3 + x) - 1).abs().max() < 0.15

@@ -12,7 +12,7 @@ from pyro.infer.reparam import LocScaleReparam
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.guides.dependent_widths import dependent_width
+from pyro_dropout.guides.points import dependent_width
 
 SIGMA = torch.tensor([15.0, 10.0, 16.0, 11.0])
 Y = torch.tensor([28.0, 8.0, -3.0, 7.0])

@@ -42,31 +42,6 @@ def test_predictions_average_the_members() -> None:
     torch.testing.assert_close(ensemble.mean()["0.bias"], ensemble.stacked()["states.0/bias.loc"].mean(0))
 
 
-def test_a_prediction_says_how_far_it_would_still_move() -> None:
-    net, x = model(), torch.randn(7, 2)
-    ensemble = pd.Ensemble(net, members=6)
-    answer = pd.predict(net, ensemble, x)
-    f = net.evaluate(ensemble.draws_at(torch.arange(6)), x)
-    torch.testing.assert_close(answer.error_over_members, f.std(0, unbiased=False) / 6**0.5)
-    with pytest.raises(pd.PyroDropoutError, match="for predictions of an Ensemble"):
-        _ = pd.predict(net, pd.AutoDropout(net), x, samples=5).error_over_members
-
-
-def test_each_member_is_a_chain_of_arviz() -> None:
-    net, x = model(), torch.randn(7, 2)
-    spread = pd.to_arviz(net, pd.Ensemble(net, pd.AutoMeanField, members=3), x, x[:, :1], samples=30, seed=0)
-    assert dict(spread["posterior"]["0.bias"].sizes)["chain"] == 3
-    assert dict(spread["posterior"]["0.bias"].sizes)["draw"] == 10
-    assert "log_q" in spread["sample_stats"].data_vars
-    points = pd.to_arviz(net, pd.Ensemble(net, members=3), x, x[:, :1], samples=30, seed=0)
-    assert dict(points["posterior"]["0.bias"].sizes)["draw"] == 1
-
-
-def test_a_fleet_refuses_an_ensemble() -> None:
-    with pytest.raises(pd.PyroDropoutError, match="a fleet of members already"):
-        pd.Fleet(lambda seed: (net := model(), pd.Ensemble(net, members=2)), {"seed": [0, 1]})
-
-
 def test_the_density_is_that_of_the_mixture() -> None:
     net = model()
     ensemble = pd.Ensemble(net, pd.AutoMeanField, members=3)
@@ -82,12 +57,6 @@ def test_the_density_is_that_of_the_mixture() -> None:
     torch.testing.assert_close(q.mean, torch.stack(parts).mean(0))
     draws = q.sample((30_000,))
     torch.testing.assert_close(draws.var(0), q.variance, rtol=0.05, atol=0.0)
-
-
-def test_points_have_no_density_and_say_so() -> None:
-    ensemble = pd.Ensemble(model(), members=2)
-    with pytest.raises(pd.SingularError, match="points"):
-        ensemble.log_prob(ensemble.sample_weights(2))
 
 
 def test_members_start_apart_and_reproducibly() -> None:
@@ -145,23 +114,6 @@ def test_pyro_predictive_draws_from_all_members() -> None:
     ensemble = pd.Ensemble(net, members=3)
     found: Any = Predictive(net, guide=ensemble, num_samples=60, return_sites=["0.bias"])(x)
     assert len({tuple(row.flatten().tolist()) for row in found["0.bias"]}) == 3
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"members": 0}, "members must be a whole number of at least 1; got 0."),
-        ({"anchored": "yes"}, "anchored must be 'auto', True or False; got 'yes'."),
-        ({"start": "zero"}, "start must be 'fresh', 'anchor' or 'module'; got 'zero'."),
-        ({"guide": 3}, "guide must be a function"),
-        ({"guide": lambda m: nn.Linear(1, 1)}, "it made Linear"),
-        ({"seed": 1.5}, "seed must be a whole number"),
-        ({"group": 0}, "group must be a whole number of at least 1; got 0."),
-    ],
-)
-def test_wrong_arguments_are_refused(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=message.replace("(", r"\(")):
-        pd.Ensemble(model(), **wrong)
 
 
 def test_a_plain_pyro_model_is_met_when_it_is_first_called() -> None:
@@ -258,24 +210,3 @@ def test_a_trained_ensemble_can_be_pickled(guide: Any) -> None:
     pd.fit(twin_net, twin, x, x[:, :1], **quiet)
     assert twin.members == 3
     assert copy.copy(twin).members == 3
-
-
-def test_a_guide_without_a_name_cannot_be_pickled() -> None:
-    ensemble = pd.Ensemble(model(), lambda m: pd.AutoMeanField(m), members=2)
-    with pytest.raises(pd.PyroDropoutError, match="guide of Ensemble cannot be pickled"):
-        pickle.dumps(ensemble)
-    assert copy.deepcopy(ensemble).members == 2
-
-
-def test_one_member_is_an_ensemble_too() -> None:
-    net, x = model(), torch.randn(6, 2)
-    answer = pd.predict(net, pd.Ensemble(net, members=1), x)
-    assert torch.equal(answer.epistemic, torch.zeros(6, 1))
-
-
-def test_growing_leaves_nothing_of_the_old_size_in_the_store() -> None:
-    ensemble = pd.Ensemble(model(), members=2)
-    ensemble.tell()
-    ensemble.more(1).more(1).tell()
-    told = {name: len(value) for name, value in pyro.get_param_store().items() if "0.weight" in name}
-    assert told == {"Ensemble.states.0.weight.loc": 4}

@@ -13,7 +13,6 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import pyro_dropout as pd
 from pyro_dropout import ELBO, AutoFullRank, BayesianNet
-from pyro_dropout.mathematics.full_rank_normal import FullRankNormal
 from tests.contracts.models import mlp
 
 F64 = torch.float64
@@ -92,12 +91,6 @@ def test_a_site_alone_has_its_block_of_the_covariance() -> None:
     assert guide.quantiles([0.9])["2.weight"].flatten().tolist() == pytest.approx(high.tolist(), rel=1e-6)
 
 
-def test_it_starts_without_correlations_at_the_width_asked_for() -> None:
-    guide = AutoFullRank(BayesianNet(mlp().to(F64)), init_scale=0.3)
-    covariance = guide.posterior("2.weight").covariance_matrix
-    assert torch.allclose(covariance, 0.09 * torch.eye(len(covariance), dtype=F64))
-
-
 def test_every_draw_of_a_conjugate_posterior_gives_the_evidence() -> None:
     """The exact posterior of a linear model is in the family, and there log p(y, w) - log q(w) = log p(y)."""
     x = torch.randn(30, 2, dtype=F64) @ torch.tensor([[1.0, 0.9], [0.0, 0.3]], dtype=F64)
@@ -115,14 +108,3 @@ def test_every_draw_of_a_conjugate_posterior_gives_the_evidence() -> None:
     evidence = stats.multivariate_normal(cov=inputs @ inputs.T + torch.eye(30, dtype=F64) / 25).logpdf(y.flatten())
     loss = pyro.infer.Trace_ELBO()
     assert [-loss.loss(model, guide, x, y) for _ in range(3)] == pytest.approx([evidence] * 3, rel=1e-10)
-
-
-def test_only_whole_draws_have_a_joint_density() -> None:
-    guide = AutoFullRank(BayesianNet(mlp()))
-    trace = poutine.trace(guide).get_trace(torch.ones(3, 2))
-    with pytest.raises(pd.PyroDropoutError, match="whole draws only"):
-        trace.nodes["0.weight"]["fn"].log_prob(torch.zeros_like(trace.nodes["0.weight"]["value"]))
-    with pytest.raises(pd.ShapeError, match="a row for each of 2 numbers"):
-        FullRankNormal(torch.zeros(2), torch.eye(3))
-    with pytest.raises(pd.ShapeError, match="event's shape"):
-        FullRankNormal(torch.zeros(2), torch.eye(2)).log_prob(torch.zeros(3))

@@ -3,7 +3,6 @@
 import math
 import pickle
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,15 +101,6 @@ def test_arviz_has_the_density_of_every_draw() -> None:
         assert math.isfinite(pd.khat(model, guide, x, y, samples=100, seed=0))
 
 
-def test_comparisons_take_it_as_any_guide() -> None:
-    model, x, y = problem()
-    guides = {"laplace": lambda m: pd.AutoLaplace(m, "last")}
-    found = pd.compare(model, guides, (x, y), (x[:9], y[:9]), steps=9, samples=5, seeds=2, reference=None, **QUIET)
-    assert [row.name for row in found.rows] == ["laplace"]
-    assert math.isfinite(found.rows[0].scores["crps"].mean)
-    assert [guide.curvature.num_data.item() for _, guide in found.rows[0].trained] == [40, 40]  # type: ignore[attr-defined]
-
-
 def test_an_estimator_has_the_curvature_of_its_refit() -> None:
     x = np.random.default_rng(0).normal(size=(40, 2))
     regressor = pd.DropoutRegressor((5,), guide="laplace", max_steps=60, samples=20, random_state=0, compile=False)
@@ -128,21 +118,6 @@ def test_an_estimator_has_the_curvature_of_its_refit() -> None:
     noise = (drawn[0] - drawn[1]).var() / 2  # a standard error of 2 %
     assert noise == pytest.approx(1 / regressor.tau_, rel=0.12)
     assert np.abs(drawn.mean(-1) - mean[0]).max() < 5 * spread[0] / 4000**0.5
-
-
-@pytest.mark.deep
-def test_the_command_line_fits_and_predicts_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pyro_dropout.cli.main import main
-
-    monkeypatch.chdir(tmp_path)
-    rows = "\n".join(f"{k / 10},{(k % 7) - 0.3 * k}" for k in range(40))
-    Path("table.csv").write_text(f"x,y\n{rows}\n")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        words = ["fit", "table.csv", "--guide", "laplace", "--out", "run", "--steps", "30", "--quiet", "--no-compile"]
-        assert main(words) in (0, None)
-        assert main(["predict", "run", "table.csv", "--out", "predicted.csv", "--quiet"]) in (0, None)
-    assert len(Path("predicted.csv").read_text().splitlines()) == 41
 
 
 def test_products_have_all_digits_while_curvature_is_added_up() -> None:
@@ -227,16 +202,6 @@ def test_a_finished_guide_can_be_pickled() -> None:
     other = pickle.loads(pickle.dumps(guide))
     found, expected = (pd.predict(model, each, x, method="linearised").epistemic for each in (other, guide))
     assert found.equal(expected)
-
-
-def test_a_point_of_other_shapes_or_without_values_is_refused_by_its_name() -> None:
-    model, _, x, y = _finished()
-    for weight, words in (
-        (torch.ones(1, 4), r"point has 'weight' of shape \(1, 4\), and the model of shape \(1, 3\)"),
-        (torch.full((1, 3), torch.nan), r"point\['weight'\]"),
-    ):
-        with pytest.raises(pd.PyroDropoutError, match=words):
-            pd.laplace(model, {"weight": weight, "bias": torch.zeros(1)}, x, y)
 
 
 @pytest.mark.parametrize("standardised", [False, True])

@@ -81,14 +81,6 @@ def test_any_distribution_with_known_moments_will_do() -> None:
         guide.covariance_root({"2.weight": torch.ones(1, 1, 3, dtype=F64)})
 
 
-def test_rows_must_fit() -> None:
-    guide = AutoMeanField(BayesianNet(net()))
-    with pytest.raises(PyroDropoutError, match=r"rows must be of sites of this guide, 0.weight.*got 'w'"):
-        guide.covariance_root({"w": torch.ones(1, 2)})
-    with pytest.raises(PyroDropoutError, match=r"rows of '0.bias' must have shape \(B, \*site\)"):
-        guide.covariance_root({"0.bias": torch.ones(1, 2)})
-
-
 def test_constrained_sites_and_plates_are_refused() -> None:
     def model(x: Tensor) -> None:
         pyro.sample("width", dist.HalfNormal(1.0))

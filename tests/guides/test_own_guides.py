@@ -169,19 +169,6 @@ def test_other_draws_train_in_a_fleet_each_replica_with_its_own(kind: Any) -> No
     assert history.losses[0, 0] != history.losses[0, 1]  # equal replicas, different draws
 
 
-def test_weights_that_cannot_be_drawn_for_each_data_point_are_shared_in_predictions() -> None:
-    torch.manual_seed(0)
-    model = pd.BayesianNet(nn.Linear(2, 1))
-    guide, x = AutoPlain(model, init_scale=0.5), torch.ones(4, 2)
-    assert guide.whole_functions
-    assert not pd.AutoMeanField(model).whole_functions
-    assert not pd.AutoDropout(model, keep=1.0).whole_functions
-    answer = pd.predict(model, guide, x, samples=20, seed=0)
-    assert torch.equal(answer.samples, pd.predict(model, guide, x, samples=20, seed=0, shared=True).samples)
-    assert len(answer.samples[0].unique()) == 1  # equal inputs in one draw have one function
-    assert len(answer.samples[:, 0].unique()) == 20
-
-
 def in_a_plate() -> None:
     with pyro.plate("groups", 3):
         pyro.sample("w", dist.Normal(torch.zeros(1, 2), 1.0).to_event(2), infer={"kind": "weight"})

@@ -50,15 +50,6 @@ def test_weights_of_some_sites_are_enough() -> None:
     assert torch.equal(found["0.weight"], model.net[0].weight.detach())
 
 
-def test_a_constrained_site_starts_at_its_own_value() -> None:
-    def model() -> None:
-        pyro.sample("rate", pyro.distributions.Gamma(2.0, 1.0))
-
-    guide = pd.AutoMeanField(model, init={"rate": torch.tensor(2.5)})
-    guide()
-    assert guide.mean()["rate"].item() == pytest.approx(2.5)
-
-
 def test_a_start_that_is_none_is_refused() -> None:
     torch.manual_seed(0)
     model, other = pd.BayesianNet(mlp()), pd.BayesianNet(mlp(9))
@@ -128,43 +119,3 @@ def test_the_noise_of_a_layer_does_not_depend_on_its_width(name: str) -> None:
 def test_a_convolution_has_the_fan_in_of_its_kernel() -> None:
     guide = pd.AutoMeanField(pd.BayesianNet(nn.Sequential(nn.Conv2d(4, 6, 3), nn.Flatten(), nn.Linear(6, 2))))
     assert guide.posterior("0.weight").stddev[0, 0, 0, 0].item() == pytest.approx(0.1 / 36**0.5)
-
-
-class Block(nn.Module):
-    """A residual block, as in a ResNet."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        first, second = (nn.Conv2d(width, width, 3, padding=1, bias=False) for _ in range(2))
-        self.layers = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(), second, nn.BatchNorm2d(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(x + self.layers(x))
-
-
-def test_a_deep_residual_network_does_not_start_lost() -> None:
-    torch.manual_seed(0)
-    width = 32
-    blocks = [Block(width) for _ in range(8)]
-    head = [nn.Conv2d(3, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    net = nn.Sequential(*head, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
-    model = pd.BayesianNet(net, likelihood=pd.Categorical())
-    x, y = torch.randn(8, 3, 8, 8), torch.randint(10, (8,))
-    for _ in range(20):
-        net(x)  # running statistics
-    net.eval()
-
-    def nll(**how: Any) -> float:
-        elbo = pd.ELBO(per_example=False, num_particles=4)
-        return elbo.parts(model, pd.AutoMeanField(model, **how), x, y)["nll"].item() / len(x)
-
-    with torch.no_grad():
-        start = nn.functional.cross_entropy(net(x), y).item()
-        assert nll() < start + 0.5
-        assert nll(init_scale=0.1) > start + 5  # what one number for all layers costs
-
-
-def test_a_network_is_no_start() -> None:
-    net = nn.Linear(2, 1)
-    with pytest.raises(pd.PyroDropoutError, match=r"got a network, Linear.*init='module'"):
-        pd.AutoMeanField(pd.BayesianNet(net), init=net)  # type: ignore[arg-type]

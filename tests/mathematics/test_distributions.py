@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import pyro
 import pytest
 import torch
 from hypothesis import given
@@ -127,18 +126,6 @@ def test_log_prob_against_full_covariances(
     )
 
 
-@given(seeds, st.integers(1, 3), st.integers(0, 2), st.booleans(), dtypes)
-def test_log_prob_of_a_draw_is_that_of_its_copy(
-    seed: int, components: int, rank: int, shared: bool, dtype: torch.dtype
-) -> None:
-    """At moderate scales little is lost by rounding, so the two ways of computing it agree."""
-    q = mixture(seed, components, rank, shared, shape=(3, 2), dtype=dtype)
-    w = q.rsample((4,))
-    torch.testing.assert_close(
-        q.log_prob(w), q.log_prob(w.clone()), rtol=digits(dtype, 1e-9), atol=digits(dtype, 1e-9, 1e-3)
-    )
-
-
 def test_a_draw_at_a_tiny_scale_keeps_its_density() -> None:
     """In float32 m + σε == m, so a density of the rounded draw would miss ½ε² for every weight."""
     q = BernoulliMixture(torch.ones(50, 40), 0.9, 1e-20)
@@ -190,43 +177,3 @@ def test_draws_are_differentiable_in_means_and_widths(seed: int, dtype: torch.dt
     assert ((kept == 0) | (kept == 1)).all()
     noise = torch.autograd.grad(w.sum(), scale)[0]
     torch.testing.assert_close(w, kept * loc + scale * noise)
-
-
-@given(st.integers(1, 4), st.integers(1, 4), dtypes)
-def test_every_number_of_rows_and_weights_works(rows: int, rest: int, dtype: torch.dtype) -> None:
-    q = BernoulliMixture(torch.randn(rest, rows, dtype=dtype), 0.5, 0.1)
-    assert torch.isfinite(q.log_prob(q.sample()))
-
-
-def test_dtype_and_device_follow_the_means(dtype: torch.dtype) -> None:
-    for q in (
-        BernoulliMixture(torch.ones(3, 2, dtype=dtype), 0.5, 0.1),
-        MultiplicativeNormal(torch.ones(3, 2, dtype=dtype), 0.5, 0.1),
-        mixture(dtype=dtype, rank=1),
-    ):
-        w = q.rsample()
-        assert w.dtype == q.log_prob(w).dtype == q.mean.dtype == q.variance.dtype == dtype
-
-
-def test_vectors_and_numbers_can_be_weights_too() -> None:
-    assert BernoulliMixture(torch.ones(4), 0.5, row_dim=0).sample((3,)).shape == (3, 4)
-    assert BernoulliMixture(torch.ones(()), 0.5, 0.1, row_dim=None).log_prob(torch.ones(())).shape == ()
-
-
-def test_in_a_pyro_trace_the_drawn_noise_is_found() -> None:
-    q = BernoulliMixture(torch.ones(30, 20), 0.9, 1e-20)
-
-    def model() -> torch.Tensor:
-        with pyro.plate("particles", 3):
-            return pyro.sample("w", q)
-
-    trace = pyro.poutine.trace(model).get_trace()
-    trace.compute_log_prob()
-    site = trace.nodes["w"]
-    assert site["log_prob"].shape == (3,)
-    from_copy = site["fn"].log_prob(site["value"].clone())
-    assert (from_copy - site["log_prob"] > 100).all()  # the copy has lost ½ε² for 540 kept weights
-
-
-def test_repr_says_what_it_is() -> None:
-    assert repr(mixture(rank=1)) == ("RowMixture(event_shape=(2, 1), components=3, row_dim=1, rank=1, singular=False)")

@@ -101,52 +101,10 @@ def test_large_k_plus_gap_is_exact(
     assert -1e-14 <= gap.item() <= entropy * (1 + digits(dtype, 1e-12))
 
 
-@given(seeds, st.floats(0.01, 0.999), st.floats(1e-2, 10), dtypes)
-def test_exact_kl_is_never_negative(seed: int, keep: float, scale: float, dtype: torch.dtype) -> None:
-    torch.manual_seed(seed)
-    q = BernoulliMixture(torch.randn(2, 3, dtype=dtype), keep, scale)
-    assert kl(q, Normal(0.0, 1.0), "exact").item() >= -digits(dtype, 1e-12, 1e-3)
-
-
 def test_large_k_form_can_be_negative_where_the_exact_kl_cannot() -> None:
     q = BernoulliMixture(torch.zeros(4, 3, dtype=F64), 0.5, 1.0)  # q is the prior
     assert kl(q, Normal(0.0, 1.0)).item() == pytest.approx(-3 * math.log(2))
     assert kl(q, Normal(0.0, 1.0), "exact").item() == pytest.approx(0, abs=1e-12)
-
-
-@given(seeds, st.floats(0.05, 0.95), st.floats(1.01, 3), dtypes)
-def test_gap_falls_as_means_grow(seed: int, keep: float, factor: float, dtype: torch.dtype) -> None:
-    torch.manual_seed(seed)
-    loc = torch.randn(3, 4, dtype=dtype)
-    assert kl_gap(BernoulliMixture(factor * loc, keep, 1.0)) <= kl_gap(BernoulliMixture(loc, keep, 1.0)) + digits(
-        dtype, 1e-14, 1e-5
-    )
-
-
-@given(seeds, st.floats(0.1, 10), st.floats(0.05, 0.95), dtypes)
-def test_gap_has_no_units(seed: int, unit: float, keep: float, dtype: torch.dtype) -> None:
-    torch.manual_seed(seed)
-    loc = torch.randn(3, 4, dtype=dtype)
-    left, right = kl_gap(BernoulliMixture(loc, keep, 0.5)), kl_gap(BernoulliMixture(unit * loc, keep, unit * 0.5))
-    torch.testing.assert_close(left, right, rtol=digits(dtype, 1e-10), atol=digits(dtype, 1e-14, 1e-6))
-
-
-@given(seeds, st.floats(0.1, 10), st.floats(0.05, 1.0), st.sampled_from(["large_k", "exact"]), dtypes)
-def test_kl_has_no_units(seed: int, unit: float, keep: float, method: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(seed)
-    loc = torch.randn(3, 4, dtype=dtype)
-    left = kl(BernoulliMixture(loc, keep, 0.5), Normal(0.0, 2.0), method)
-    right = kl(BernoulliMixture(unit * loc, keep, unit * 0.5), gaussian(0.5 / unit, dtype), method)
-    torch.testing.assert_close(left, right, rtol=digits(dtype, 1e-10), atol=digits(dtype, 1e-10))
-
-
-@given(seeds, st.permutations(range(4)), dtypes)
-def test_kl_does_not_care_about_the_order_of_rows(seed: int, order: list[int], dtype: torch.dtype) -> None:
-    torch.manual_seed(seed)
-    loc, keep = torch.randn(3, 4, dtype=dtype), torch.rand(4, dtype=dtype) * 0.9 + 0.05
-    left = kl(BernoulliMixture(loc, keep, 0.5), Normal(0.0, 1.0), "exact")
-    right = kl(BernoulliMixture(loc[:, order], keep[order], 0.5), Normal(0.0, 1.0), "exact")
-    torch.testing.assert_close(left, right)
 
 
 @given(seeds, st.integers(0, 2), dtypes)
@@ -242,21 +200,6 @@ def test_every_method_agrees_for_general_mixtures(components: int, rank: int, sh
     error = each_draw.std() / math.sqrt(len(w))
     assert (exact - each_draw.mean()).abs() <= 5 * error
     assert (kl(q, prior, "monte_carlo", num_samples=400_000) - exact).abs() <= 7 * error
-
-
-@pytest.mark.deep
-def test_the_sampled_gap_is_unbiased_and_beats_plain_monte_carlo() -> None:
-    # 4 standard errors on one comparison: fails 6 runs in 100,000
-    torch.manual_seed(5)
-    loc = torch.randn(3, 2, dtype=F64)
-    shared = BernoulliMixture(loc, 0.7, 0.6)
-    separate = BernoulliMixture(loc, 0.7, torch.full((2, 3, 2), 0.6, dtype=F64))  # the same q, but sampled
-    exact = kl_gap(shared)
-    few = torch.stack([kl_gap(separate, num_samples=8) for _ in range(800)])
-    assert (few.mean() - exact).abs() <= 4 * few.std() / math.sqrt(len(few))
-    plain = torch.stack([kl(shared, Normal(0.0, 1.0), "monte_carlo", num_samples=16) for _ in range(500)])
-    print(f"standard deviation at 16 draws: gap {few.std():.4f}, plain Monte Carlo KL {plain.std():.4f}")
-    assert few.std() < 0.5 * plain.std()
 
 
 @pytest.mark.deep

@@ -12,7 +12,6 @@ from pyro_dropout.mathematics.finite_rank import (
     SecondLayer,
     finite_rank_features,
     finite_rank_log_marginal,
-    second_layer_features,
 )
 from tests.oracles.covariances import NUMPY, POINTS, SCALES, array, double, linear_gram, normal_pdf, quadrature_gram
 
@@ -57,17 +56,6 @@ def test_features_are_the_sum_over_units(name, dtype):
     np.testing.assert_allclose(array(phi @ phi.mT), expected, rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
 
 
-def test_features_broadcast_over_draws_of_the_weights():
-    x, weight, bias = torch.randn(3, 2), torch.randn(4, 1, 5, 2), torch.randn(6, 5)
-    phi = finite_rank_features(x, weight, bias, torch.sigmoid)
-    assert phi.shape == (4, 6, 3, 5)
-    torch.testing.assert_close(phi[2, 1], finite_rank_features(x, weight[2, 0], bias[1], torch.sigmoid))
-    h = torch.randn(4, 1, 3, 5)
-    torch.testing.assert_close(
-        second_layer_features(h, bias, "tanh")[3, 2], second_layer_features(h[3, 0], bias[2], "tanh")
-    )
-
-
 def test_a_kernel_of_finite_rank_holds_its_draws_and_learns_its_scales():
     kernel = FiniteRank("tanh", 6, 2, 1.5, SCALES, 0.5, seed=3)
     again, other = (
@@ -83,21 +71,6 @@ def test_a_kernel_of_finite_rank_holds_its_draws_and_learns_its_scales():
     assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in kernel.parameters())
     uniform = FiniteRank("cos", 1000, bias_prior="uniform", seed=0)
     assert set(dict(uniform.named_parameters())) == {"variance_unconstrained", "length_scale_unconstrained"}
-
-
-def test_a_uniform_bias_goes_once_around_the_circle():
-    # Kolmogorov and Smirnov at level 1e-6: on correct code it fails for 1e-6 of the seeds.
-    kernel = FiniteRank(lambda a: a, 5_000, bias_prior="uniform", seed=0)
-    biases = array(kernel.features(torch.zeros(1))[0]) * math.sqrt(5_000)
-    assert stats.kstest(biases, stats.uniform(0, 2 * math.pi).cdf).pvalue > 1e-6
-
-
-def test_a_seed_means_the_same_draws_in_either_precision():
-    single = FiniteRank("relu", 4, seed=7)
-    torch.set_default_dtype(torch.float64)
-    torch.testing.assert_close(
-        single.standard_weight, FiniteRank("relu", 4, seed=7).standard_weight.float(), rtol=0, atol=0
-    )
 
 
 # --- the second layer -------------------------------------------------------------------------------------------------
@@ -132,23 +105,6 @@ def test_the_exact_second_layer_is_the_integral_over_its_bias(name):
 
     expected = [[np.mean([integral(u, v) for u, v in zip(a, b, strict=True)]) for b in array(x)] for a in array(x)]
     assert np.abs(array(SecondLayer(name, 2, double(scale)).exact(x)) - expected).max() < 1e-9
-
-
-@pytest.mark.parametrize("name", ["tanh", "erf"])
-def test_many_terms_tend_to_the_exact_second_layer(name):
-    # 4 standard errors on each of 6 entries: on correct code it fails for 4e-4 of the seeds.
-    terms, x = 20_000, torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    kernel = SecondLayer(name, 4, 0.8, terms=terms, seed=0, variance=1.3).double()
-    phi = array(kernel.features(x)).reshape(3, terms, 4) * math.sqrt(terms)
-    spread = np.einsum("itk,jtk->tij", phi, phi).std(0) / math.sqrt(terms)
-    assert (np.abs(array(kernel(x)) - array(kernel.exact(x))) < 4 * spread).all()
-    np.testing.assert_allclose(array(kernel.exact(x, x[:2])), array(kernel.exact(x))[:, :2])
-
-
-def test_a_kink_leaves_the_quadrature_a_small_error():
-    x = torch.tensor([[0.3], [-0.8]], dtype=torch.float64)
-    expected = integrate.quad(lambda b: (0.3 + b) * (b - 0.8) * normal_pdf(b), 0.8, 20)[0]
-    assert abs(SecondLayer("relu", 1).double().exact(x)[0, 1].item() - expected) < 2e-3
 
 
 # --- eq. 9 ------------------------------------------------------------------------------------------------------------

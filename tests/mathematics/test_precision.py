@@ -1,7 +1,5 @@
 """float32 from σ = 1e-38 to 1e3, memory of long low-rank rows, and what bad input is told."""
 
-import time
-
 import pytest
 import torch
 from hypothesis import example, given
@@ -9,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Normal
 
-from pyro_dropout import BernoulliMixture, MultiplicativeNormal, RangeError, RowMixture, ShapeError, kl, kl_gap
-from tests.oracles.both_types import digits, dtypes
+from pyro_dropout import BernoulliMixture, MultiplicativeNormal, RowMixture, kl, kl_gap
+from tests.oracles.both_types import dtypes
 from tests.oracles.memory import peak_allocated
 
 SCALES = [1e-38, 1e-30, 1e-20, 1e-12, 1e-6, 1e-3, 1.0, 30.0, 1e3]
@@ -79,13 +77,6 @@ def test_draws_are_finite_at_every_scale(exponent: float, seed: int, dtype: torc
     check_draws(exponent, seed, dtype)
 
 
-@given(st.integers(0, 2**31), dtypes)
-@pytest.mark.deep
-def test_draws_are_finite_at_the_smallest_scale(seed: int, dtype: torch.dtype) -> None:
-    """Where the largest slopes lie past the range of the type."""
-    check_draws(digits(dtype, -307.0, -38.0), seed, dtype)
-
-
 def check_draws(exponent: float, seed: int, dtype: torch.dtype) -> None:
     torch.manual_seed(seed)
     scale = torch.full((4, 3), 10.0**exponent, dtype=dtype)
@@ -110,103 +101,3 @@ def test_long_low_rank_rows_need_little_memory() -> None:
     megabytes = (peak_allocated(work) + 11 * 200_000 * 4) / 1e6  # and the parameters themselves
     print(f"peak: {megabytes:.0f} MB")
     assert 20 < megabytes < 200  # under 20 the measurement would not be one: V and its gradient are 16
-
-
-def test_long_low_rank_rows_take_little_time() -> None:
-    """The KL is a few passes over V, so it stays within a small factor of the one product VᵀV."""
-    loc, factor = torch.randn(1, 200_000, 1), torch.randn(1, 1, 200_000, 10)
-    q = RowMixture(loc, torch.full((200_000, 1), 0.1), torch.ones(1), cov_factor=factor, validate_args=False)
-    ours, product = [], []
-    for _ in range(5):
-        start = time.perf_counter()
-        factor.mT @ factor
-        middle = time.perf_counter()
-        kl(q, Normal(0.0, 1.0))
-        product.append(middle - start)
-        ours.append(time.perf_counter() - middle)
-    print(f"KL {min(ours) * 1e3:.1f} ms, VᵀV alone {min(product) * 1e3:.1f} ms")
-    assert min(ours) < 100 * min(product)
-
-
-NAN = float("nan")
-ONES = torch.ones(3, 2)
-
-
-def row_mixture(**changes: object) -> RowMixture:
-    arguments: dict = {"locs": torch.ones(2, 3, 4), "scale": 0.1, "probs": torch.tensor([0.5, 0.5]), **changes}
-    return RowMixture(**arguments)
-
-
-BAD = {
-    "locs with NaN": (lambda: row_mixture(locs=torch.full((2, 3, 4), NAN)), RangeError, "locs must be finite"),
-    "locs of integers": (lambda: row_mixture(locs=torch.ones(2, 3, 4).long()), RangeError, "floating-point"),
-    "scale negative": (lambda: row_mixture(scale=-0.1), RangeError, "scale must be zero or positive.*-0.1"),
-    "scale NaN": (lambda: row_mixture(scale=NAN), RangeError, "scale.*nan"),
-    "scale infinite": (lambda: row_mixture(scale=float("inf")), RangeError, "scale.*finite"),
-    "scale of a wrong shape": (lambda: row_mixture(scale=torch.ones(5)), ShapeError, r"scale must broadcast.*\(5,\)"),
-    "scale a string": (lambda: row_mixture(scale="0.1"), RangeError, "scale must be a real number"),
-    "probs that do not sum to one": (
-        lambda: row_mixture(probs=torch.tensor([0.5, 0.6])),
-        RangeError,
-        r"probs must sum to 1.*1\.1",
-    ),
-    "probs negative": (lambda: row_mixture(probs=torch.tensor([-0.5, 1.5])), RangeError, "probs must not be negative"),
-    "probs for three": (lambda: row_mixture(probs=torch.ones(3) / 3), ShapeError, r"probs must have shape \(2,\)"),
-    "probs a list": (lambda: row_mixture(probs=[0.5, 0.5]), ShapeError, "probs"),
-    "row_dim too large": (lambda: row_mixture(row_dim=2), ShapeError, "row_dim must index.*got 2"),
-    "cov_factor of a wrong shape": (lambda: row_mixture(cov_factor=torch.ones(2, 3, 4)), ShapeError, "cov_factor"),
-    "cov_factor with NaN": (
-        lambda: row_mixture(cov_factor=torch.full((2, 4, 3, 1), NAN)),
-        RangeError,
-        "cov_factor must be finite",
-    ),
-    "keep zero": (lambda: BernoulliMixture(ONES, 0.0), RangeError, r"keep must lie in \(0, 1\]; got 0.0"),
-    "keep above one": (lambda: BernoulliMixture(ONES, 1.5), RangeError, r"keep must lie in \(0, 1\]; got 1.5"),
-    "keep NaN": (lambda: BernoulliMixture(ONES, NAN), RangeError, "keep.*nan"),
-    "keep a bool": (lambda: BernoulliMixture(ONES, True), RangeError, "keep must be a real number"),
-    "keep for wrong rows": (lambda: BernoulliMixture(ONES, torch.full((3,), 0.5)), ShapeError, "keep.* 2 rows"),
-    "loc with infinity": (lambda: BernoulliMixture(ONES * float("inf"), 0.5), RangeError, "loc must be finite"),
-    "alpha zero": (lambda: MultiplicativeNormal(ONES, 0.0), RangeError, "alpha must be positive"),
-    "alpha of a wrong shape": (lambda: MultiplicativeNormal(ONES, torch.ones(3)), ShapeError, "alpha.*2 rows"),
-    "alpha of a wrong shape by weight": (
-        lambda: MultiplicativeNormal(ONES, torch.ones(5), row_dim=None),
-        ShapeError,
-        "alpha and scale must broadcast",
-    ),
-    "value of a wrong shape": (
-        lambda: row_mixture().log_prob(torch.ones(4, 3)),
-        ShapeError,
-        r"value must end in.*\(3, 4\); got \(4, 3\)",
-    ),
-    "prior of a wrong shape": (
-        lambda: kl(row_mixture(), Normal(torch.zeros(5), 1.0)),
-        ShapeError,
-        "p must broadcast",
-    ),
-    "unknown method": (
-        lambda: kl(row_mixture(), Normal(0.0, 1.0), "guess"),
-        RangeError,
-        "method must be one of large_k",
-    ),
-    "no samples": (lambda: kl_gap(row_mixture(), num_samples=0), RangeError, "num_samples.*at least 1; got 0"),
-    "separation of three": (
-        lambda: row_mixture(locs=torch.ones(3, 3, 4), probs=torch.ones(3) / 3).separation_sq(),
-        ShapeError,
-        "two components",
-    ),
-}
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_in_words(case: str) -> None:
-    call, error, message = BAD[case]
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_large_tensors_are_described_not_printed() -> None:
-    loc = torch.ones(200, 100)
-    loc[3, 3] = NAN
-    with pytest.raises(RangeError, match=r"a tensor of shape \(200, 100\) from 1 to 1 and 1 not finite"):
-        BernoulliMixture(loc, 0.5)

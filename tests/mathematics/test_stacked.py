@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
 
 
 def parts(dtype: torch.dtype, scale: float = 0.1) -> list[pd.BernoulliMixture]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.low_rank_normal import LowRankNormal
+from pyro_dropout.mathematics.distributions import LowRankNormal
 from pyro_dropout.mathematics.row_mixture_distribution import RowMixture
 from pyro_dropout.mathematics.whole_sums import decays_apart, scaled_columns, sum_of_squares, width_parts
 

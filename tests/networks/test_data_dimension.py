@@ -125,13 +125,6 @@ def test_training_and_predictions_share_the_draw_then(name: str) -> None:
         pd.predict(model, guide, x, samples=2)
 
 
-def test_the_spread_of_positions_is_that_of_shared_draws() -> None:
-    model = pd.BayesianNet(Positions())
-    guide = pd.AutoMeanField(model, init=lambda name, shape: torch.zeros(shape), init_scale=1.0)
-    spread = pd.predict(model, guide, torch.zeros(N, 1), samples=4000, seed=0, shared=True).epistemic
-    assert torch.allclose(spread, torch.full((N, 1), float(N**2)), rtol=0.1)  # 4 standard errors
-
-
 def test_rows_of_the_data_need_not_depend_on_its_values() -> None:
     model, guide = pair(StateOfZeros())
     x = torch.ones(N, 4)

@@ -65,31 +65,11 @@ def test_a_fleet_leaves_them_alone() -> None:
         assert all(torch.equal(model.net.get_parameter(name), value) for name, value in kept.items())
 
 
-def test_all_can_be_asked_for() -> None:
-    net = backbone_and_head()
-    assert list(pd.BayesianNet(net).sites) == ["3.weight", "3.bias"]
-    everything = pd.BayesianNet(net, pd.Prior(include_frozen=True))
-    assert list(everything.sites) == ["0.weight", "0.bias", "3.weight", "3.bias"]
-    pd.fit(everything, pd.AutoDropout(everything), X, Y, steps=1, **QUIET)
-
-
-def test_hide_leaves_out_more() -> None:
-    model = pd.BayesianNet(backbone_and_head(), pd.Prior(hide=lambda name, module: name.endswith("bias")))
-    assert list(model.sites) == ["3.weight"]
-
-
 def test_a_network_that_is_frozen_whole_is_refused_by_name() -> None:
     net = nn.Linear(3, 1).requires_grad_(False)
     with pytest.raises(pd.PyroDropoutError, match=r"all 2 parameters .* requires_grad=False.*include_frozen=True"):
         pd.BayesianNet(net)
     assert list(pd.BayesianNet(net, pd.Prior(include_frozen=True)).sites) == ["weight", "bias"]
-
-
-def test_the_summary_says_what_is_frozen() -> None:
-    text = repr(pd.BayesianNet(backbone_and_head()))
-    assert "random: 3.weight, 3.bias" in text
-    assert "frozen (requires_grad=False): 0.weight, 0.bias, 1.weight, 1.bias" in text
-    assert "frozen" not in repr(pd.BayesianNet(nn.Linear(3, 1)))
 
 
 def test_a_saved_posterior_brings_the_frozen_ones_along(tmp_path: Path) -> None:

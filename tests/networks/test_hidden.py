@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.generative.hidden import hidden_by_default
 from tests.networks.language import GPT2
 from tests.networks.zoo import VisionTransformer
 
@@ -67,10 +66,3 @@ def test_a_network_with_positions_has_draws_for_each_point(make: Callable[[], nn
     assert pd.predict(model, guide, x, samples=20, seed=0).epistemic.min() > 0
     hidden = {"wpe.weight"} if make is GPT2 else {"cls_token", "pos_embed"}
     assert hidden <= set(model.hidden_parameters())
-
-
-def test_a_function_replaces_the_rule() -> None:
-    def hide(name: str, module: nn.Module) -> bool:
-        return hidden_by_default(name, module) and name != "wpe.weight"
-
-    assert "wpe.weight" in pd.BayesianNet(GPT2(), pd.Prior(hide=hide)).sites

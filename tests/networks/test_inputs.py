@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import pyro_dropout as pd
-from pyro_dropout.judging.selection import choose
 
 QUIET: dict[str, Any] = {"compile": False, "progress": False}
 N = 12
@@ -98,32 +97,6 @@ def test_a_dict_goes_through_every_door(data: Any) -> None:
     fleet = pd.Fleet(lambda seed: (found_model := made(), pd.AutoDropout(found_model)), {"seed": [0, 1]})
     fleet.fit(x, y, steps=2, batch_size=5, **QUIET)
     assert pd.predict_fleet(fleet, x, y, samples=5).log_prob().shape == (2, N)
-
-
-@pytest.mark.deep
-def test_settings_are_chosen_for_a_dict(data: Any) -> None:
-    x, y = data
-
-    def build(x: Any, y: Tensor, keep: float) -> tuple[pd.BayesianNet, pd.AutoDropout]:
-        assert set(x) == {"ids", "numbers"}
-        model = made()
-        return model, pd.AutoDropout(model, keep=keep)
-
-    halves = torch.arange(N).split(N // 2)
-    how = {"steps": 3, "folds": 2, "samples": 20, "validation_samples": 10, **QUIET}
-    found = choose(build, {"keep": [0.5, 0.9]}, x, y, [halves[0]], [halves[1]], **how)
-    assert len(found.settings) == 1
-
-
-@pytest.mark.filterwarnings("ignore:chains disagree")  # they are short
-@pytest.mark.deep
-def test_the_sampler_takes_a_dict(data: Any) -> None:
-    x, y = data
-    net = nn.Bilinear(2, 2, 1, bias=False)
-    model = pd.BayesianNet(net, likelihood=pd.Gaussian(tau=4.0))
-    pair = {"input1": x["numbers"], "input2": x["numbers"]}
-    posterior = pd.nuts(model, pair, y, samples=20, warmup=50, chains=2, **QUIET)
-    assert pd.predict(model, posterior, pair, samples=10).mean.shape == (N, 1)
 
 
 @pytest.mark.parametrize(
@@ -266,16 +239,6 @@ def test_a_graph_network_predicts_all_its_points_at_once() -> None:
         pd.fit(model, guide, x, y, steps=1, batch_size=3, **QUIET)
     with pytest.raises(pd.PyroDropoutError, match="takes all its points at once"):
         pd.fit(model, guide, x, y, steps=1, loss=pd.ELBO(), **QUIET)
-
-
-def test_draws_of_a_graph_network_do_not_depend_on_the_blocks() -> None:
-    x = torch.randn(N, 2)
-    model = pd.BayesianNet(Graph(), whole_batch=True)
-    guide = pd.AutoDropout(model, keep=0.9)
-    guide(x, torch.zeros(N, 1))
-    few, many = (pd.predict(model, guide, x, method="standard", chunk=chunk).mean for chunk in (1, 1000))
-    torch.testing.assert_close(few, many)
-    torch.testing.assert_close(few, model.evaluate(guide.mean(), x))
 
 
 class Mixed(nn.Module):

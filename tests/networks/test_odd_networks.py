@@ -49,14 +49,6 @@ def test_half_precision_trains_as_single_precision_does(make: Callable[[Any], An
     torch.testing.assert_close(half_mean.float(), mean, rtol=0.05, atol=0.1)
 
 
-def test_many_points_in_half_precision_have_a_finite_loss() -> None:
-    """The sum over points is beyond the range of float16."""
-    model = pd.BayesianNet(mlp().half(), likelihood=pd.Gaussian(100.0))
-    x = X.repeat(500, 1).half()
-    history = pd.fit(model, pd.AutoMeanField(model), x, 10 * x[:, :1], steps=2, **QUIET)
-    assert float(history.losses[0]) > 65504
-
-
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -131,6 +123,7 @@ def test_complex_weights_are_called_complex() -> None:
     assert pd.fit(model, pd.AutoDropout(model), X, Y, steps=2, **QUIET).steps == 2
 
 
+@pytest.mark.deep
 def test_the_line_that_cannot_be_compiled_is_named() -> None:
     class Asks(nn.Module):
         def __init__(self) -> None:

@@ -29,11 +29,6 @@ def test_only_the_named_parameters_are_random_and_trained(only: Any) -> None:
     assert set(guide.posterior("1.weight").variance.shape) == {2, 6}
 
 
-def test_frozen_parameters_are_thawed_by_name() -> None:
-    net = network().requires_grad_(False)
-    assert list(pd.BayesianNet(net, only="1.weight").sites) == ["1.weight"]
-
-
 @pytest.mark.parametrize(
     ("only", "said"),
     [
@@ -47,10 +42,3 @@ def test_what_matches_nothing_is_named(only: Any, said: str) -> None:
     net = network()
     with pytest.raises(pd.PyroDropoutError, match=said):
         pd.BayesianNet(net, only=only)
-
-
-def test_a_refusal_changes_nothing() -> None:
-    net = network()
-    with pytest.raises(pd.PyroDropoutError):
-        pd.BayesianNet(net, only=["1.*", "2.*"])
-    assert all(parameter.requires_grad for parameter in net.parameters())

@@ -69,14 +69,6 @@ def test_noise_is_drawn_as_in_training_mode(name: str) -> None:
     assert all(module.training is trained for module in model.net.modules())
 
 
-@pytest.mark.parametrize("name", ["stochastic depth", "attention", "dropout before a shortcut"])
-def test_noise_beside_shared_draws(name: str) -> None:
-    torch.manual_seed(4)
-    net = network(KEPT[name]())
-    found = predicted(*pd.from_dropout(net), X, 400, shared=True)
-    assert largest_z(stochastic_passes(net, X, 4000), found) < 4
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_noise_is_refused_by_name(name: str) -> None:
     make, words = REFUSED[name]
@@ -95,17 +87,6 @@ def test_other_noise_is_refused_by_name(name: str) -> None:
 
 def states() -> tuple[object, ...]:
     return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())  # noqa: NPY002 - the shared one
-
-
-def test_points_have_noise_of_their_own() -> None:
-    model, guide = pd.from_dropout(network(DropPath(0.5)))
-    x = X[:1].expand(2, 3)
-    for shared in (False, True):
-        one, other = predicted(model, guide, x, 20 if shared else 2000, shared)[..., 0].unbind(1)
-        both = torch.corrcoef(torch.stack([one, other]))[0, 1]
-        assert bool((one != other).any())
-        if not shared:  # the correlation of independent numbers is within 4 standard errors
-            assert abs(float(both)) < 4 / 2000**0.5
 
 
 def test_the_standard_prediction_has_no_noise() -> None:
@@ -153,18 +134,6 @@ def test_it_is_noticed_by_every_verb(verb: str) -> None:
         VERBS[verb](torch.randn(6, 3), torch.randn(6, 1))
 
 
-def test_training_and_its_report_see_the_noise() -> None:
-    net = network(GaussianNoise(2.0))
-    quiet = network(GaussianNoise(0.0))
-    quiet.load_state_dict(net.state_dict())
-    reports = [pd.elbo_report(*pd.from_dropout(each, tau=1.0), X, torch.zeros(2, 1), seed=0) for each in (net, quiet)]
-    assert reports[0].nll > reports[1].nll
-    assert reports[0].kl_large_k == pytest.approx(reports[1].kl_large_k)  # noise of the model's own adds nothing
-    model, guide = pd.from_dropout(net)
-    pd.fit(model, guide, X, torch.zeros(2, 1), steps=2, compile=False, progress=False)
-    assert model.noise == ["1.noisy"]
-
-
 @pytest.mark.parametrize("make", [lambda: DropPath(0.0), lambda: StochasticDepth(0.0), lambda: Attention(0.0)])
 def test_a_probability_of_zero_is_no_randomness(make: Callable[[], nn.Module]) -> None:
     net = network(make())
@@ -197,14 +166,6 @@ def test_what_runs_in_evaluation_mode_only_is_taken_with_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"does not run in training mode \(ValueError: give targets"):
         assert float(pd.predict(model, guide, torch.ones(4, 3), samples=200).epistemic.min()) > 0
     assert model.noise == ["0", "2"]  # torch cannot follow it, so that both stay where they are
-
-
-def test_data_that_do_not_fit_are_no_first_data() -> None:
-    model, guide = pd.from_dropout(network(DropPath(0.5)))
-    with pytest.raises(pd.PyroDropoutError):
-        pd.predict(model, guide, torch.ones(2, 4), samples=2)
-    pd.predict(model, guide, X, samples=2)
-    assert model.noise == ["1.noisy"]
 
 
 class Pair(nn.Module):
@@ -240,15 +201,6 @@ def test_standardised_networks_keep_their_noise() -> None:
         other.data.copy_(noisy)
     loud, low = (pd.predict(m, g, x[:1], samples=300, seed=0).epistemic for m, g in ((whole, guide), (quiet, same)))
     assert float(loud / low) > 3
-
-
-@pytest.mark.deep
-def test_ensembles_keep_their_noise() -> None:
-    x, y = torch.randn(8, 3), torch.randn(8, 1)
-    model, _ = pd.from_dropout(network(GaussianNoise(3.0)))
-    ensemble = pd.Ensemble(model, members=2)
-    pd.fit(model, ensemble, x, y, steps=1, compile=False, progress=False, seed=0)
-    assert len(pd.predict(model, ensemble, x, samples=50, keep_samples=True).samples.unique()) == 50 * 8
 
 
 @pytest.mark.deep
@@ -289,25 +241,3 @@ def test_recorded_masks_are_the_same() -> None:
         with context:
             found.append(torch.cat([F.dropout(torch.ones(5, 7), 0.3), torch.empty(5, 7).bernoulli_(0.6)]))
     assert torch.equal(*found)
-
-
-class Sizes(nn.Module):
-    """A network for batches of four, or of multiples of it, with noise for a whole batch."""
-
-    def __init__(self, *groups: int) -> None:
-        super().__init__()
-        self.layer, self.groups, self.p = nn.Linear(3, 1), groups, 0.5
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.layer(x.reshape(*self.groups, 4, 3)).reshape(-1, 1)
-        return h * F.dropout(h[:1] * 0 + 1, self.p, self.training)
-
-
-def test_noise_in_batches_of_one_size() -> None:
-    model, guide = pd.from_dropout(Sizes(), example=torch.ones(4, 3))
-    assert model.noise == [""]
-    weights = guide.sample_weights(64)  # every draw is a pass of its own
-    f = model.evaluate(weights, torch.ones(4, 3))
-    assert len(f[:, 0].unique()) == 2
-    with pytest.raises(pd.PyroDropoutError, match=r"Sizes '' draws .* the same for all data points"):
-        pd.from_dropout(Sizes(-1), example=torch.ones(4, 3))

@@ -133,26 +133,6 @@ def test_wrong_targets_are_named(change: Any, says: str) -> None:
         pd.fit(model, pd.AutoDropout(model), x, change(y), steps=1, **QUIET)
 
 
-@pytest.mark.parametrize(
-    ("make", "says"),
-    [
-        (lambda: pd.Categorical(dims=(None, None, 3)), "at most one None"),
-        (lambda: pd.Categorical(dims=(3, None)), "dims must have a size at -1"),
-        (lambda: pd.Categorical(dims=(3, 4), dim=2), "dim must be the place of a size"),
-        (lambda: pd.Categorical(ignore_index=1.5), "ignore_index must be a whole number"),  # type: ignore[arg-type]
-        (lambda: pd.HeteroscedasticGaussian(dims=(3, 4, 4), dim=0), "an even size at dim"),
-        (lambda: pd.BayesianNet(nn.Linear(2, 3))(torch.zeros(4, 5, 2)), "For sequences and maps write"),
-        (
-            lambda: pd.BayesianNet(nn.Linear(2, 3), likelihood=pd.Categorical(dims=(7, 3)))(torch.zeros(4, 5, 2)),
-            r"net must give outputs \(N, 7, 3\), as dims says; it gave \(4, 5, 3\)",
-        ),
-    ],
-)
-def test_wrong_dims_are_named(make: Any, says: str) -> None:
-    with pytest.raises(pd.PyroDropoutError, match=says):
-        make()
-
-
 @pytest.mark.parametrize(("dims", "dim"), [((2, H, W), 0), ((None, 4), -1)])
 @pytest.mark.deep
 def test_maps_of_numbers_have_noise_of_their_own(dims: Any, dim: int, tmp_path: Path) -> None:

@@ -71,20 +71,3 @@ def test_it_can_be_chosen(choice: Any, moved: set[str]) -> None:
         assert layer in line.split(": ")[1].split(", ")
     with pytest.raises(pd.PyroDropoutError, match="frozen_statistics"):
         pd.BayesianNet(net, frozen_statistics="some")  # type: ignore[arg-type]
-
-
-def test_a_frozen_backbone_with_statistics_trains_in_a_fleet() -> None:
-    def build(seed: int) -> tuple[pd.BayesianNet, pd.AutoDropout]:
-        torch.manual_seed(seed)
-        model = pd.BayesianNet(nn.Sequential(network()[0], nn.Linear(8, 1)))
-        return model, pd.AutoDropout(model)
-
-    pd.Fleet(build, {"seed": [0, 1]}).fit(X, Y, steps=1, **QUIET)
-
-
-def test_from_dropout_of_a_frozen_network() -> None:
-    net = nn.Sequential(network()[0], nn.Dropout(0.5), nn.Linear(8, 1))
-    model, guide = pd.from_dropout(net)
-    before = statistics(model.net, "0.1")
-    pd.fit(model, guide, X, Y, steps=1, **QUIET)
-    assert torch.equal(statistics(model.net, "0.1"), before)

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 import pyro_dropout as pd
-from pyro_dropout.mathematics.mixture_quantiles import mixture_log_cdf, mixture_tail_quantile
+from pyro_dropout.mathematics.mixtures import mixture_log_cdf, mixture_tail_quantile
 from pyro_dropout.prediction.tails import predicted_tails, tail_ends
 from pyro_dropout.protocols import Distribution
 from tests.oracles.made_predictions import made

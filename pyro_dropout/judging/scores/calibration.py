@@ -15,7 +15,7 @@ from torch import Tensor
 from pyro_dropout.judging.axes import axes_or_new
 from pyro_dropout.mathematics.checks import check_count, check_level, describe
 from pyro_dropout.mathematics.errors import ShapeError
-from pyro_dropout.mathematics.mixture_quantiles import mixture_cdf, mixture_quantile
+from pyro_dropout.mathematics.mixtures import mixture_cdf, mixture_quantile
 from pyro_dropout.mathematics.shapes import Float
 from pyro_dropout.prediction.normal_mixture import check_normal, checked_targets, normal_pieces, together
 from pyro_dropout.prediction.prediction import Prediction

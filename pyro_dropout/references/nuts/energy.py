@@ -16,10 +16,9 @@ from pyro.distributions.util import scale_and_mask
 from torch import Tensor, nn
 from torch.distributions import Normal, biject_to
 
-from pyro_dropout.generative.fixed_supports import check_supports
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.networks import BayesianNet
-from pyro_dropout.generative.observed_sites import check_whole, sample_sites, trace_of
+from pyro_dropout.generative.observed_sites import check_supports, check_whole, sample_sites, trace_of
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised

@@ -14,8 +14,8 @@ from pyro_dropout.generative.observed_sites import speaks_by_likelihood, trace_o
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
 from pyro_dropout.generative.random_state import forked, seeded
 from pyro_dropout.generative.trial_run import evaluating
+from pyro_dropout.guides.summary import told_duration
 from pyro_dropout.mathematics.checks import check_count, check_finite, check_level
-from pyro_dropout.mathematics.notebook_card import told_duration
 from pyro_dropout.prediction.draws.joint_draws import checked_call
 from pyro_dropout.prediction.draws.weight_draws import WholeFunctions
 from pyro_dropout.prediction.sampled_posterior import SampledPosterior

@@ -24,9 +24,9 @@ from pyro_dropout.generative.model_call import ModelCall
 from pyro_dropout.generative.observed_sites import observed_sites
 from pyro_dropout.generative.random_state import seeded
 from pyro_dropout.generative.trial_run import quietly
-from pyro_dropout.guides.anchors import anchor_seed, anchors, centres, gaussian_at, is_gaussian
-from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.guides.points import anchor_seed, anchors, centres, gaussian_at, is_gaussian
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, Trace
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from pyro_dropout.generative.model_call import ModelCall
-from pyro_dropout.guides.anchors import is_gaussian, prior_of
 from pyro_dropout.guides.base import SiteGuide
+from pyro_dropout.guides.points import is_gaussian, prior_of
 from pyro_dropout.mathematics.checks import check_seed, describe
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
 from pyro_dropout.training.ensemble.anchoring import perturbation

@@ -13,8 +13,7 @@ import torch
 from torch import Size, Tensor
 
 from pyro_dropout.generative.inputs import AnyInputs
-from pyro_dropout.generative.jacobians import Jacobians
-from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.generative.jacobians import Jacobians, last_layer
 from pyro_dropout.mathematics.curvature import Block, Dense, Diagonal
 from pyro_dropout.mathematics.errors import PyroDropoutError
 from pyro_dropout.protocols import Weights

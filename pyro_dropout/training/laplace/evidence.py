@@ -23,8 +23,8 @@ from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
 from pyro_dropout.guides.points import Points
 from pyro_dropout.mathematics.checks import check_count, check_positive, check_seed
+from pyro_dropout.mathematics.curvature import NOISE
 from pyro_dropout.mathematics.errors import PyroDropoutError
-from pyro_dropout.mathematics.evidence import NOISE
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.fit import fit
 from pyro_dropout.training.laplace.evidence_slope import evidence_slope, uphill

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_dropout.generative.inputs import inputs_of, takes_all
 from pyro_dropout.guides.laplace import AutoLaplace
-from pyro_dropout.mathematics.evidence import NOISE, log_evidence, precisions_of
+from pyro_dropout.mathematics.curvature import NOISE, log_evidence, precisions_of
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.laplace.laplace import laplace
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from pyro_dropout.generative.inputs import AnyInputs, check_inputs, check_pairs, takes_all
-from pyro_dropout.generative.last_layer import last_layer
+from pyro_dropout.generative.jacobians import last_layer
 from pyro_dropout.generative.likelihoods import Gaussian
 from pyro_dropout.generative.own_noise import check_no_noise
 from pyro_dropout.generative.process_lock import modules_stay, one_at_a_time
@@ -18,10 +18,10 @@ from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.standardised import Standardised
 from pyro_dropout.generative.trial_run import evaluating
 from pyro_dropout.guides.laplace import MOST, AutoLaplace, Structure
-from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.checks import check_count, check_finite, describe
 from pyro_dropout.mathematics.curvature import Curvature
 from pyro_dropout.mathematics.errors import PyroDropoutError, RangeError, ShapeError
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import HasMean, PyroModel, Weights
 from pyro_dropout.training.laplace.curvature import ASKER, F64, JacobianSums, Sums
 from pyro_dropout.training.laplace.kronecker import KroneckerSums

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pyro_dropout.generative.half_precision import HALF
+from pyro_dropout.generative.precision import HALF
 from pyro_dropout.generative.trial_run import evaluating
-from pyro_dropout.mathematics.base_distribution import base_distribution
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Weights
 from pyro_dropout.training.laplace.laplace import checked_batch, inside, network_in
 

@@ -1,6 +1,6 @@
 """Runs a Pyro model with another number of data points, to see which inputs of its layers have one row for each.
 
-Networks check this themselves, wherever they are used (``generative/draws.py``).
+Networks check this themselves, wherever they are used (``generative/layers.py``).
 """
 
 import weakref
@@ -8,7 +8,7 @@ import weakref
 import torch
 from pyro import poutine
 
-from pyro_dropout.generative.draws import misplaced, other_count
+from pyro_dropout.generative.layers import misplaced, other_count
 from pyro_dropout.generative.model_call import ModelCall, is_network
 from pyro_dropout.generative.trial_run import aside, can_run, shapes_alone
 from pyro_dropout.mathematics.errors import NotFollowedError

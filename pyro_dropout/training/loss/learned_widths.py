@@ -24,8 +24,8 @@ from pyro_dropout.generative.networks import BayesianNet
 from pyro_dropout.generative.priors import LearnedNormal
 from pyro_dropout.generative.random_state import forked
 from pyro_dropout.generative.trial_run import modules_of
-from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message, PyroModel
 from pyro_dropout.training.history import DivergedError
 from pyro_dropout.training.loss.temperature import is_point, numbers_of, share_of_data

@@ -14,9 +14,9 @@ from pyro.poutine.util import site_is_subsample
 from pyro_dropout.engines.torch_internals import pop_mode_for_a_moment
 from pyro_dropout.generative.observed_sites import check_observed
 from pyro_dropout.generative.priors import LearnedNormal
-from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.divergence import Method
 from pyro_dropout.mathematics.errors import PyroDropoutError
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Message, PyroModel, Trace
 from pyro_dropout.training.loss.learned_widths import with_best_width
 from pyro_dropout.training.loss.operations import Args, Kwargs, tensors_in

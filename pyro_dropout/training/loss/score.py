@@ -13,8 +13,7 @@ from pyro.poutine.indep_messenger import CondIndepStackFrame
 from torch import Tensor
 
 from pyro_dropout.mathematics.per_data_point import PerDataPoint, drawn_per_data_point
-from pyro_dropout.mathematics.scored import Scored
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Scored, Stacked
 from pyro_dropout.protocols import Distribution, Message, Trace
 from pyro_dropout.training.loss.row_tracking import Order
 from pyro_dropout.training.loss.site_terms import Term

@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 from torch.overrides import TorchFunctionMode
 
-from pyro_dropout.mathematics.base_distribution import base_distribution
 from pyro_dropout.mathematics.divergence import Method, kl
 from pyro_dropout.mathematics.errors import NotFollowedError
 from pyro_dropout.mathematics.per_data_point import drawn_per_data_point
 from pyro_dropout.mathematics.row_mixture_distribution import LOG_2PI, RowMixture
-from pyro_dropout.mathematics.stacked import Stacked
+from pyro_dropout.mathematics.scored import Stacked
+from pyro_dropout.mathematics.shapes import base_distribution
 from pyro_dropout.protocols import Distribution, Message
 from pyro_dropout.training.loss.operations import Args, Kwargs, Notes, Operation, carried, tensors
 

@@ -302,7 +302,7 @@ def test_labels_of_ones_own_mixture_are_trained(kind: Any, per_example: bool) ->
     def guide(x: Tensor, y: Tensor) -> None:
         q = family(locs, width, logits.softmax(-1), validate_args=False)
         if kind == "plated":
-            from pyro_dropout.mathematics.stacked import Stacked
+            from pyro_dropout.mathematics.scored import Stacked
 
             with pyro.plate("one", 1):
                 pyro.sample("w", Stacked([q], (1,)))

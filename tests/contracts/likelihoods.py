@@ -1,0 +1,45 @@
+"""The likelihoods under contract: every one of the package, some with several settings, and targets for each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyro_dropout import (
+    Bernoulli,
+    Categorical,
+    Counts,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+    Transformed,
+)
+
+N = 6  # data points
+
+
+@dataclass(frozen=True)
+class Case:
+    """A likelihood as a user makes it, how many outputs it takes, and targets for N points."""
+
+    make: Callable[[], Likelihood]
+    outputs: int
+    targets: Callable[[], Tensor]
+
+
+LIKELIHOODS: dict[str, Case] = {
+    "gaussian": Case(lambda: Gaussian(torch.tensor([0.25, 3.0], dtype=torch.float64)), 2, lambda: torch.randn(N, 2)),
+    "gaussian, learned": Case(lambda: Gaussian(tau=1.0, learn=True), 2, lambda: torch.randn(N, 2)),
+    "heteroscedastic": Case(HeteroscedasticGaussian, 4, lambda: torch.randn(N, 2)),
+    "categorical": Case(Categorical, 3, lambda: torch.randint(3, (N,))),
+    "bernoulli": Case(Bernoulli, 2, lambda: torch.randint(2, (N, 2))),
+    "poisson": Case(Poisson, 2, lambda: torch.randint(9, (N, 2))),
+    "log-normal": Case(lambda: Transformed(Gaussian(0.25), "log"), 2, lambda: torch.rand(N, 2) + 0.1),
+    "logit-normal": Case(
+        lambda: Transformed(HeteroscedasticGaussian(), "logit"), 4, lambda: 0.1 + 0.8 * torch.rand(N, 2)
+    ),
+    "counts": Case(lambda: Counts(3.0, offset=1.0), 2, lambda: torch.randint(9, (N, 2))),
+    "counts by input": Case(lambda: Counts(3.0, by_input=True), 4, lambda: torch.randint(9, (N, 2))),
+}
