@@ -11,7 +11,7 @@ from itertools import compress
 import numpy as np
 
 from pyro_dropout.mathematics.errors import PyroDropoutError, ShapeError
-from pyro_dropout.tables.cells import Cell, as_label, as_moment, brief, is_blank
+from pyro_dropout.tables.cells import Cell, Cells, as_label, as_moment, brief, is_blank
 from pyro_dropout.tables.encoding import Remarks
 from pyro_dropout.tables.learning import Task, outcome_column
 from pyro_dropout.tables.notation import Decimal, Notation, date_forms, is_number
@@ -27,7 +27,6 @@ from pyro_dropout.tables.recognition import (
     settle,
 )
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Cells
 
 _TEXTS = 0.1  # of the cells that are no numbers make a column of text; fewer are mistakes
 # Names such as id, ID, house_id, id_house, houseId and key; not paid, and not idea.

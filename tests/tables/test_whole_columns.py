@@ -17,12 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pyro_dropout as pd
-from pyro_dropout.tables import whole_column
-from pyro_dropout.tables.cells import EXACT, as_number, cell_of
+from pyro_dropout.tables import cells as column_cells
+from pyro_dropout.tables.cells import EXACT, Cells, as_number, cell_of
 from pyro_dropout.tables.files import read_file, read_pieces
 from pyro_dropout.tables.reading import read_input_pieces, read_table
 from pyro_dropout.tables.table import Table
-from pyro_dropout.tables.whole_column import Cells
 
 ROWS = 40
 # Each column is one of these, over and over.
@@ -204,7 +203,7 @@ def test_without_pyarrow_a_file_has_the_same_cells(tmp_path: Path, monkeypatch: 
     wanted, numbers = dict(read_file(path).columns), read_file(path).column("a").numbers
     assert wanted == {"a": ["1.5", None, "-3e2"], "b": ["oak", None, "elm"]}
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setattr(whole_column, "pyarrow", None)
+    monkeypatch.setattr(column_cells, "pyarrow", None)
     with pandas.option_context("mode.string_storage", "python"):
         other = read_file(path)
         assert other.columns == wanted
