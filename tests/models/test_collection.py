@@ -2,20 +2,16 @@
 
 import gzip
 import math
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from experiments.collection import UCI_NAMES, VARIABLE, co2_paper, mnist, solar, uci
+from experiments.collection import VARIABLE, co2_paper, mnist, solar, uci
 
 import pyro_dropout as pd
 from pyro_dropout.datasets import bundled
-
-REAL = os.environ.get(VARIABLE, "")
-with_data = pytest.mark.skipif(not REAL, reason=f"{VARIABLE} names no folder")
 
 
 @pytest.fixture
@@ -236,61 +232,6 @@ def test_a_folder_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the paper's own data, where they are -----------------------------------------------------------------------------
 
 
-@with_data
-def test_the_bundled_months_are_the_papers() -> None:
-    """The continuation is trustworthy as far as both records agree where they overlap, in units of y (2.1 ppm)."""
-    paper = co2_paper()
-    months = np.array([line.split(",") for line in bundled_lines("co2.csv")], dtype=float)[:272]
-    x, y = paper.x.double().numpy().ravel(), paper.y.double().numpy().ravel()
-    design = np.stack([np.ones(272), x, months[:, 1]], 1)
-    rest = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    assert np.abs(rest).max() < 0.24  # 0.23: weekly values averaged here, an older monthly record there
-    assert np.sqrt(np.mean(rest**2)) < 0.045
-    # Missing months are closed up in the paper: against the calendar the two agree less well.
-    design[:, 1] = months[:, 0]
-    worse = y - design @ np.linalg.lstsq(design, y, rcond=None)[0]
-    assert np.std(worse) > 1.3 * np.std(rest)
-    # The first held-out month follows the last one smoothly: the seasonal step from March to April is about 0.5.
-    assert abs(float(paper.test_y[0] - paper.y[-1])) < 0.8
-
-
-@with_data
-def test_the_papers_irradiance_has_five_gaps_of_twenty() -> None:
-    data = solar()
-    assert (len(data.x), len(data.test_x)) == (275, 100)
-    assert [int(((data.test_x >= lo - 1e-6) & (data.test_x <= hi + 1e-6)).sum()) for lo, hi in data.gaps] == [20] * 5
-
-
-@with_data
-@pytest.mark.parametrize(
-    ("name", "rows", "inputs", "splits"),
-    [("boston", 506, 13, 20), ("concrete", 1030, 8, 20), ("naval", 11934, 16, 20), ("protein", 45730, 9, 5)],
-)
-def test_the_splits_are_those_of_the_published_recipe(name: str, rows: int, inputs: int, splits: int) -> None:
-    data = uci(name)
-    assert data.x.shape == (rows, inputs)
-    assert len(data.train_rows) == splits
-    dice = np.random.RandomState(1)
-    for train, test in zip(data.train_rows, data.test_rows, strict=True):
-        order = dice.choice(range(rows), rows, replace=False)
-        assert torch.cat([train, test]).tolist() == order.tolist()
-        assert len(train) == round(0.9 * rows)
-
-
-@with_data
-def test_mnist_is_mnist() -> None:
-    data = mnist()
-    assert len(data.x) == 60_000
-    assert data.x.mean() == pytest.approx(0.1307, abs=1e-4)  # the constants everyone normalises with
-    assert data.x.std() == pytest.approx(0.3081, abs=1e-4)
-    assert data.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert data.test_y[:4].tolist() == [7, 2, 1, 0]
-
-
 def bundled_lines(name: str) -> list[str]:
     path = Path(bundled.__file__).parent / "data" / name
     return [line for line in path.read_text("utf-8").splitlines() if line[:1].isdigit()]
-
-
-def test_every_set_has_a_folder_name() -> None:
-    assert len(UCI_NAMES) == len(set(UCI_NAMES.values())) == 9

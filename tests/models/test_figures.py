@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.band_plots import band_panels, class_panels, curve_panels, draw_fan, draw_std_bands
+from experiments.figures import band_panels, curve_panels, draw_fan, draw_std_bands
 from matplotlib.figure import Figure
 
-import pyro_dropout as pd
 from pyro_dropout.prediction.plot_style import PALETTE
 
 
@@ -33,23 +32,17 @@ def test_bands_are_multiples_of_the_standard_deviation(kind: Any) -> None:
     assert axes.get_legend_handles_labels()[1] == ["two", "mean"]
 
 
-def test_a_gradient_and_an_empty_width_are_no_hindrance() -> None:
-    axes = Figure().subplots()
-    draw_std_bands(axes, torch.arange(3), torch.ones(3, requires_grad=True), torch.zeros(3))
-    assert edges(axes.collections[0], 2.0) == (1.0, 1.0)
-
-
 def test_a_fan_holds_its_share_of_the_draws() -> None:
     axes = Figure().subplots()
     draws = torch.linspace(0, 1, 101).unsqueeze(-1) * torch.tensor([1.0, 10.0])
-    draw_fan(axes, [0.0, 1.0], draws, levels=(0.5, 0.9), label="middle")
+    draw_fan(axes, [0.0, 1.0], draws, levels=(0.5, 0.9), color="black")
     wide, of_wide, narrow, of_narrow = axes.collections  # each with its empty likeness for the legend
     assert of_wide.get_alpha() == pytest.approx(wide.get_alpha())
     assert 0 < of_wide.get_alpha() < of_narrow.get_alpha() < 1
     assert (*edges(wide, 0.0), *edges(narrow, 0.0)) == pytest.approx((0.05, 0.95, 0.25, 0.75))
     assert edges(wide, 1.0) == pytest.approx((0.5, 9.5))
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.5, 5.0])
-    assert axes.get_legend_handles_labels()[1] == ["90% of the draws", "50% of the draws", "middle"]
+    assert axes.get_legend_handles_labels()[1] == ["90% of the draws", "50% of the draws", "mean"]
 
 
 @pytest.mark.parametrize(("count", "grid"), [(1, (1, 1)), (2, (1, 2)), (5, (2, 3)), (6, (2, 3))])
@@ -64,33 +57,6 @@ def test_there_is_a_panel_for_each_posterior_and_no_other(count: int, grid: tupl
     assert {axes.get_ylim() for axes in figure.axes} == {(-3, 7)}  # shared
     figure.savefig(tmp_path / "panels.png")
     assert (tmp_path / "panels.png").stat().st_size > 3000
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"x": [0.0]}, "x, mean and std must have the same length; got 1, 2 and 2"),
-        ({"std": [[0.1, 0.2]]}, r"std must have one number per position, \(N,\); got shape \(1, 2\)"),
-        ({"std": [0.1, -0.2]}, "std must not be negative"),
-        ({"multiples": ()}, "multiples must be positive"),
-        ({"multiples": (1, 0)}, "multiples must be positive"),
-    ],
-)
-def test_bands_that_cannot_be_drawn_are_refused(change: dict[str, Any], message: str) -> None:
-    given: dict[str, Any] = {"x": [0.0, 1.0], "mean": [0.0, 1.0], "std": [1.0, 1.0]}
-    with pytest.raises(pd.PyroDropoutError, match=message):
-        draw_std_bands(Figure().subplots(), **(given | change))
-
-
-def test_fans_and_panels_that_cannot_be_drawn_are_refused() -> None:
-    with pytest.raises(pd.ShapeError, match=r"draws must have shape \(T, N\) with N = 2 positions; got \(3,\)"):
-        draw_fan(Figure().subplots(), [0, 1], torch.ones(3))
-    with pytest.raises(pd.RangeError, match="levels are shares"):
-        draw_fan(Figure().subplots(), [0, 1], torch.ones(3, 2), levels=(95,))
-    with pytest.raises(pd.ShapeError, match="answers must hold"):
-        band_panels([0, 1], {})
-    with pytest.raises(pd.RangeError, match="columns"):
-        band_panels([0, 1], {"q": ([0, 1], [1, 1])}, columns=0)
 
 
 def test_curves_have_one_legend_and_their_bands(tmp_path: Path) -> None:
@@ -110,21 +76,3 @@ def test_curves_have_one_legend_and_their_bands(tmp_path: Path) -> None:
     shared = curve_panels({"one": one, "two": two}, xlabel="t", share=True)
     assert shared.axes[0].get_ylim() == shared.axes[1].get_ylim()
     figure.savefig(tmp_path / "curves.png")
-    with pytest.raises(pd.ShapeError, match="panels must hold"):
-        curve_panels({}, xlabel="t")
-
-
-@pytest.mark.parametrize("with_images", [False, True])
-def test_classes_of_most_probability_are_shown(with_images: bool) -> None:
-    f = torch.randn(20, 4, 5, generator=torch.Generator().manual_seed(0))
-    f[..., 3] += 4
-    f[..., 1] += 2
-    images = torch.rand(4, 6, 5) if with_images else None
-    figure = class_panels([0.0, 30.0, 60.0, 90.0], f, xlabel="angle", images=images, classes=2)
-    assert len(figure.axes) == (4 if with_images else 2)
-    inputs, outputs = figure.axes[:2]
-    assert inputs.get_legend_handles_labels()[1] == ["class 3", "class 1"]
-    found = np.array([line.get_ydata() for line in outputs.lines[:20]])
-    np.testing.assert_allclose(found, f.softmax(-1)[..., 3].numpy(), atol=1e-6)
-    with pytest.raises(pd.ShapeError, match=r"f must have shape \(T, N, C\) with N = 3 positions"):
-        class_panels([0.0, 1.0, 2.0], f, xlabel="angle")
