@@ -186,7 +186,7 @@ def main(argv=None):
         return experiment.finish()
     four = {f"MC dropout, {kind}": mc[5, kind, 0.1] for kind in KINDS}
     four = {"Standard dropout, ReLU": standard[5, "ReLU", 0.1], "GP, squared exponential": answers["GP"], **four}
-    six = four | {name.capitalize(): answers[name] for name in beside.SCALED}
+    six = four | {name[0].upper() + name[1:]: answers[name] for name in beside.SCALED}
     text = "Five layers with dropout 0.1, the GP, and anchored ensembles"
     experiment.figure("co2", co2_panels(six, questions, data, 2, FAR), text)
     experiment.figure("co2_std", spreads(mc, questions), "Standard deviation of f against x, for eight networks")
