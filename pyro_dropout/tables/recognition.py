@@ -1,9 +1,8 @@
 """Recognise from a whole column how its values are written; stop where two readings are possible."""
 
-import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,23 +19,6 @@ _FEW = 20  # cells that are looked at before all of them
 _PADDED = "[-+]?0[0-9]+"
 
 
-class UnrecognisedError(RangeError):
-    """All values of a column look like numbers or dates, in a form that is not recognised. Stays within ``tables``."""
-
-
-class TwoReadingsError(RangeError):
-    """A column may be read with a decimal point or with a decimal comma. Stays within ``tables``."""
-
-
-@contextlib.contextmanager
-def as_range_errors() -> Iterator[None]:
-    """Raise errors about columns that cannot be read as the ``RangeError`` that users know."""
-    try:
-        yield
-    except (UnrecognisedError, TwoReadingsError) as cause:
-        raise RangeError(str(cause)) from None
-
-
 @dataclass(frozen=True)
 class Recognised:
     """What a column holds.
@@ -45,15 +27,19 @@ class Recognised:
         notation: of its numbers, dates or booleans; None for text.
         thousands: the row of a value such as 1.200, if all points of the column may separate thousands.
         points: whether points are the decimal marks of the column beyond doubt.
+        doubt: what to say if the column may be read with a decimal point or with a decimal comma.
+        unknown: what to say if all its values look like numbers or dates, in a form that is not recognised.
     """
 
     notation: Notation | None
     thousands: int | None = None
     points: bool = False
+    doubt: RangeError | None = None
+    unknown: RangeError | None = None
 
 
 def recognise(table: Table, name: str, decimal: Decimal | None, instead: str) -> Recognised:
-    """Return how a column is written; raise if its values do not agree, or may be read in two ways.
+    """Return how a column is written; raise if its values do not agree.
 
     Args:
         table: the training table.
@@ -169,7 +155,8 @@ def _marked(column: _Column, unit: str, digits: Sequence[str], decimal: Decimal 
     point, comma = (next((each for each in possible if each.decimal == mark), possible[0]) for mark in ".,")
     apart = [row for row, text in zip(rows, column.texts, strict=True) if point.value(text) != comma.value(text)]
     if apart and decimal is None:
-        raise _two_readings(column.table, int(apart[0]), column.name, (point, comma), column.instead)
+        doubt = _two_readings(column.table, int(apart[0]), column.name, (point, comma), column.instead)
+        return Recognised(None, doubt=doubt)
     notation = comma if decimal == "comma" else point
     return Recognised(notation, points=notation.decimal == "." and bool(notation.thousands))
 
@@ -190,7 +177,7 @@ def _plain(cells: Cells, unit: str = "", binary: bool = False) -> Recognised:
 
 
 def _texts(column: _Column, decimal: Decimal | None) -> Recognised:
-    """Return text, or numbers with one unit; raise if all texts look like numbers or dates in another form."""
+    """Return text, or numbers with one unit."""
     parts = [part for part in map(measured, column.texts) if part is not None]
     units, digits = {unit for unit, _ in parts}, [each for _, each in parts]
     several = len(parts) == len(column.texts) and len(set(digits)) > 2
@@ -198,18 +185,19 @@ def _texts(column: _Column, decimal: Decimal | None) -> Recognised:
         return _marked(column, units.pop(), digits, decimal)
     powers = (several and units <= _POWERS) or all(map(_FORTRAN.fullmatch, column.texts))
     if powers or all(any(map(str.isdigit, text)) and not any(map(str.isalpha, text)) for text in column.texts):
-        raise UnrecognisedError(
-            f"{column.table.where(int(column.distinct.rows[0]), column.name)}: {brief(column.texts[0])} looks like a"
-            " number or a date, in a form that is not recognised. Write it like 1234.5 or 2024-01-31, or"
-            f" {column.instead}."
+        where = column.table.where(int(column.distinct.rows[0]), column.name)
+        unknown = RangeError(
+            f"{where}: {brief(column.texts[0])} looks like a number or a date, in a form that is not recognised."
+            f" Write it like 1234.5 or 2024-01-31, or {column.instead}."
         )
+        return Recognised(None, unknown=unknown)
     return Recognised(None)
 
 
-def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> TwoReadingsError:
+def _two_readings(table: Table, row: int, name: str, readings: tuple[Notation, ...], instead: str) -> RangeError:
     cell = table.columns[name][row]
     point, comma = (f"{each.value(cell):g}" for each in readings)
-    return TwoReadingsError(
+    return RangeError(
         f"{table.where(row, name)}: {brief(cell)} may mean {point} or {comma}, and so may the whole column. Say which:"
         f' --decimal point for {point}, --decimal comma for {comma} (in Python decimal="comma"); or {instead}.'
     )

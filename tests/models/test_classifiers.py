@@ -9,14 +9,13 @@ import torch
 from experiments.classifiers import (
     auroc,
     cascade_table,
-    detection_row,
     envelopes_overlap,
     error_table,
     loss_gradient,
     rejection_table,
     turned,
 )
-from experiments.odd_images import detection_table, odd_images, verdict_of_detection
+from experiments.odd_images import detection_table, odd_images
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
@@ -64,36 +63,11 @@ def test_the_gradient_at_the_mean_is_that_of_the_softmax(dtype: torch.dtype) -> 
     assert not x.requires_grad
 
 
-def test_the_gradient_over_draws_is_their_mean() -> None:
-    """y ~ N(w·x, 1): the gradient is w(w·x - y), whose mean over two independent coins is a sum of four terms."""
-    model = pd.BayesianNet(torch.nn.Linear(2, 1, bias=False))
-    guide = pd.AutoDropout(model, keep=0.5)
-    loc = guide.posterior("weight").locs[0].detach()
-    x, y = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.3]])
-    draws = [loc * torch.tensor(kept) for kept in ([0.0, 0.0], [0.0, 1.0], [1.0, 0.0], [1.0, 1.0])]
-    expected = torch.stack([w * (x @ w.T - y) for w in draws]).mean(0)
-    torch.manual_seed(0)
-    found = loss_gradient(model, guide, x, y, draws=40_000)
-    # One term is at most some units large, so the mean of 40,000 is known to better than 0.02.
-    torch.testing.assert_close(found, expected, atol=0.08, rtol=0)
-    single = loss_gradient(model, guide, x.repeat(50, 1), y.repeat(50, 1), draws=1)
-    assert 2 <= len(single.unique(dim=0)) <= 4  # every point has a draw of its own, and there are four
-
-
 def test_a_quarter_turn_is_that_of_torch(dtype: torch.dtype) -> None:
     images = torch.rand(2, 3, 28, 28, generator=torch.Generator().manual_seed(0), dtype=dtype)
     found = turned(images, torch.tensor([0.0, 90.0, 180.0]))
     for k, turns in enumerate((0, 1, 2)):
         torch.testing.assert_close(found[:, k], images.rot90(turns, (2, 3)), atol=1e-4, rtol=0)
-
-
-def test_an_oblong_image_turns_without_being_squeezed() -> None:
-    image = torch.zeros(1, 1, 9, 15)
-    image[..., 4, 4:11] = 1  # a bar of seven pixels through the centre
-    upright = turned(image, torch.tensor([90.0]))[0, 0, 0]
-    expected = torch.zeros(9, 15)
-    expected[1:8, 7] = 1
-    torch.testing.assert_close(upright, expected, atol=1e-4, rtol=0)
 
 
 def test_envelopes_of_the_two_largest_inputs() -> None:
@@ -159,15 +133,6 @@ def test_a_cascade_asks_about_all_inputs_once() -> None:
     assert figure.axes[0].get_xscale() == "log"
 
 
-def test_misled_inputs_are_told_apart_only_where_there_are_enough() -> None:
-    calm, moved = {"u": torch.tensor([1.0, 2.0, 3.0])}, {"u": torch.tensor([0.0, 4.0, 5.0])}
-    misled = torch.tensor([True, False, True])
-    row = detection_row(calm, moved, misled, fewest=2)
-    assert row == {"misled": 2, "u": 3.0, "AUROC, u": pytest.approx(2 / 3), "misled, u": 0.5}
-    assert detection_row(calm, moved, torch.tensor([False, False, True]), fewest=1)["misled, u"] == 1.0
-    assert detection_row(calm, moved, misled, fewest=3)["misled, u"] == 0.5
-
-
 def test_every_image_keeps_its_pixels_and_is_shuffled_in_its_own_way() -> None:
     images = torch.arange(2 * 28 * 28.0).reshape(2, 1, 28, 28)
     images[1] = images[0]
@@ -204,22 +169,3 @@ def test_areas_by_hand_and_no_information_in_a_single_network() -> None:
     digits["two"] = [answer_with(sure([0.9, 0.8]), torch.tensor([0.1, 0.2]))]
     odd["noise"]["two"] = [answer_with(sure([0.9, 0.8]), torch.tensor([0.3, 0.4]))]
     assert [row["noise"] for row in detection_table(digits, odd)[1:]] == [0.5, 1.0]
-
-
-def test_each_verdict() -> None:
-    def said(*gains: float) -> str:
-        rows = [
-            {
-                "posterior": name,
-                "by": "entropy",
-                **{f"k{k}": a for k, a in enumerate(areas)},
-                "± k0": 0.03,
-                "± k1": 0.04,
-            }
-            for name, areas in (("one", (0.5, 0.5)), ("many", [0.5 + gain for gain in gains]))
-        ]
-        return verdict_of_detection(rows, ["k0", "k1"], "many", "one")[0]
-
-    assert said(0.2, 0.2) == "holds"
-    assert said(0.2, 0.1) == "holds in part"  # 0.1 is less than twice √2 · 0.04
-    assert said(0.05, -0.2) == "does not hold"

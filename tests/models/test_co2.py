@@ -1,13 +1,11 @@
 """The two series of the paper: the models are its objective, and scores are those of closed forms."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from experiments.series_posteriors import other_guides
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 import pyro_dropout as pd
@@ -16,11 +14,6 @@ from tests.models.test_scripts import FOLDER, loaded
 pytestmark = pytest.mark.deep  # the script runs whole, which takes a minute
 
 co2 = loaded(FOLDER / "co2.py")
-
-
-def states(folder: Path) -> dict[Path, int]:
-    """When each checkpoint was written."""
-    return {file.relative_to(folder / "parts"): file.stat().st_mtime_ns for file in folder.glob("parts/**/step-*")}
 
 
 # --- the model --------------------------------------------------------------------------------------------------------
@@ -149,21 +142,6 @@ def test_every_weight_and_bias_has_the_weight_decay_of_its_replica(decay: float)
     assert type(guide.posterior("0.weight")).__name__ == "Delta"  # the only input is never dropped
 
 
-@pytest.mark.parametrize(("name", "variance"), [("2/fan-in", 2 / 64), ("N(0, 2)", 2.0)])
-def test_the_ensembles_have_priors_of_their_own(name: str, variance: float) -> None:
-    data = solar.solar()
-    net = solar.model(64, solar.LAMBDAS[0], N).net
-    (scaled,) = (value for key, value in solar.SCALED.items() if name in key)
-    how = {"members": 2, "steps": 2, "compile": False, "progress": False, "seed": 0}
-    model, ensemble = solar.anchored_ensemble(net, data.x, data.y, scaled=scaled, tau=100.0, **how)
-    scales = {name: scale.item() ** 2 for name, scale in model.prior.scales(net).items()}
-    later = {name for name in scales if name.endswith("weight") and name != "0.weight"}
-    assert len(later) == 5
-    assert scales == pytest.approx({name: variance if name in later else 1.0 for name in scales})
-    assert ensemble.anchored
-    assert ensemble.points
-
-
 def test_what_measures_the_noise_was_neither_learned_nor_in_a_gap() -> None:
     data = solar.solar()
     questions = solar.Questions(data)
@@ -205,49 +183,3 @@ def test_scores_in_the_gaps_in_closed_form(process: Any) -> None:
     for column, wide in (("in ±2σ", std), ("in ±2 std of f", variance.sqrt())):
         low, high = ((error.abs() <= factor * wide).double().mean().item() for factor in (1.9, 2.1))
         assert low <= answer.row[column] <= high  # 4000 draws know a std to about one per cent
-
-
-def test_the_noise_is_the_most_probable_one_on_the_points_held_back(process: Any) -> None:
-    data, gp, _, _, answer = process
-    questions = solar.Questions(data)
-    mean, variance = gp.predict(questions.x[questions.held], noise=False)
-
-    def score(noise: float) -> float:
-        p = torch.distributions.Normal(mean.double(), (variance.double() + noise**2).sqrt())
-        return p.log_prob(questions.y[questions.held].double()).mean().item()
-
-    measured = answer.row["noise 1/√τ"]
-    best = max((k / 200 for k in range(2, 300)), key=score)
-    assert measured == pytest.approx(best, rel=0.1)
-    assert measured != pytest.approx(0.5, rel=0.05)  # the noise that it was given
-
-
-def row(error: float, held: float, ratio: float = 2.0) -> dict[str, float]:
-    return {"RMSE in gaps": error, "in ±2σ": held, "in gaps / on data": ratio}
-
-
-def keep(site: str) -> float:
-    return 1.0 if site == "0.weight" else 0.9
-
-
-@pytest.fixture
-def model() -> Any:
-    torch.manual_seed(0)
-    return pd.BayesianNet(nn.Sequential(nn.Linear(1, 6), nn.ReLU(), nn.Linear(6, 1)))
-
-
-@pytest.mark.parametrize("name", list(other_guides(keep)))
-def test_every_guide_has_every_site_and_a_finite_bound(name: str, model: Any) -> None:
-    guide = other_guides(keep)[name](model)
-    assert set(guide.mean()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-    parts = pd.ELBO().parts(model, guide, torch.zeros(4, 1), torch.zeros(4, 1))
-    assert bool(torch.isfinite(parts["kl"]))
-
-
-def test_the_kept_input_has_next_to_no_noise(model: Any) -> None:
-    guides = {name: make(model) for name, make in other_guides(keep, init_scale=0.02).items()}
-    draws = guides["multiplicative"].sample_weights(2000)
-    for site, noise in (("0.weight", 1e-3), ("2.weight", (1 / 0.9 - 1) ** 0.5)):
-        mean = guides["multiplicative"].mean()[site]
-        assert (draws[site].std(0) / mean.abs()).median().item() == pytest.approx(noise, rel=0.1)
-    assert torch.allclose(guides["mean field"].posterior("2.weight").stddev, torch.tensor(0.02))

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.figures import band_panels, curve_panels, draw_fan, draw_std_bands
+from experiments.figures import curve_panels, draw_fan, draw_std_bands
 from matplotlib.figure import Figure
-
-from pyro_dropout.prediction.plot_style import PALETTE
 
 
 def edges(band: Any, at: float) -> tuple[float, float]:
@@ -43,20 +41,6 @@ def test_a_fan_holds_its_share_of_the_draws() -> None:
     assert edges(wide, 1.0) == pytest.approx((0.5, 9.5))
     assert axes.lines[0].get_ydata().tolist() == pytest.approx([0.5, 5.0])
     assert axes.get_legend_handles_labels()[1] == ["90% of the draws", "50% of the draws", "mean"]
-
-
-@pytest.mark.parametrize(("count", "grid"), [(1, (1, 1)), (2, (1, 2)), (5, (2, 3)), (6, (2, 3))])
-def test_there_is_a_panel_for_each_posterior_and_no_other(count: int, grid: tuple[int, int], tmp_path: Path) -> None:
-    answers = {f"q{k}": ([0.0, float(k)], [1.0, 1.0]) for k in range(count)}
-    figure = band_panels([0, 1], answers, columns=3, size=(2.0, 1.5), multiples=(1,), color=PALETTE[1])
-    assert [axes.get_title() for axes in figure.axes] == list(answers)
-    assert [axes.lines[0].get_ydata()[1] for axes in figure.axes] == list(range(count))
-    assert all(len(axes.collections) == 1 for axes in figure.axes)
-    assert figure.get_size_inches().tolist() == [2.0 * grid[1], 1.5 * grid[0]]
-    figure.axes[0].set_ylim(-3, 7)
-    assert {axes.get_ylim() for axes in figure.axes} == {(-3, 7)}  # shared
-    figure.savefig(tmp_path / "panels.png")
-    assert (tmp_path / "panels.png").stat().st_size > 3000
 
 
 def test_curves_have_one_legend_and_their_bands(tmp_path: Path) -> None:

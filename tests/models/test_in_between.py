@@ -1,51 +1,18 @@
 """In between two clusters: the problem, and its pieces against sums written out by hand."""
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
 import pytest
 import torch
-from experiments.two_clusters import GRID, gap_ratio, on_line, two_clusters
+from experiments.two_clusters import GRID, gap_ratio, on_line
 
 import pyro_dropout as pd
 from tests.models.test_scripts import FOLDER, loaded
 
 script = loaded(FOLDER / "in_between.py")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("in_between")
-    jaxtyping.config.update("jaxtyping_disable", True)  # checking shapes takes longer than the run
-    script.main(["--quick", "--quiet", "--out", str(out)])
-    jaxtyping.config.update("jaxtyping_disable", False)
-    return out
-
-
-@pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / "results.json").read_text("utf-8"))
-    return record
-
-
-@pytest.mark.deep
-def test_guides_of_a_page_stand_beside_a_new_reference(folder: Path, found: dict[str, Any], tmp_path: Path) -> None:
-    page, quiet = str(folder / "results.md"), ["--quick", "--quiet", "--draws", "8", "--out", str(tmp_path)]
-    script.main([*quiet, "--guides", "dropout", "--beside", page])
-    (table,) = json.loads((tmp_path / "results.json").read_text("utf-8"))["tables"]
-    for row, old in zip(table["rows"], found["tables"][0]["rows"], strict=True):
-        assert row["guide"] == old["guide"]
-        if row["guide"] == "NUTS":
-            reference = row
-            assert row["ratio"] != old["ratio"]
-        else:
-            assert row["ratio"] == pytest.approx(old["ratio"], rel=1e-3)  # a page has four digits
-        assert row["ratio ÷ NUTS"] == pytest.approx(row["ratio"] / reference["ratio"])
-        assert row["at data ÷ NUTS"] == pytest.approx(row["at data"] / reference["at data"])
 
 
 def test_verdicts_follow_the_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -115,23 +82,6 @@ def test_the_large_k_form_may_stand_for_the_exact_one(name: str) -> None:
 def sample() -> tuple[torch.Tensor, torch.Tensor]:
     problem = script.two_clusters(5, 0)
     return problem.x, problem.y
-
-
-@pytest.mark.parametrize("inputs", [1, 5])
-def test_data_lie_in_two_clusters_along_some_inputs(inputs: int) -> None:
-    problem = two_clusters(inputs, seed=0)
-    assert problem.x.shape == (30, 5)
-    in_first, in_second = (problem.t > -2) & (problem.t < -1.4), (problem.t > 1) & (problem.t < 2)
-    assert (int(in_first.sum()), int(in_second.sum())) == (15, 15)
-    noise = problem.y.flatten() - torch.cos(2 * problem.t + 0.8)
-    assert 0.1 < noise.std() < 0.3  # 30 draws with standard deviation 0.2
-    assert len(problem.asked) == 30 + len(GRID)
-    line = problem.asked[30:]
-    assert torch.allclose(line.norm(dim=1), GRID.abs(), atol=1e-6)  # a unit of t is a unit of length
-    assert (line[:, inputs:] == 0).all()
-    aside = problem.x - on_line(problem.t, inputs)
-    assert bool((aside == 0).all()) if inputs == 1 else 0.07 < aside.std() < 0.13
-    assert not torch.equal(two_clusters(inputs, seed=1).t, problem.t)
 
 
 def test_a_ratio_is_that_of_the_averages() -> None:

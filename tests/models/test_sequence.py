@@ -5,8 +5,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from experiments.free_running import FreeRun, free_run
-from scipy.stats import norm
+from experiments.free_running import free_run
 from torch import nn
 
 import pyro_dropout as pd
@@ -71,13 +70,6 @@ def test_arms_start_with_the_same_weight_decay(script: ModuleType) -> None:
     assert [value + labels for value in penalties[0]] == pytest.approx(penalties[1], rel=1e-4)
 
 
-def test_windows_end_where_their_targets_begin(script: ModuleType) -> None:
-    x, y = script.windows(torch.arange(20.0), 4, 10, 15)
-    assert y.flatten().tolist() == [10, 11, 12, 13, 14]
-    assert x[0].tolist() == [6, 7, 8, 9]
-    assert x[-1].tolist() == [10, 11, 12, 13]
-
-
 def walker(keep: float) -> tuple[pd.BayesianNet, pd.AutoDropout]:
     """The next value is w times the last one; with dropout w is 0 or its mean over keep."""
     model = pd.BayesianNet(torch.nn.Linear(1, 1, bias=False))
@@ -95,19 +87,3 @@ def test_a_draw_of_the_weights_holds_to_the_end() -> None:
     torch.testing.assert_close(f[alive], torch.tensor([2.0, 4.0, 8.0, 16.0]).expand(int(alive.sum()), 4))
     assert f[~alive].abs().max() < 1e-6
     assert 140 < int(alive.sum()) < 260  # 400 coins: six standard deviations of 10
-
-
-def test_noise_goes_on_into_the_next_step() -> None:
-    """f₂ = 2 y₁ with y₁ ~ N(2, 1/τ): its standard deviation is 2/√τ."""
-    model, guide = walker(keep=1.0)
-    torch.manual_seed(0)
-    f = free_run(model, guide, torch.ones(1, 1), 2, tau=4.0, samples=4000).f[:, 0]
-    assert f[:, 0].unique().tolist() == [2.0]
-    assert f[:, 1].mean().item() == pytest.approx(4.0, abs=0.08)  # five standard errors of 0.016
-    assert f[:, 1].std().item() == pytest.approx(1.0, rel=0.06)
-
-
-def test_the_mixture_is_that_of_scipy(dtype: torch.dtype) -> None:
-    f, y = torch.tensor([[[0.0, 1.0]], [[2.0, -1.0]]], dtype=dtype), torch.tensor([[0.5, 0.3]], dtype=dtype)
-    expected = [math.log(norm.pdf(b, f[:, 0, n], 0.5).mean()) for n, b in enumerate((0.5, 0.3))]
-    assert FreeRun(f, 4.0).log_prob(y)[0].tolist() == pytest.approx(expected, rel=1e-5)

@@ -90,14 +90,6 @@ def test_a_hole_is_the_middle_third_of_an_input(count: int) -> None:
     assert sorted(values[inside].tolist()) == list(range(3, count - 3))
 
 
-def test_rows_of_equal_value_are_ranked_at_random() -> None:
-    values = torch.tensor([0.0] * 5 + [1.0] * 5 + [2.0] * 20)  # 2 from rank 10 on: the hole is ten of these twenty
-    drawn = [gaps.hole(values, seed)[1] for seed in range(40)]
-    assert all((values[inside] == 2).all() for inside in drawn)
-    often = torch.cat(drawn).bincount(minlength=30)[10:].double() / 40
-    assert (often - 0.5).abs().max() < 0.4  # five standard errors
-
-
 def test_inputs_without_a_middle_are_left_out_by_name() -> None:
     generator = torch.Generator().manual_seed(0)
     three = torch.arange(30).float() % 3
@@ -111,15 +103,6 @@ def test_inputs_without_a_middle_are_left_out_by_name() -> None:
     assert gaps.holes(x, seed=0, most=1)[1]["inputs_used"] == ["input 1"]
     x[0, 3] = 1.0  # one more row of the middle value than the hole has room for
     assert gaps.holes(x, seed=0, most=99)[1]["ties"] == [0.0, 1.0]
-
-
-def test_data_are_standardised_by_the_rest_alone() -> None:
-    x, y = torch.rand(40, 3), torch.rand(40, 1)
-    model = gaps.model(x[:20], y[:20], 5, drop=0.1, decay=1e-6)
-    torch.testing.assert_close(model.x_mean, x[:20].mean(0))
-    torch.testing.assert_close(model.y_std, y[:20].std(0))
-    assert isinstance(gaps.guide(model, "dropout", 0.1), pd.AutoDropout)
-    assert isinstance(gaps.guide(model, "mean-field", 0.0), pd.AutoMeanField)
 
 
 TASKS = [{"set": "yacht", "kind": kind} for kind in ("dropout", "ensemble")]
